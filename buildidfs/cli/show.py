@@ -179,7 +179,9 @@ def _as_text(
         first, last = moment(record.first_seen_ns), moment(record.last_seen_ns)
         when = first if first == last else f"{first} to {last}"
         click.echo(f"  {printable(record.origin.path)}")
-        terminal.say(f"in {where} on {record.origin.host}, {when}", label=" " * 6, indent=6)
+        terminal.say(
+            f"in {where} on {one_line(record.origin.host)}, {when}", label=" " * 6, indent=6
+        )
     _count_left_out(len(origins) - _PLACES if bounded else 0, "place", "  ")
     for text in known.missing:
         _say(text, "missing")

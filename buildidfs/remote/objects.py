@@ -123,9 +123,22 @@ def described(metadata: Mapping[str, str]) -> Described:
         metadata.get("mode") != "444",
         _number(metadata.get("mtime", "")),
         _number(metadata.get("first-seen", "")),
-        urllib.parse.unquote_to_bytes(metadata.get("path", "")),
-        urllib.parse.unquote(metadata.get("host", "")),
+        _path(metadata.get("path", "")),
+        _host(metadata.get("host", "")),
     )
+
+
+def _path(text: str) -> bytes:
+    """A path that a file can have; empty for another one."""
+    path = urllib.parse.unquote_to_bytes(text)
+    parts = path.split(b"/")[1:]
+    is_whole = path.startswith(b"/") and all(part not in (b"", b".", b"..") for part in parts)
+    return path if is_whole and b"\0" not in path else b""
+
+
+def _host(text: str) -> str:
+    """The name of a host, without what a terminal would take for a command."""
+    return "".join(filter(str.isprintable, urllib.parse.unquote(text)))
 
 
 def _named(kind: type[E], name: str, default: E) -> E:

@@ -361,3 +361,28 @@ def test_watch_ends_when_it_is_told_to_in_an_outage(
         _, err = pushing.communicate(timeout=60)
     assert pushing.returncode == 0, err.decode()
     assert b"Traceback" not in err
+
+
+def test_pushes_of_one_store_at_the_same_time(
+    directory: Path, buildidfs: BuildIdFs, storage: ObjectStorage, filled: dict[BuildId, bytes]
+) -> None:
+    build_id, data = _elf(_FILES, 70 << 20)  # uploaded in parts
+    file = directory / "large"
+    file.write_bytes(data)
+    file.chmod(0o755)
+    buildidfs("add", file)
+    config = _config(directory)
+    every = [_push(buildidfs, storage, config, "--all", "--json") for _ in range(4)]
+    counts = []
+    for pushing in every:
+        out, err = pushing.communicate(timeout=120)
+        assert (pushing.returncode, err) == (0, b"")
+        counts.append(json.loads(out))
+    assert _blobs(storage) == {**filled, build_id: data}
+    assert sum(each["pushed"] for each in counts) >= _FILES + 1
+    assert not [key for key in storage.buckets["fleet"] if key.startswith(("variant/", "upload/"))]
+    storage.requests.clear()
+    again = _push(buildidfs, storage, config, "--all", "--json")
+    out, err = again.communicate(timeout=60)
+    assert (again.returncode, err, json.loads(out)["present"]) == (0, b"", _FILES + 1)
+    assert storage.count("PUT", "buildid/") == 0

@@ -46,3 +46,12 @@ def test_all_and_json_are_not_bounded(common: Path, capsys: pytest.CaptureFixtur
     assert "see --all" not in text
     found = json.loads(shown(common, capsys, "--json"))
     assert (len(found["variants"]), len(found["origins"])) == (14, 28)
+
+
+def test_name_of_a_host_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store.create(tmp_path / "store") as store:
+        at = sighting(host="north\x1b[2J\n\u202e")
+        store.commit([capture(store, b"of another host", at=at)])
+    text = shown(tmp_path / "store", capsys)
+    assert "on north" in text
+    assert not {"\x1b", "\u202e"} & set(text)

@@ -267,6 +267,17 @@ def test_damaged_metadata_count_as_absent() -> None:
     assert found == objects.Described(None)
 
 
+@pytest.mark.parametrize(
+    "path", ["usr/bin/a", "/a/../etc/passwd", "/a%00b", "/", "//a", "/a/", "/./a", "%ff"]
+)
+def test_path_that_no_file_has_counts_as_absent(path: str) -> None:
+    assert objects.described({"path": path}).path == b""
+
+
+def test_host_name_has_no_commands_for_a_terminal() -> None:
+    assert objects.described({"host": "no%1b[2Jrth%0a%e2%80%ae"}).host == "no[2Jrth"
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_key_of_a_blob_comes_back(kind: Kind) -> None:
     assert objects.parse_blob_key(objects.blob_key(ID, kind)) == (ID, kind)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import struct
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import pytest
 from buildidfs.errors import IntegrityError
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.remote import Bucket, objects
+from buildidfs.remote.bucket import INTERACTIVE
+from buildidfs.resolve import ranges
 from buildidfs.resolve.remote_files import RemoteFile, RemoteFiles, Tier
 from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.store import Store
@@ -196,3 +199,56 @@ def _scattered(size: int, count: int) -> bytes:
         for each in range(count)
     )
     return header + table + bytes(size - len(header) - len(table))
+
+
+@pytest.mark.parametrize("rate", [300_000, 1 << 20, 100 << 20])
+def test_slow_link_makes_requests_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int
+) -> None:
+    size = 64 << 20
+    now = 0.0
+    took: list[float] = []
+    monkeypatch.setattr(ranges.time, "monotonic", lambda: now)
+
+    def fetch(offset: int, size: int) -> bytes:
+        nonlocal now
+        now += size / rate
+        took.append(size / rate)
+        return bytes(size)
+
+    reader = ranges.RangeReader(size, fetch, lambda done: None, os.fsencode(tmp_path))
+    assert reader.pread(16 << 20, 0) == bytes(16 << 20)
+    for offset in range(16 << 20, size, 1 << 17):
+        reader.pread(1 << 17, offset)
+    reader.close()
+    assert max(took) < INTERACTIVE.timeout_s
+    assert len(took) < 64 * 1024 // 64
+    if rate > 50 << 20:
+        assert len(took) < 40
+
+
+def test_readers_of_one_file_fetch_each_block_once(storage: ObjectStorage, fleet: Files) -> None:
+    data = _elf(1, 20 << 20)
+    _put("fleet", EXECUTABLE, data)
+    fleet.files.ask(ID, [Kind.EXECUTABLE])
+    digest = fleet.files.found(ID)[Kind.EXECUTABLE].artifact.digest
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        chosen = random.Random(seed)
+        with fleet.files.open(digest) as blob:
+            for _ in range(200):
+                at = chosen.randrange(len(data))
+                if blob.pread(5000, at) != data[at : at + 5000]:
+                    wrong.append(at)
+            if blob.pread(blob.size, 0) != data:
+                wrong.append(0)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+    assert len(fleet.kept) == 1
+    assert storage.sent("buildid") <= len(data) + (1 << 16)
