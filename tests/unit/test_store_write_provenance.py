@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildidfs.model import ByteRange, Digest, Kind, Quality, Trust
+from buildidfs.model import ByteRange, ContainerNames, Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture, Store, location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index import environment
@@ -148,6 +148,44 @@ def test_the_believed_survive_when_there_are_too_many() -> None:
 @given(st.binary())
 def test_what_is_damaged_says_nothing(data: bytes) -> None:
     assert isinstance(provenance.unpack(data), tuple)
+    assert isinstance(provenance.places_in(data), tuple)
+
+
+def test_places_go_before_claims_when_there_is_too_much() -> None:
+    claim = provenance.Claim(b"\1\1", 2, 0, (), 0, 3, 0o444, 0, 0, 0, 1, bytes(30_000), False, 0)
+    names = (b"web", b"", b"", b"shop:1")
+    places = [provenance.Place(b"\1\1", bytes(20_000), names) for _ in range(3)]
+    data = provenance.pack([claim], (), places)
+    assert len(data) <= files.MAX_ORIGIN_BYTES
+    assert provenance.unpack(data) == (claim,)
+    assert provenance.places_in(data) == (places[0],)
+    assert provenance.names_of(places[0]) == ContainerNames("web", image="shop:1")
+
+
+def test_data_of_an_earlier_version_has_neither_names_nor_places() -> None:
+    claim = provenance.Claim(b"\1\1", 2, 0, (), 0, 3, 0o444, 0, 0, 0, 1, b"", False, 0)
+    fields = msgspec.structs.astuple(claim)[:-1]
+    data = msgspec.msgpack.encode([1, [fields], []])
+    assert provenance.unpack(data) == (claim,)
+    assert provenance.places_in(data) == ()
+    assert provenance.names_of(claim) == ContainerNames()
+
+
+def test_places_are_the_containers_seen_last(store: Store) -> None:
+    """A shell is the first file of any number of containers."""
+    with store:
+        store.name_containers(lambda origin: ContainerNames(origin.container[-2:]))
+        for number in range(12):
+            group = f"/libpod-{number:064}.scope".encode()
+            label = f"podman:{number:012}"
+            at = sighting(seen_ns=NOW + number * SECOND, container=label, cgroup=group)
+            commit(store, capture(store, b"shell", at=at))
+        (digest,) = store.blobs.names()
+        places = provenance.places_in(store.blobs.files.origin(digest))
+        names = [provenance.names_of(each).name for each in places]
+        assert names == [f"{number:02}" for number in range(11, 3, -1)]
+        (claim,) = _beside(store, digest)
+        assert provenance.names_of(claim).name == "00"
 
 
 def test_a_later_version_says_nothing() -> None:
