@@ -33,6 +33,7 @@ PAGES = {
     "search": "/search?q=lib",
     "search-empty": "/search",
     "search-in-vain": "/search?q=nothing-like-it",
+    "search-for-long-word": f"/search?q={'x' * 150}",
     "container": "/container/3f2a91c05b77",
     "compare": "",
     "drop": "/drop",
