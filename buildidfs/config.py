@@ -117,15 +117,17 @@ class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[serve]``: defaults of the options of ``buildidfs serve``; with ``listen`` ``up`` runs it.
 
-    A client may have ``rate`` requests answered a second, 0 is no limit. ``fetch`` asks the servers
-    of ``[upstream]``, if there are any, for what is not there. With ``drop`` the page takes
-    profiles and core files. With ``home_redirect`` a browser that asks for ``/`` is sent there.
+    A client may have ``rate`` requests answered a second, 0 is no limit, and has ``timeout``
+    seconds to send a request and to take a part of the answer. ``fetch`` asks the servers of
+    ``[upstream]``, if there are any, for what is not there. With ``drop`` the page takes profiles
+    and core files. With ``home_redirect`` a browser that asks for ``/`` is sent there.
     """
 
     listen: str = ""
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     cors: bool = False
     rate: Annotated[float, msgspec.Meta(ge=0)] = 500
+    timeout: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30
     fetch: bool = True
     drop: bool = False
     home_redirect: Annotated[str, msgspec.Meta(pattern=r"\A([\x21-\x7e]{1,2000})?\Z")] = ""

@@ -40,6 +40,7 @@ _UNITS: Final[dict[str, Callable[[Any], str]]] = {
     "retention.min-age": age,
     "retention.compress-after": age,
     "serve.rate": lambda count: f"{count:g} requests a second" if count else "no limit",
+    "serve.timeout": age,
     "check.scrub-rate": lambda count: f"{size(count)} a second" if count else "off",
     "remote.refresh": age,
     "remote.rate": lambda count: f"{size(count)} a second" if count else "no limit",

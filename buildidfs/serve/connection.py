@@ -55,13 +55,11 @@ _MOST_UNSENT: Final = (64 << 20) // _UNIT
 
 # Seconds.
 HEAD_S: Final = 10.0
-BODY_S: Final = 30.0
 IDLE_S: Final = 75.0
 _LINGER_S: Final = 2.0
-_PROGRESS_S: Final = 30.0
 
-_PROGRESS_BYTES: Final = 30 << 10
-"""Bytes that a client has to take within `_PROGRESS_S`."""
+_PROGRESS_RATE: Final = 1 << 10
+"""Bytes a second that a client has to take of an answer."""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -77,10 +75,15 @@ class Shared:
         most: Quota,
         executor: Executor,
         lanes: Mapping[str, Lane],
+        timeout: float,
     ) -> None:
         """``most`` divides the number of connections among the clients; ``lanes`` are those of
         `messages.Waiting`."""
         self.lanes = lanes
+        self.timeout = timeout
+        """Seconds that a client has to send the body of a request, and to take some of an answer.
+
+        The head of a request has no more than `HEAD_S`."""
         self.site = site
         self.rate = rate
         self.places = places
@@ -559,19 +562,19 @@ class Connection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """End the connection if the client is too slow; ``now`` is the time of the loop."""
-        age = now - self._since
+        age, timeout = now - self._since, self._shared.timeout
         self._release()
         if self._lingering:
             if age > _LINGER_S:
                 self._transport.abort()
         elif self._busy or self._full:
-            if age > _PROGRESS_S and (self._full or self._sending >= 0):
+            if age > timeout and (self._full or self._sending >= 0):
                 taken = self._taken()
-                if taken - self._progress < _PROGRESS_BYTES:
+                if taken - self._progress < _PROGRESS_RATE * timeout:
                     self._reset()
                 else:
                     self._since, self._progress = now, taken
-        elif (self._is_head and age > HEAD_S) or (self._is_body and age > BODY_S):
+        elif (self._is_head and age > min(HEAD_S, timeout)) or (self._is_body and age > timeout):
             self._refuse(408, "the request did not arrive in time")
             self._advance()
         elif age > IDLE_S:

@@ -61,6 +61,8 @@ class Address(msgspec.Struct, frozen=True):
 class ServeOptions:
     """Options of a server. ``rate`` is requests a second of one client, 0 for no limit.
 
+    A client has ``timeout`` seconds to send a request, and to take a part of the answer.
+
     ``metrics_of`` gives lines of metrics of the store, beside those of the server. ``pages_of``
     gives the pages over an open store, within a block; None is a server without. ``engine_of``
     makes what names addresses and disassembles. ``opened`` opens the store, if not in the usual
@@ -72,6 +74,7 @@ class ServeOptions:
     workers: int = 1
     cors: bool = False
     rate: float = 500.0
+    timeout: float = 30.0
     most_downloads: int = 512
     metrics_of: Callable[[Store], bytes] = lambda store: b""
     pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None
@@ -117,6 +120,7 @@ def of_settings(
         workers=settings.workers,
         cors=settings.cors,
         rate=settings.rate,
+        timeout=settings.timeout,
         metrics_of=metrics_of,
         pages_of=pages_of,
         engine_of=engine_of,

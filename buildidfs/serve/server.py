@@ -426,6 +426,7 @@ class Worker:
                     messages.PAGES: Lane(executor, _PAGES, _MOST_IN_LANE),
                     messages.SEARCHES: Lane(executor, _SEARCHES, _MOST_IN_LANE),
                 },
+                options.timeout,
             )
             servers = [await self._listen(loop, shared, each) for each in self._sockets]
             ready()

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.serve import connection
 from buildidfs.store import Store
 from tests.support.captures import capture
 from tests.support.clients import run, tool
@@ -35,6 +34,7 @@ BIG = f"/buildid/{LARGE.hex()}/executable"
 MISSING = f"/buildid/{UNKNOWN.hex()}/executable"
 ELFUTILS = "elfutils/0.188,Linux/x86_64,debian/12"
 NO_RATE = "[serve]\nrate = 0\n"
+TIMEOUT_S = 2
 
 
 @pytest.fixture
@@ -130,16 +130,24 @@ def test_many_requests_at_once_are_answered_up_to_a_limit(server: Server) -> Non
 # --- clients that are slow, or many ---------------------------------------------------------------
 
 
-def test_client_that_never_ends_its_request_is_told_so(server: Server) -> None:
-    with connected(server) as client, connected(server) as other:
+@pytest.fixture
+def impatient(store: Path) -> Iterator[Server]:
+    """A server that waits for slow clients as briefly as it can be told to."""
+    with serving(store, config=f"{NO_RATE}timeout = {TIMEOUT_S}\n") as running:
+        yield running
+
+
+def test_client_that_never_ends_its_request_is_told_so(impatient: Server) -> None:
+    with connected(impatient) as client, connected(impatient) as other:
         started = time.monotonic()
         client.send(b"GET / HTTP/1.1\r\n")
         assert other.ask(GOOD).status == 200
         assert client.reply().status == 408
-        assert time.monotonic() - started > connection.HEAD_S
+        assert time.monotonic() - started > TIMEOUT_S
 
 
-def test_client_that_takes_nothing_loses_its_download(server: Server, store: Path) -> None:
+def test_client_that_takes_nothing_loses_its_download(impatient: Server, store: Path) -> None:
+    server = impatient
     with connected(server, buffer=4096) as client:
         client.send(b"GET %s HTTP/1.1\r\n\r\n" % BIG.encode())
         worker = server.workers()[0]

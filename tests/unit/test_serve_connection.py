@@ -24,7 +24,7 @@ def _shared(executor: ThreadPoolExecutor) -> Shared:
         counters=Counters(1), refusal=lambda target, status, message: Response(status)
     )
     quota = Quota(8)
-    return Shared(site, Rate(0), Places(quota), quota, executor, {})
+    return Shared(site, Rate(0), Places(quota), quota, executor, {}, 30)
 
 
 @pytest.mark.parametrize("ends", ["before its answer", "after its answer"])
