@@ -399,7 +399,17 @@ def _object(body: bytes) -> dict[str, Any] | None:
         found = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return _camel(found) if isinstance(found, dict) else None
+
+
+def _camel(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with the names of JSON; servers may write those of the definition instead."""
+    found = {}
+    for name, value in message.items():
+        first, *others = name.split("_")
+        camel = first + "".join(map(str.capitalize, others))
+        found[camel] = _camel(value) if isinstance(value, dict) else value
+    return found
 
 
 def _printable(text: str) -> str:

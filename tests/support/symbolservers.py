@@ -57,7 +57,8 @@ class SymbolServer(ThreadingHTTPServer):
     ``fault`` is asked before each request is carried out, with its path: a status to answer with,
     -1 to drop the connection, 0 to go on. ``late_fault`` is asked after it, before the answer.
     ``requests`` has what was carried out. ``authorization`` has to come with each request, unless
-    empty. ``cut_at`` ends uploads after so many bytes.
+    empty. ``cut_at`` ends uploads after so many bytes. With ``original_names`` answers have the
+    names of the definitions, with underscores, which JSON of protobuf allows as well.
     """
 
     daemon_threads = True
@@ -71,6 +72,7 @@ class SymbolServer(ThreadingHTTPServer):
         self.late_fault: Callable[[str], int] = lambda path: 0
         self.requests: list[Asked] = []
         self.authorization = ""
+        self.original_names = False
         self.cut_at = 0
         self.lock = threading.Lock()
 
@@ -96,6 +98,15 @@ class SymbolServer(ThreadingHTTPServer):
                 for key, place in self.places.items()
                 if place.state == "uploaded"
             }
+
+
+def _snake(message: dict[str, Any]) -> dict[str, Any]:
+    return {
+        re.sub("[A-Z]", lambda found: "_" + found[0].lower(), name): (
+            _snake(value) if isinstance(value, dict) else value
+        )
+        for name, value in message.items()
+    }
 
 
 class _Failure(Exception):
@@ -140,7 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(answer, bytes):
             self._answer(status, answer)
         else:
-            self._answer(status, json.dumps(answer).encode(), "application/json")
+            shown = _snake(answer) if self.server.original_names else answer
+            self._answer(status, json.dumps(shown).encode(), "application/json")
 
     do_GET = do_POST = do_PUT = _serve
 

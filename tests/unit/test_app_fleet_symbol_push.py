@@ -309,6 +309,14 @@ def test_files_of_all_sizes_arrive(store: Store, server: SymbolServer, size: int
     assert _named(server, A) == data
 
 
+@both
+def test_answers_may_have_the_names_of_the_definition(store: Store, server: SymbolServer) -> None:
+    server.original_names = True
+    commit(store, capture(store, b"debug file", A, kinds=DEBUG, quality=Quality.DEBUGINFO))
+    assert _push(store, server).pushed == 1
+    assert _named(server, A) == b"debug file"
+
+
 def test_signed_url_gets_the_bytes_and_no_keys(
     store: Store, parca: ParcaServer, tmp_path: Path
 ) -> None:
