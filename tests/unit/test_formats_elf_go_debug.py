@@ -267,6 +267,15 @@ def test_symbols_of_c_follow_those_of_go() -> None:
     assert not found.truncated
 
 
+def test_tables_that_all_functions_share_make_no_large_file() -> None:
+    rows = [Row(1, "/src/main.go", 100 * (n % 7)) for n in range(3000)]
+    data = go_program([Function(f"main.f{n}", rows) for n in range(300)])
+    table = ELFFile(io.BytesIO(data)).get_section_by_name(".gopclntab")
+    elf = opened(made(data))
+    assert len(symbols(elf)) == 300
+    assert 0 < elf.get_section_by_name(".debug_line")["sh_size"] < 2 * table["sh_size"]
+
+
 def test_memory_is_less_than_twice_the_table() -> None:
     """Names are the largest part of most tables; what is made of lines is written to a file."""
     row = [Row(8, "/src/main.go", 12)]

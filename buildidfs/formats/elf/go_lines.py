@@ -35,8 +35,6 @@ _CONTINUED: Final = bytes(range(0x80, 0x100))
 _MASK: Final = 0xFFFFFFFF
 # A difference of 0 ends a table. Of code it means nothing, and none is written.
 _STRAY_ZEROS: Final = 8
-# All tables that are read have so many times the bytes of the whole: Go lets functions share them.
-_SHARED: Final = 4
 # More keys than this are none of a compiler's.
 _KEYS_MAX: Final = 1 << 17
 _FILES_MAX: Final = 1 << 18
@@ -66,7 +64,9 @@ class Lines:
         self._order = address.format[0]
         self._address = address
         self._head = b"\0" + bytes((1 + address.size,)) + b"\x02"  # DW_LNE_set_address
-        self._left = _SHARED * table.size
+        # Functions may share tables of values, those of a hostile program without end. What all
+        # functions of Go have has a quarter of the bytes of the whole table.
+        self._left = table.size
         self._out = out
         self._buffer = bytearray()
         self._opcodes = _Opcodes()
