@@ -94,7 +94,7 @@ class Site:
         return self._finished(self._refusal(target.partition(b"?")[0], status, message))
 
     def _refusal(self, path: bytes, status: int, message: str) -> Response:
-        return (failure if path in PATHS else text)(status, message)
+        return (failure if _is_json(path) else text)(status, message)
 
     def overload(self, request: Request) -> Response:
         """The answer in place of one that would take too much memory until it is sent."""
@@ -140,7 +140,7 @@ class Site:
     def _failure(self, request: Request, status: int, message: str) -> Response:
         if request.header(b"user-agent").startswith(_FORGETS):
             return Response(RESET)
-        if request.path in PATHS:
+        if _is_json(request.path):
             return failure(status, message)
         return text(status, message, _RETRY)
 
@@ -170,7 +170,7 @@ class Site:
             return answer
         if path == b"/":
             return text(200, f"buildidfs {__version__}", kind="/")
-        return text(404, "no such page")
+        return self._refusal(path, 404, "no such page")
 
     def _metrics(self) -> Response:
         lines = [*self.counters.text(), f"ready {int(self._backend.is_current())}", ""]
@@ -182,6 +182,11 @@ class Site:
         self._backend.check()
         self._backend.store.stats()
         return text(200, "ok")
+
+
+def _is_json(path: bytes) -> bool:
+    """Return True if all answers to requests for a path are JSON."""
+    return path in PATHS or path.startswith(b"/api/")
 
 
 def _shown(request: Request) -> str:

@@ -147,6 +147,21 @@ def test_json_has_nothing_that_a_terminal_obeys(site: Site) -> None:
     assert json.loads(body)["places"][0]["path"] == EVIL.decode("utf-8", "replace")
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("/api/id/zz", 400),
+        ("/api/none", 404),
+        ("/api/search?q=%zz", 400),
+        ("/api/" + "x" * 20_000, 414),
+    ],
+)
+def test_errors_of_the_api_are_json(site: Site, target: str, status: int) -> None:
+    reply = site.server.ask(target)
+    assert (reply.status, reply.headers["content-type"]) == (status, "application/json")
+    assert list(json.loads(reply.body)) == ["error"]
+
+
 def test_debuginfod_client_gets_text_at_the_root(site: Site) -> None:
     assert site.server.ask("/").body.startswith(b"buildidfs ")
 
