@@ -251,7 +251,6 @@ class Pusher(Uploader[_Job]):
         """Put a file where it belongs; returns its state."""
         artifact, target = job.artifact, job.target
         if job.served:
-            target.claim_again(job)
             key = objects.blob_key(job.build_id, artifact.kind)
             put = self._put(target.bucket, key, job, ask=not job.is_new)
             if put != "other":
@@ -278,6 +277,7 @@ class Pusher(Uploader[_Job]):
         if hashlib.sha256(data).digest() != artifact.digest:
             raise IntegrityError(DAMAGED)
         self._pace.wait(len(data))
+        job.target.claim_again(job)
         if bucket.create(key, data, _described(job, self._host).metadata()):
             return "sent"
         found = self._compared(bucket, key, artifact)
