@@ -438,6 +438,7 @@ class Worker:
             await _drain(shared)
             if agent is not None:
                 agent.close()  # nothing waits for a server any more
+            await loop.run_in_executor(executor, backend.misses.publish)
             await loop.run_in_executor(executor, backend.store.flush_uses)
             site.symbolication.stop()
             await loop.run_in_executor(symbolizing, site.symbolication.close)

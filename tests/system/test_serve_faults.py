@@ -406,8 +406,10 @@ def test_requests_in_vain_of_all_workers_are_on_the_page(store: Path) -> None:
         for build_id in list(expected) * 3:
             assert server.ask(f"/buildid/{build_id}/debuginfo").status == 404
         until(lambda: [asked() for _ in range(10)] == [expected] * 10, "one list of both workers")
-        for worker in server.workers():
-            os.kill(worker, signal.SIGKILL)
+        before = server.workers()
+        for worker in before:
+            os.kill(worker, signal.SIGTERM)
+        until(lambda: not set(before) & set(server.workers()), "the end of both workers")
         until(lambda: [asked() for _ in range(10)] == [expected] * 10, "the list of those before")
 
 
