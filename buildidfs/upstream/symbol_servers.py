@@ -39,6 +39,8 @@ _NO_SERVICE: Final = frozenset((404, 405, 501))
 _JSON: Final = ("Content-Type", "application/json")
 _BYTES: Final = ("Content-Type", "application/octet-stream")
 _SAID_CHARACTERS: Final = 200
+_TOO_LATE_WORDS: Final = ("timeout", "upload failed")
+"""The words of Parca's gateway, and of Pyroscope, for an upload that took too long."""
 _IN_PROGRESS: Final = "still in-progress"
 """The words of both servers for an upload that another client has begun."""
 
@@ -181,7 +183,9 @@ class SymbolServer(ABC):
     def _refused(self, fault: _Fault) -> RemoteRefused | RemoteDenied:
         """The error for a fault; a path that the server lacks concerns all files."""
         error = RemoteDenied if fault.is_foreign else RemoteRefused
-        return error(f"{self.label} refuses it: {fault.said}")
+        is_late = any(words in fault.said for words in _TOO_LATE_WORDS)
+        hint = f"; is {self.time_limit} of the server too short for that?" if is_late else ""
+        return error(f"{self.label} refuses it: {fault.said}{hint}")
 
     def _wants(self, said: dict[str, Any]) -> bool:
         """Return the decision in an answer. Raises `RemoteDenied` if there is none."""

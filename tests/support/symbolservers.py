@@ -212,12 +212,14 @@ class _Handler(BaseHTTPRequestHandler):
 class ParcaServer(SymbolServer):
     """The service parca.debuginfo.v1alpha1.DebuginfoService, by its HTTP interface below /api.
 
-    With ``signed`` it wants bytes by PUT at a URL of a storage, which is the same server here.
+    With ``signed`` it wants bytes by PUT at a URL of a storage, which is the same server here. If
+    ``is_late``, it says of uploads that they took longer than it reads.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.signed = False
+        self.is_late = False
         self.debuginfod: set[str] = set()
         self.max_size = 1_000_000_000
 
@@ -305,6 +307,8 @@ class _Parca(_Handler):
     def _upload(self, body: bytes) -> dict[str, Any]:
         if self.server.signed:
             raise _Failure(501, 12, "signed URL uploads are the only supported upload strategy")
+        if self.server.is_late:
+            raise _Failure(400, 3, "read tcp 127.0.0.1:7070->127.0.0.1:43288: i/o timeout")
         first, *others = body.splitlines()
         info = self._message(first, {"info": {}})["info"]
         assert info.keys() == {"buildId", "uploadId", "type"}

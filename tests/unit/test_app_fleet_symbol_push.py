@@ -468,6 +468,16 @@ def test_file_that_is_refused_is_named_with_the_reason(store: Store, server: Sym
     assert reason in summary.failed[0]
 
 
+def test_upload_that_took_too_long_names_the_option_of_the_server(
+    store: Store, parca: ParcaServer, pyroscope: PyroscopeServer
+) -> None:
+    commit(store, capture(store, b"large", A, kinds=DEBUG, quality=Quality.DEBUGINFO))
+    parca.is_late = True
+    assert "i/o timeout; is --http-read-timeout of" in _push(store, parca).failed[0]
+    pyroscope.max_size = 1
+    assert "upload failed; is -debug-info.upload-timeout" in _push(store, pyroscope).failed[0]
+
+
 def test_upload_that_was_overtaken_is_no_failure(store: Store, parca: ParcaServer) -> None:
     commit(store, capture(store, b"ours", A, kinds=DEBUG, quality=Quality.DEBUGINFO))
 
