@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from buildidfs.app.page.drop import MOST_BYTES
 from buildidfs.store import Store
 from tests.support import pagestore
+from tests.support.clients import run
 from tests.support.corewriter import Mapped, core_file
 from tests.support.elfwriter import TEXT, elf_file
 from tests.support.mounts import BuildIdFs
@@ -223,6 +225,20 @@ def test_client_that_goes_away_leaves_no_process(server: Server) -> None:
     assert children == []
     with Store.open(server_store(server), read_only=True) as store:
         assert list(store.check()) == []
+
+
+def test_process_that_reads_an_upload_has_no_keys(server: Server) -> None:
+    program = """
+import sys
+from buildidfs.app.page import drop
+from buildidfs.store import Store
+sys.addaudithook(lambda event, words: event == "subprocess.Popen" and print(words[3]))
+with Store.open(sys.argv[1], read_only=True) as store:
+    drop.measure(store, b"\\x7fELF")
+"""
+    keys = {"AWS_SECRET_ACCESS_KEY": "s3cret", "TMPDIR": "/var/tmp"}
+    done = run([sys.executable, "-c", program, server_store(server)], env=keys)
+    assert done.out == "{'TMPDIR': '/var/tmp'}\n", done
 
 
 def server_store(server: Server) -> str:

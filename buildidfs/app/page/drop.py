@@ -53,6 +53,9 @@ _GRACE_S: Final = 5.0
 _BOUNDARY: Final = re.compile(rb'multipart/form-data\s*;.*?boundary="?([^"\s;,]{1,70})', re.I)
 _NAME: Final = re.compile(rb'\bname="([^"\r\n]*)"')
 
+_ENVIRONMENT: Final = ("TMPDIR",)
+"""What the process that reads an upload knows of ours, which may have keys and passwords."""
+
 
 class Found(msgspec.Struct):
     """A file that an upload names, see `coverage.Row`."""
@@ -143,6 +146,7 @@ def _read(content: bytes) -> Reading:
         program = child.python(__name__, str(fd), paths=list(filter(None, sys.path)))
         process = child.start(
             [sys.executable, "-I", *program],
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             cwd="/",
             stdout=child.PIPE,
             stderr=child.DEVNULL,
