@@ -605,7 +605,8 @@ def test_states_have_colours_on_a_terminal(directory: Path) -> None:
     assert b"\x1b[32mok\x1b[0m        " in on_terminal(*words).raw
     plain = on_terminal(*words, env={"NO_COLOR": "1"})
     assert b"\x1b" not in plain.raw
-    remarks = [line for line in plain.lines if str(directory) not in line]
+    # A path is one word, however long it is.
+    remarks = [line for line in plain.lines if max(map(len, line.split()), default=0) < 40]
     assert max(map(len, remarks)) <= 80, "clauses are folded at words"
 
 

@@ -523,7 +523,7 @@ def copied(path: Path, program: Path) -> Path:
 def test_status_shows_it(buildidfs: BuildIdFs, probe: Probe) -> None:
     with watching(buildidfs.store, "--no-scan") as watcher:
         run([probe.exe], check=True)
-        until(lambda: watcher.facts["captured"] > 0, "the counts", PATIENCE)
+        until(lambda: watcher.facts.get("captured"), "the counts", PATIENCE)
         found = json.loads(buildidfs("status", "--json").out)
         assert found["well"] is True
         (process,) = found["processes"]
