@@ -153,12 +153,18 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture
-def directory(scratch: Path, request: pytest.FixtureRequest) -> Path:
-    """A directory of this test's own below `scratch`."""
+def directory(scratch: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of this test's own below `scratch`.
+
+    Its files go with the test: to remove those of all tests at the end takes half a minute, once
+    they have reached the disk.
+    """
     # Tests in different files may have the same name.
     path = scratch / request.path.stem / request.node.name.replace("/", "_")
     path.mkdir(parents=True)
-    return path
+    yield path
+    if not mounts.leftovers(path):  # else `scratch` tells of them
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
