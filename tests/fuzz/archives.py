@@ -192,12 +192,12 @@ def _seed_rpm() -> Iterator[bytes]:
 
 
 def _huge_rpm() -> Iterator[bytes]:
-    yield _listing(80_000, b"/")
-    yield _listing(60_000, b"/" + b"d" * 300_000)
-    yield _rpm([(1000, 6, 0, 1)] * 60_000, b"")
+    yield _listing(30_000, b"/")
+    yield _listing(20_000, b"/" + b"d" * 150_000)
+    yield _rpm([(1000, 6, 0, 1)] * 30_000, b"")
     every = [(tag, kind, 0, count) for tag in _TAGS for kind in (3, 8) for count in (1, 1 << 31)]
-    yield _rpm(every, bytes(1_000_000))
-    yield _rpm([(tag, 8, 0, 262_144) for tag in _TAGS], bytes(1_000_000))
+    yield _rpm(every, bytes(500_000))
+    yield _rpm([(tag, 8, 0, 262_144) for tag in _TAGS], bytes(500_000))
 
 
 # --- names ---------------------------------------------------------------------------------------

@@ -447,6 +447,7 @@ def test_image_brings_no_sources_for_the_debuginfo_of_others(
         assert server.ask(imaged.target("ma in.c")).status == 404
 
 
+@pytest.mark.host
 def test_image_brings_no_sources_for_a_program_of_the_host(
     buildidfs: BuildIdFs, imaged: Imaged
 ) -> None:

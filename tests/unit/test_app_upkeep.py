@@ -244,7 +244,7 @@ def test_what_nobody_has_goes_to_quarantine(
     digest, path = _blob(filled, 2)
     damages.flip(path, path)
     with Scrubbing(filled, _settings(), 0):
-        until(lambda: "is lost" in caplog.text, "it is given up")
+        until(lambda: "is lost" in caplog.text, "it is given up", 120)
         until(lambda: filled.index.ordinal(IDS[1]) is None, "nothing speaks of it")
     assert (Path(os.fsdecode(filled.path)) / "quarantine" / digest.hex()).exists()
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
