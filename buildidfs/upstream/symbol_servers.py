@@ -346,7 +346,7 @@ class Pyroscope(SymbolServer):
         declined = self._declined(said.get("reason"))
         if self._DISABLED in declined.why:
             raise RemoteDenied(f"{self.label} takes no files: set -debug-info.enabled=true there")
-        # It takes the bytes of an upload that has begun, whoever sends them.
+        # Another client may go on with an upload that has begun.
         return Upload() if declined.is_busy and resume else declined
 
     def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:

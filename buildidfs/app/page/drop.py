@@ -54,7 +54,7 @@ _BOUNDARY: Final = re.compile(rb'multipart/form-data\s*;.*?boundary="?([^"\s;,]{
 _NAME: Final = re.compile(rb'\bname="([^"\r\n]*)"')
 
 _ENVIRONMENT: Final = ("TMPDIR",)
-"""What the process that reads an upload knows of ours, which may have keys and passwords."""
+"""The process that reads an upload gets these: others of ours may be keys and passwords."""
 
 
 class Found(msgspec.Struct):
