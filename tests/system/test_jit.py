@@ -92,7 +92,7 @@ def test_generated_code_of_a_container_that_is_gone_has_names(
     assert (named["name"], named["comm"]) == (f"[jit:{pid}]", Path(program.argv[0]).name)
     assert named["container"].startswith("mnt:")
     assert before.of(*program.functions) == 0, before
-    assert after.total == before.total > 5, (before, after)
+    assert after.total == before.total >= 3, (before, after)
     assert after.share >= 95, after
     assert after.of("wrong_name") == 0, after
     assert after.of(*program.functions) > 0.5 * after.total, after

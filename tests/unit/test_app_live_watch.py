@@ -97,7 +97,7 @@ def make(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...
     yield one
     for each in made:
         each.watch.close()
-    assert open_descriptors() <= before
+    until(lambda: open_descriptors() <= before, "all descriptors to be closed")
 
 
 @pytest.fixture
