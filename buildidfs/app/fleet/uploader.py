@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all pushes share: `Uploader` sends the files of a store in threads, again and again.
+"""The loop of all pushes: `Uploader` sends the files of a store in threads, again and again.
 
 It keeps the rate, waits while the receiver does not answer, and follows the commits to the store.
 A subclass knows the receiver: `push` a bucket, `symbol_push` a server of profiles.
@@ -190,7 +190,7 @@ class Uploader(ABC, Generic[J]):
                         self._take(*waiting.popleft(), summary, progress)
                 while waiting:
                     self._take(*waiting.popleft(), summary, progress)
-            except BaseException:
+            except BaseException:  # the threads must end, also after ^C
                 self._stop.set()
                 for _, future in waiting:
                     future.cancel()
