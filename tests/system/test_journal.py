@@ -271,14 +271,20 @@ def test_journal_of_real_processes(
     """What a scanner sees goes into the journal under each definition."""
     place = scratch / "definitions"
     program = BuildIdFs(directory)
-    capture_all(program, processes)
+
+    def seen_again() -> list[NewSeen]:
+        """Capture and scan; return nothing while a file is too young to be recognized."""
+        capture_all(program, processes)
+        with Store.open(program.store) as store:
+            found = list(ProcScanner(StoreMemo(store), pids=[*processes.values()]))
+        known = [each for each in found if isinstance(each, SeenAgain) and each.known.build_id]
+        names = {os.path.basename(os.fsdecode(each.sighting.origin.path)) for each in known}
+        if not names.issuperset(processes):
+            return []
+        return [NewSeen(each.sighting, BuildId(each.known.build_id)) for each in known]
+
+    entries = until(seen_again, "a scan that recognizes all programs")
     with Store.open(program.store) as store:
-        found = list(ProcScanner(StoreMemo(store), pids=[*processes.values()]))
-        entries = [
-            NewSeen(each.sighting, BuildId(each.known.build_id))
-            for each in found
-            if isinstance(each, SeenAgain) and each.known.build_id
-        ]
         store.note_seen(entries)
 
     def contained(*words: str) -> set[str]:
