@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -12,7 +11,7 @@ import msgspec
 
 from buildidfs.cli import table
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import age, json_line, size
+from buildidfs.cli.output import age, size
 from buildidfs.cli.table import Cell, Column
 
 if TYPE_CHECKING:
@@ -118,21 +117,14 @@ _COLUMNS: Final[tuple[Column[_Row], ...]] = (
     ),
 )
 @table.options(_COLUMNS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_context
-def config(ctx: click.Context, layout: table.Layout, json_: bool) -> None:
+def config(ctx: click.Context, layout: table.Layout) -> None:
     """Show each setting, its value, and where that comes from: default, file, environment, option.
 
     The first rows are the configuration file itself and the name of this machine. Options of
     single commands, such as prune --max-size, are not settings and take precedence there.
     """
-    rows = list(_rows(ctx, ctx.obj))
-    if not json_:
-        layout.print(_COLUMNS, rows)
-        return
-    for row in layout.choose(_COLUMNS, rows):
-        json_line({"key": row.key, "value": row.value, "source": row.source})
-    sys.stdout.flush()
+    layout.print(_COLUMNS, _rows(ctx, ctx.obj), _Row._asdict)
 
 
 def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:

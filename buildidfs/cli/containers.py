@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from buildidfs.cli import table
 from buildidfs.cli.common import ContainerArgument, Session, exit_status, since_option
-from buildidfs.cli.output import counted, json_line, moment
+from buildidfs.cli.output import counted, moment
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def _image(row: Contents) -> str | None:
     help=f"Not only the {_SHOWN} seen last; also namespaces without a container.",
 )
 @table.options(_COLUMNS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def containers(
     session: Session,
@@ -67,7 +65,6 @@ def containers(
     since: int,
     all_: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> None:
     """List the containers that files were captured of, the one seen last first.
 
@@ -89,17 +86,12 @@ def containers(
             nonlocal unnamed
             if each.last_seen_ns < since or (tests and not any(t(each.label) for t in tests)):
                 return False
-            is_hidden = not (all_ or json_ or tests) and known.is_bare(each)
+            is_hidden = not (all_ or layout.is_json or tests) and known.is_bare(each)
             unnamed += is_hidden
             return not is_hidden
 
         rows, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN)
-        if json_:
-            for row in layout.choose(_COLUMNS, rows):
-                json_line(_fields(row))
-            sys.stdout.flush()
-        else:
-            layout.print(_COLUMNS, rows)
+        layout.print(_COLUMNS, rows, _fields)
         hidden = [counted(count - len(rows), "more container")] if count > len(rows) else []
         if unnamed:
             hidden.append(counted(unnamed, "namespace") + " without a container")

@@ -74,8 +74,7 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
     type=click.FloatRange(0, 100),
     help="Exit with 30 if less than this percentage has symbols.",
 )
-@table.options(_columns(0))
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@table.options(_columns(0), json="Print one JSON object.")
 @click.pass_obj
 def coverage(
     session: Session,
@@ -83,7 +82,6 @@ def coverage(
     live: bool,
     fail_under: float | None,
     layout: table.Layout,
-    json_: bool,
 ) -> int:
     """Say for what share of the samples in FILE the store has executable, symbols, debuginfo.
 
@@ -104,23 +102,15 @@ def coverage(
         names = Names(store)
         for row in found.rows:
             names.of(row.container)  # while the store is open
-    return show(
-        found,
-        names=names,
-        layout=layout,
-        json_=json_,
-        fail_under=fail_under,
-        quiet=session.is_quiet,
-    )
+    return show(found, names, layout, fail_under=fail_under, quiet=session.is_quiet)
 
 
 def show(
     coverage: Coverage,
+    names: Names,
+    layout: table.Layout,
     *,
-    names: Names | None = None,
-    layout: table.Layout | None = None,
-    json_: bool,
-    fail_under: float | None,
+    fail_under: float | None = None,
     quiet: bool = False,
 ) -> int:
     """Print what can be read and what not; the exit code.
@@ -128,8 +118,7 @@ def show(
     That is 30 if less than ``fail_under`` per cent have symbols, or there is nothing that could
     have; 3 if not all of the input could be read, else 0.
     """
-    layout, names = layout or table.Layout(), names or Names()
-    if json_:
+    if layout.is_json:
         _json(coverage, names, layout)
     elif not quiet:
         _text(coverage, names, layout)
@@ -182,7 +171,7 @@ def _fields(row: Row, names: Names) -> dict[str, object]:
 def _text(coverage: Coverage, names: Names, layout: table.Layout) -> None:
     columns = table.named(_columns(coverage.weight), names.short)
     layout.print(columns, coverage.worst_first(), most=_SHOWN)
-    if layout.has_template:
+    if layout.is_for_programs:
         return
     reasons: Counter[str] = Counter()
     for row in coverage.rows:

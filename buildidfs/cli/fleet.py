@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,8 +15,6 @@ from buildidfs.cli.output import counted, json_line, moment, one_line, size
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from buildidfs.app.fleet.questions import Host, Location
 
 _CODES: Final = {
@@ -58,30 +55,25 @@ def fleet() -> None:
     epilog=exit_status(["buildidfs fleet status", "buildidfs fleet status --json"], _CODES),
 )
 @table.options(_HOSTS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def status(session: Session, layout: table.Layout, json_: bool) -> None:
+def status(session: Session, layout: table.Layout) -> None:
     """List the hosts that have pushed, the one that pushed last first."""
     from buildidfs.app.fleet import questions
 
     rows = questions.status(questions.bucket_of(session.settings.remote))
-    if not json_:
-        layout.print(_HOSTS, rows)
-    else:
-        for row in layout.choose(_HOSTS, rows):
-            json_line(
-                {
-                    "host": row.name,
-                    "files": row.files,
-                    "bytes": row.bytes,
-                    "private": row.private,
-                    "manifests": row.manifests,
-                    "last_push": row.last_ns / 1e9,
-                }
-            )
-        sys.stdout.flush()
-    if not rows:
+    if not layout.print(_HOSTS, rows, _host_fields):
         session.say_why_empty("no host has pushed to the bucket yet: buildidfs push --all")
+
+
+def _host_fields(host: Host) -> dict[str, object]:
+    return {
+        "host": host.name,
+        "files": host.files,
+        "bytes": host.bytes,
+        "private": host.private,
+        "manifests": host.manifests,
+        "last_push": host.last_ns / 1e9,
+    }
 
 
 @fleet.command(
@@ -91,15 +83,13 @@ def status(session: Session, layout: table.Layout, json_: bool) -> None:
 )
 @click.argument("path", metavar="PATH")
 @table.options(_LOCATIONS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def which(session: Session, path: str, layout: table.Layout, json_: bool) -> None:
+def which(session: Session, path: str, layout: table.Layout) -> None:
     """Show the build IDs that hosts have seen at PATH, which may have * and ?."""
     from buildidfs.app.fleet import questions
 
     rows = questions.which(questions.bucket_of(session.settings.remote), path)
-    _print(layout, rows, json_=json_)
-    if not rows:
+    if not layout.print(_LOCATIONS, rows, _location_fields):
         session.say_why_empty(f"no host has told of a file at {one_line(path)}")
 
 
@@ -112,26 +102,20 @@ def which(session: Session, path: str, layout: table.Layout, json_: bool) -> Non
 )
 @click.argument("id_", metavar="ID")
 @table.options(_LOCATIONS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def where(session: Session, id_: str, layout: table.Layout, json_: bool) -> None:
+def where(session: Session, id_: str, layout: table.Layout) -> None:
     """Show the hosts, containers and paths where ID was seen, or what begins so."""
     from buildidfs.app.fleet import questions
 
     rows = questions.where(questions.bucket_of(session.settings.remote), id_)
-    _print(layout, rows, json_=json_)
+    layout.print(_LOCATIONS, rows, _location_fields)
 
 
-def _print(layout: table.Layout, rows: Sequence[Location], *, json_: bool) -> None:
-    if not json_:
-        layout.print(_LOCATIONS, rows)
-        return
-    for row in layout.choose(_LOCATIONS, rows):
-        fields: dict[str, Any] = msgspec.structs.asdict(row)
-        fields["first_seen"] = fields.pop("first_ns") / 1e9
-        fields["last_seen"] = fields.pop("last_ns") / 1e9
-        json_line(fields)
-    sys.stdout.flush()
+def _location_fields(location: Location) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.structs.asdict(location)
+    fields["first_seen"] = fields.pop("first_ns") / 1e9
+    fields["last_seen"] = fields.pop("last_ns") / 1e9
+    return fields
 
 
 @fleet.command(

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from buildidfs.cli import table
 from buildidfs.cli.common import Session, container_option, exit_status
-from buildidfs.cli.output import json_line, path_fields
+from buildidfs.cli.output import path_fields
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from buildidfs.app.containers import Names
     from buildidfs.store.jit_maps import JitMap
 
@@ -40,9 +39,8 @@ _COLUMNS: Final[tuple[Column[JitMap], ...]] = (
 )
 @container_option("Only processes of this container: its name, pod, label, or start of its ID.")
 @table.options(_COLUMNS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def jit(session: Session, container: str | None, layout: table.Layout, json_: bool) -> None:
+def jit(session: Session, container: str | None, layout: table.Layout) -> None:
     """List the processes whose names of generated code are kept, the one that began last first.
 
     JIT compilers write them for perf if they are told to: into /tmp/perf-PID.map, or a jit-PID.dump
@@ -62,11 +60,7 @@ def jit(session: Session, container: str | None, layout: table.Layout, json_: bo
             ),
             key=lambda each: -each.process.start_ns,
         )
-        if json_:
-            _as_json(layout.choose(columns, rows), names)
-        else:
-            layout.print(columns, rows)
-        if not rows:
+        if not layout.print(columns, rows, partial(_fields, names)):
             session.say_why_empty(
                 "no process wrote a map for perf (node --perf-basic-prof, python -X perf) while a"
                 " watch or a scan saw it"
@@ -74,22 +68,19 @@ def jit(session: Session, container: str | None, layout: table.Layout, json_: bo
             )
 
 
-def _as_json(rows: Iterable[JitMap], names: Names) -> None:
-    for row in rows:
-        process = row.process
-        json_line(
-            {
-                "pid": process.pid,
-                "ns_pid": process.ns_pid,
-                "comm": process.comm,
-                **names.fields(process.origin.container),
-                "mnt_ns_id": process.origin.mnt_ns_id,
-                "host": process.origin.host,
-                "uid": process.origin.identity.uid,
-                "started": process.start_ns / 1e9,
-                "last_seen": row.last_ns / 1e9,
-                "size": row.size,
-                **path_fields(process.origin.path),
-                "file": os.fsdecode(row.path),
-            }
-        )
+def _fields(names: Names, row: JitMap) -> dict[str, object]:
+    process = row.process
+    return {
+        "pid": process.pid,
+        "ns_pid": process.ns_pid,
+        "comm": process.comm,
+        **names.fields(process.origin.container),
+        "mnt_ns_id": process.origin.mnt_ns_id,
+        "host": process.origin.host,
+        "uid": process.origin.identity.uid,
+        "started": process.start_ns / 1e9,
+        "last_seen": row.last_ns / 1e9,
+        "size": row.size,
+        **path_fields(process.origin.path),
+        "file": os.fsdecode(row.path),
+    }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -20,7 +20,7 @@ from buildidfs.cli.common import (
     since_option,
     whose_fields,
 )
-from buildidfs.cli.output import json_line, moment, path_fields
+from buildidfs.cli.output import moment, path_fields
 from buildidfs.cli.table import Column
 from buildidfs.store.run_files import Lost
 
@@ -98,7 +98,6 @@ _COLUMNS: Final = _columns(lost=False)
 @namespaces_option
 @click.option("--lost", is_flag=True, help="Only lost files, with the reason.")
 @table.options(_COLUMNS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def journal(
     session: Session,
@@ -108,7 +107,6 @@ def journal(
     names: tuple[str, ...] | None,
     lost: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> None:
     """Show which build ID was seen where and when, in the order in which it was last seen.
 
@@ -122,11 +120,7 @@ def journal(
         columns = table.named(_columns(lost=lost), called.short)
         wanted = history.journal_filter(store, globs, container, names)
         lines = _lines(store, history.journal_rows(store, since, lost), wanted, names, labels)
-        if json_:
-            shown = _as_json(layout.choose(columns, lines), names, called)
-        else:
-            shown = layout.print(columns, lines)
-        if not shown:
+        if not layout.print(columns, lines, partial(_fields, names, called)):
             session.say_why_empty(
                 _why_empty(store, since, lost, {called.short(label) for label in labels})
             )
@@ -157,17 +151,6 @@ def _lines(
             yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
 
 
-def _as_json(lines: Iterable[_Line], names: tuple[str, ...] | None, called: Names) -> int:
-    count = 0
-    for count, line in enumerate(lines, 1):  # noqa: B007
-        if isinstance(line.row, Lost):
-            _lost_json(line.row, called)
-        else:
-            _json(line.row, line.state == "held", names, called)
-    sys.stdout.flush()
-    return count
-
-
 def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     """Return the reason why no row since ``since`` in containers with ``labels`` was shown."""
     if labels:
@@ -186,9 +169,10 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     return f"nothing was {what} since {moment(since)}, the last time was {moment(last)}; {scans}"
 
 
-def _lost_json(row: Lost, called: Names) -> None:
-    json_line(
-        {
+def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[str, object]:
+    row = line.row
+    if isinstance(row, Lost):
+        return {
             "build_id": row.build_id or None,
             **path_fields(row.raw_path),
             "held": False,
@@ -199,23 +183,17 @@ def _lost_json(row: Lost, called: Names) -> None:
             "host": row.host,
             "last_seen": row.time_ns / 1e9,
         }
-    )
-
-
-def _json(row: JournalRecord, held: bool, names: tuple[str, ...] | None, called: Names) -> None:
-    json_line(
-        {
-            "build_id": row.build_id.hex(),
-            **path_fields(row.path),
-            "held": held,
-            "noted": None if row.noted is None else _identity(row.noted),
-            "lost": None,
-            **whose_fields(row, names, called),
-            "boot_id": row.boot.hex(),
-            "first_seen": row.first_seen_ns / 1e9,
-            "last_seen": row.last_seen_ns / 1e9,
-        }
-    )
+    return {
+        "build_id": row.build_id.hex(),
+        **path_fields(row.path),
+        "held": line.state == "held",
+        "noted": None if row.noted is None else _identity(row.noted),
+        "lost": None,
+        **whose_fields(row, names, called),
+        "boot_id": row.boot.hex(),
+        "first_seen": row.first_seen_ns / 1e9,
+        "last_seen": row.last_seen_ns / 1e9,
+    }
 
 
 def _identity(identity: FileIdentity) -> dict[str, int]:

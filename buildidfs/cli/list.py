@@ -89,7 +89,6 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     "--conflicts", is_flag=True, help="Only artifacts with several variants, with all of them."
 )
 @table.options(_COLUMNS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def list_(
     session: Session,
@@ -99,7 +98,6 @@ def list_(
     kind: str | None,
     conflicts: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> None:
     """List build IDs in the order of their arrival: kinds, size, age, and where each was last seen.
 
@@ -116,14 +114,14 @@ def list_(
         if conflicts:
             for conflict in catalog.conflicts(store, kind, wanted):
                 shown = True
-                (_conflict_as_json if json_ else _conflict_as_text)(conflict, names)
+                (_conflict_as_json if layout.is_json else _conflict_as_text)(conflict, names)
             sys.stdout.flush()
             if not shown:
                 session.say_why_empty(catalog.why_no_conflicts(store, asked))
             return
         rows = _rows(catalog.artifacts(store, kind, wanted))
         columns = table.named(_COLUMNS, names.short)
-        if json_:
+        if layout.is_json:
             shown = _as_json(layout.choose(columns, rows), names)
         else:
             shown = layout.print(columns, rows) > 0

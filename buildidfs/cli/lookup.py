@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -20,7 +20,7 @@ from buildidfs.cli.common import (
     exit_status,
     since_option,
 )
-from buildidfs.cli.output import counted, json_line, moment, path_fields, printable
+from buildidfs.cli.output import counted, moment, path_fields, printable
 from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
 
@@ -75,7 +75,6 @@ _MAPPERS: Final[tuple[Column[Mapper], ...]] = (
 @since_option
 @click.option("--glob", "is_glob", is_flag=True, help="PATH is a pattern ('*/libc.so.6').")
 @table.options(_PLACES)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def which(
     session: Session,
@@ -84,7 +83,6 @@ def which(
     since: int,
     is_glob: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> None:
     """Show every build ID that was seen at PATH, in whatever container, the last one first.
 
@@ -103,7 +101,7 @@ def which(
             here = [os.fsencode(os.path.realpath(path))] if container is None else []
             places = history.at_path(store, os.fsencode(path), container, others=here)
         recent = [place for place in places if place.last_seen_ns >= since]
-        _print_places(recent, layout, json_, Names(store))
+        _print_places(recent, layout, Names(store))
     if not recent:
         where = "" if container is None else f" in container {container}"
         hint = "" if is_glob else f"; for a part of a path try --glob '*/{os.path.basename(path)}'"
@@ -114,18 +112,11 @@ def which(
         raise ArtifactMissing(text)
 
 
-def _print_places(places: list[Place], layout: table.Layout, json_: bool, names: Names) -> None:
-    columns = table.named(_PLACES, names.short)
-    if not json_:
-        layout.print(columns, places)
-        return
-    for place in layout.choose(columns, places):
-        json_line(_place_fields(place, names))
-    sys.stdout.flush()
+def _print_places(places: list[Place], layout: table.Layout, names: Names) -> None:
+    layout.print(table.named(_PLACES, names.short), places, partial(_place_fields, names))
 
 
-def _place_fields(place: Place, names: Names) -> dict[str, object]:
-    """Return the JSON fields of a place."""
+def _place_fields(names: Names, place: Place) -> dict[str, object]:
     return {
         "build_id": place.build_id.hex(),
         **path_fields(place.path),
@@ -169,7 +160,6 @@ def _place_fields(place: Place, names: Names) -> dict[str, object]:
     "--deleted", is_flag=True, help="With --live: files that are no longer at their mapped path."
 )
 @table.options(_PLACES, _MAPPERS)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def where(
     session: Session,
@@ -179,7 +169,6 @@ def where(
     glob: str | None,
     deleted: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> int:
     """Show every place where a build ID, or the file at PATH, was seen, the last one first.
 
@@ -192,7 +181,7 @@ def where(
         if id_ is None and glob is None and not deleted:
             raise click.UsageError("--live wants an ID, a PATH, --path or --deleted")
         asked = running.Asked(id_, glob, container, deleted)
-        return _print_mappers(session, asked, layout, json_)
+        return _print_mappers(session, asked, layout)
     if glob is not None or deleted:
         raise click.UsageError(
             "--path and --deleted go with --live; buildidfs which --glob finds paths of the past"
@@ -203,39 +192,33 @@ def where(
 
     with session.open_store() as store:
         places = history.of_build_id(store, resolve.build_id(store, id_, container))
-        _print_places(places, layout, json_, Names(store))
+        _print_places(places, layout, Names(store))
     return 0
 
 
-def _print_mappers(
-    session: Session, asked: running.Asked, layout: table.Layout, json_: bool
-) -> int:
+def _print_mappers(session: Session, asked: running.Asked, layout: table.Layout) -> int:
     """Print the processes that map the requested files, and return the exit status."""
     mappers, refused = running.who_maps(session.settings, asked)
     names = Names()
     for mapper in mappers:
         names.of(mapper.container, mapper.cgroup)
     columns = table.named(_MAPPERS, names.short)
-    if json_:
-        for mapper in layout.choose(columns, mappers):
-            json_line(
-                {
-                    "build_id": mapper.build_id.hex(),
-                    "pid": mapper.pid,
-                    "comm": mapper.comm.decode("utf-8", "replace"),
-                    **names.fields(mapper.container),
-                    **path_fields(mapper.path),
-                    "deleted": mapper.deleted,
-                    "package": mapper.package.name or None,
-                    "package_version": mapper.package.version or None,
-                }
-            )
-        sys.stdout.flush()
-    else:
-        layout.print(columns, mappers)
-    if not mappers:
+    if not layout.print(columns, mappers, partial(_mapper_fields, names)):
         session.say_why_empty(f"no process has {asked} mapped")
     return _report_refused(refused)
+
+
+def _mapper_fields(names: Names, mapper: Mapper) -> dict[str, object]:
+    return {
+        "build_id": mapper.build_id.hex(),
+        "pid": mapper.pid,
+        "comm": mapper.comm.decode("utf-8", "replace"),
+        **names.fields(mapper.container),
+        **path_fields(mapper.path),
+        "deleted": mapper.deleted,
+        "package": mapper.package.name or None,
+        "package_version": mapper.package.version or None,
+    }
 
 
 def _report_refused(refused: list[Unreadable]) -> int:

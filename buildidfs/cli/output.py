@@ -45,13 +45,13 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def path_fields(raw: bytes) -> dict[str, str]:
-    """``path``, and ``path_b64`` when the bytes are not UTF-8."""
+def path_fields(raw: bytes, name: str = "path") -> dict[str, str]:
+    """``path``, and ``path_b64`` when the bytes are not UTF-8; or those of another ``name``."""
     try:
-        return {"path": raw.decode("utf-8")}
+        return {name: raw.decode("utf-8")}
     except UnicodeDecodeError:
         encoded = binascii.b2a_base64(raw, newline=False).decode()
-        return {"path": raw.decode("utf-8", "replace"), "path_b64": encoded}
+        return {name: raw.decode("utf-8", "replace"), f"{name}_b64": encoded}
 
 
 def json_line(values: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ import click
 
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
-from buildidfs.cli.output import counted, json_line, path_fields, printable
+from buildidfs.cli.output import counted, path_fields, printable
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class KeptArgument(BuildIdArgument):
     "--name", metavar="NAME", help="The name of the pins; unpin --name removes all of them."
 )
 @click.option("--list", "list_", is_flag=True, help="List what is pinned.")
-@table.options(_COLUMNS)
-@click.option("--json", "json_", is_flag=True, help="With --list: one JSON object a line.")
+@table.options(_COLUMNS, json="With --list: one JSON object a line.")
 @click.pass_obj
 def pin(
     session: Session,
@@ -71,7 +70,6 @@ def pin(
     name: str | None,
     list_: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> int:
     """Keep build IDs, with all that is captured of them: debuginfo, and what dwz moved out of it.
 
@@ -89,10 +87,10 @@ def pin(
             raise click.UsageError("--list takes no build IDs and no files, only --name")
         with session.open_store() as store:
             label = None if name is None else os.fsencode(name)
-            if not _list(store, json_, label, layout):
+            if not _list(store, label, layout):
                 session.say_why_empty(_why_empty(store, label))
         return 0
-    if json_ or layout.is_given:
+    if layout.is_given:
         raise click.UsageError("--json and the options of tables belong to --list")
     if not what and not containers:
         raise click.UsageError("nothing to pin: give build IDs, files or --container, or --list")
@@ -213,24 +211,20 @@ def _why_empty(store: Store, name: bytes | None) -> str:
     return "nothing is pinned in this store: buildidfs pin keeps build IDs, profiles, core files"
 
 
-def _list(store: Store, json_: bool, name: bytes | None, layout: table.Layout) -> bool:
-    """Print the pins; return False if there are none."""
+def _list(store: Store, name: bytes | None, layout: table.Layout) -> int:
+    """Print the pins; return their number."""
     rows = (
         _Listed(each, store.index.ordinal(each.build_id) is not None)
         for each in store.pins.every(name)
     )
-    if not json_:
-        return layout.print(_COLUMNS, rows) > 0
-    shown = False
-    for pin, held in layout.choose(_COLUMNS, rows):
-        shown = True
-        named = {key.replace("path", "name"): x for key, x in path_fields(pin.name).items()}
-        json_line(
-            {
-                "build_id": pin.build_id.hex(),
-                **named,
-                "pinned": pin.created_ns / 1e9,
-                "held": held,
-            }
-        )
-    return shown
+    return layout.print(_COLUMNS, rows, _fields)
+
+
+def _fields(row: _Listed) -> dict[str, object]:
+    pin = row.pin
+    return {
+        "build_id": pin.build_id.hex(),
+        **path_fields(pin.name, "name"),
+        "pinned": pin.created_ns / 1e9,
+        "held": row.held,
+    }

@@ -68,7 +68,6 @@ _REMOVED: Final[tuple[Column[Chosen], ...]] = (
 @click.option("--dry-run", is_flag=True, help="Say what would be removed; change nothing.")
 @click.option("--force", is_flag=True, help="Remove pinned files, too.")
 @table.options(_REMOVED)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def remove(
     session: Session,
@@ -76,7 +75,6 @@ def remove(
     dry_run: bool,
     force: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> None:
     """Remove everything kept under a build ID, or the files seen at certain paths.
 
@@ -94,29 +92,23 @@ def remove(
             )
         if not dry_run:
             store.remove((each.artifact.digest for each in chosen), forget=True)
-    if json_:
-        for each in layout.choose(_REMOVED, chosen):
-            _removed_json(each)
-    else:
-        layout.print(_REMOVED, chosen)
-    if not json_ and not session.is_quiet and not layout.has_template:
+    layout.print(_REMOVED, chosen, _removed_fields)
+    if not session.is_quiet and not layout.is_for_programs:
         total = size(sum(each.artifact.size for each in chosen))
         sys.stdout.write(f"{len(chosen)} {'to remove' if dry_run else 'removed'} ({total})\n")
     sys.stdout.flush()
 
 
-def _removed_json(each: Chosen) -> None:
+def _removed_fields(each: Chosen) -> dict[str, object]:
     artifact = each.artifact
-    json_line(
-        {
-            "build_id": each.build_id.hex(),
-            "kind": artifact.kind.name.lower(),
-            "sha256": artifact.digest.hex(),
-            "size": artifact.size,
-            "pinned": each.is_pinned,
-            **path_fields(each.path),
-        }
-    )
+    return {
+        "build_id": each.build_id.hex(),
+        "kind": artifact.kind.name.lower(),
+        "sha256": artifact.digest.hex(),
+        "size": artifact.size,
+        "pinned": each.is_pinned,
+        **path_fields(each.path),
+    }
 
 
 @click.command(
@@ -151,7 +143,6 @@ def _removed_json(each: Chosen) -> None:
     "--all", "all_", is_flag=True, help=f"List all files on a terminal, not only {_SHOWN}."
 )
 @table.options(_CHOICES)
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def prune(
     session: Session,
@@ -163,7 +154,6 @@ def prune(
     verbose: bool,
     all_: bool,
     layout: table.Layout,
-    json_: bool,
 ) -> int:
     """Remove blobs until the store is within its limits, and print them with the reason.
 
@@ -183,7 +173,7 @@ def prune(
     settings = replace(session.settings.retention, **wanted)
     with session.open_store() as store:
         most = 0 if all_ else _SHOWN
-        return _prune(session, store, settings, dry_run, verbose, most, layout, json_)
+        return _prune(session, store, settings, dry_run, verbose, most, layout)
 
 
 def _prune(
@@ -194,7 +184,6 @@ def _prune(
     verbose: bool,
     most: int,
     layout: table.Layout,
-    json_: bool,
 ) -> int:
     from buildidfs.app import upkeep
     from buildidfs.errors import StoreFull
@@ -203,17 +192,14 @@ def _prune(
     pruning = upkeep.Pruning(store, policy, dry_run=dry_run, stays=verbose)
     reasons: dict[str, list[int]] = {}
     choices = _tallied(pruning.choices(), reasons)
-    if json_:
-        for choice in layout.choose(_CHOICES, choices):
-            _choice_json(choice)
-    elif not session.is_quiet:
-        layout.print(_CHOICES, choices, most=most, more="--all")
+    if layout.is_json or not session.is_quiet:
+        layout.print(_CHOICES, choices, _choice_fields, most=most, more="--all")
     for _ in choices:  # --limit bounds what is printed, not what is removed
         pass
     left = pruning.exceeded()
-    if json_ and not pruning.blobs:
+    if layout.is_json and not pruning.blobs:
         session.say_why_empty("nothing has to go: the store is within its limits")
-    if not json_ and not session.is_quiet and not layout.has_template:
+    if not session.is_quiet and not layout.is_for_programs:
         gone = counted(pruning.blobs, "blob")
         verb = "would go" if dry_run else "removed"
         is_within = not pruning.blobs and not left
@@ -239,20 +225,18 @@ def _tallied(choices: Iterator[Choice], reasons: dict[str, list[int]]) -> Iterat
         yield choice
 
 
-def _choice_json(choice: Choice) -> None:
+def _choice_fields(choice: Choice) -> dict[str, object]:
     what = choice.candidate
-    json_line(
-        {
-            "build_ids": [build_id.hex() for build_id in what.build_ids],
-            "kinds": [kind.name.lower() for kind in what.kinds],
-            "sha256": what.digest.hex(),
-            "stored_bytes": what.size,
-            "last_used": what.used,
-            "goes": choice.goes,
-            "why": choice.why.encode(errors="surrogateescape").decode(errors="replace"),
-            **path_fields(choice.path),
-        }
-    )
+    return {
+        "build_ids": [build_id.hex() for build_id in what.build_ids],
+        "kinds": [kind.name.lower() for kind in what.kinds],
+        "sha256": what.digest.hex(),
+        "stored_bytes": what.size,
+        "last_used": what.used,
+        "goes": choice.goes,
+        "why": choice.why.encode(errors="surrogateescape").decode(errors="replace"),
+        **path_fields(choice.path),
+    }
 
 
 @click.command(

@@ -510,8 +510,7 @@ def _fields(each: Running) -> dict[str, object]:
         }
     if present is not None:
         if point := present.path("mountpoint"):
-            for name, value in path_fields(point).items():
-                fields[name.replace("path", "mountpoint")] = value
+            fields |= path_fields(point, "mountpoint")
         left_out = ("mountpoint", "mountpoint_b64", "children")
         fields["facts"] = {x: y for x, y in present.facts.items() if x not in left_out}
     return fields

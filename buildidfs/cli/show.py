@@ -141,7 +141,7 @@ def _as_json(
             },
             "pins": [
                 {
-                    **{key.replace("path", "name"): x for key, x in path_fields(pin.name).items()},
+                    **path_fields(pin.name, "name"),
                     "pinned": pin.created_ns / 1e9,
                 }
                 for pin in known.pins

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.output import moment, one_line, printable, size
+from buildidfs.cli.output import json_line, moment, one_line, printable, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from buildidfs.model import Kind
 
@@ -123,21 +123,23 @@ SHARE: Final = Cell(lambda share: f"{share:.1%}", lambda share: f"{share:.6g}", 
 
 
 class Layout:
-    """The options of a table: ``--sort``, ``--limit``, ``--format`` and ``--no-trunc``."""
+    """The options of a table: ``--sort``, ``--limit``, ``--format``, ``--no-trunc``, ``--json``."""
 
     def __init__(
         self, sort: str | None = None, limit: int = 0, template: str | None = None,
-        uncut: bool = False,
+        uncut: bool = False, is_json: bool = False,
     ) -> None:  # fmt: skip
         self._sort = sort
         self._limit = limit
         self._template = template
         self._uncut = uncut
+        self.is_json = is_json
 
     @property
     def is_given(self) -> bool:
         """True if the user gave one of the options."""
-        return bool(self._sort or self._limit or self._template is not None or self._uncut)
+        given = (self._sort, self._limit, self._template is not None, self._uncut, self.is_json)
+        return any(given)
 
     def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
         """Return the rows in the order that was asked for, and not more than wanted."""
@@ -149,22 +151,24 @@ class Layout:
         return islice(rows, self._limit) if self._limit else rows
 
     @property
-    def has_template(self) -> bool:
-        """True if the user gave ``--format``: the output consists of rows only."""
-        return self._template is not None
+    def is_for_programs(self) -> bool:
+        """True if the user gave ``--format`` or ``--json``: the output consists of rows only."""
+        return self._template is not None or self.is_json
 
     def print(
         self,
         columns: Sequence[Column[Row]],
         rows: Iterable[Row],
+        fields: Callable[[Row], Mapping[str, object]] | None = None,
         *,
         most: int = 0,
         more: str = "--limit",
     ) -> int:
         """Print a table on standard output, and return the number of its rows.
 
-        On a terminal and without ``--limit`` only the first ``most`` rows are printed, 0 for all.
-        ``more`` is the option that prints the others.
+        With ``--json`` the ``fields`` of each row are printed. On a terminal and without
+        ``--limit`` only the first ``most`` rows are printed, 0 for all. ``more`` is the option that
+        prints the others.
         """
         counted = 0
 
@@ -174,7 +178,11 @@ class Layout:
                 yield row
 
         rows = counting(self.choose(columns, rows))
-        if self._template is not None:
+        lines: Iterable[str] = ()
+        if self.is_json and fields is not None:
+            for row in rows:
+                json_line(fields(row))
+        elif self._template is not None:
             lines = _filled(_parsed(self._template, columns), rows)
         elif sys.stdout.isatty():
             lines = self._aligned(columns, rows, 0 if self._limit else most, more)
@@ -238,10 +246,13 @@ class Layout:
         ]
 
 
-def options(*tables: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def options(
+    *tables: Sequence[Column[Any]], json: str = "One JSON object a line."
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of tables; it gets them as one argument ``layout``.
 
-    The command prints one of ``tables``; `Layout` refuses the fields that this one lacks.
+    The command prints one of ``tables``; `Layout` refuses the fields that this one lacks. ``json``
+    is the help for ``--json``; empty for a command without that.
     """
     columns = list({each.field: each for columns in tables for each in columns}.values())
     fields = ", ".join(each.field for each in columns)
@@ -270,6 +281,7 @@ def options(*tables: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Ca
         click.option(
             "--no-trunc", "uncut", is_flag=True, help="Cut nothing, whatever the terminal's width."
         ),
+        *((click.option("--json", "is_json", is_flag=True, help=json),) if json else ()),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,15 +292,16 @@ def options(*tables: Sequence[Column[Any]]) -> Callable[[Callable[..., Any]], Ca
             limit: int | None,
             template: str | None,
             uncut: bool,
+            is_json: bool = False,
             **rest: Any,
         ) -> Any:
-            if template is not None and rest.get("json_"):
+            if template is not None and is_json:
                 raise click.UsageError("--format and --json contradict each other")
             if sort is not None:
                 _column(columns, sort.removeprefix("-"), "--sort")
             if template is not None:
                 _parsed(template, columns)
-            layout = Layout(sort, limit or 0, template, uncut)
+            layout = Layout(sort, limit or 0, template, uncut, is_json)
             return command(*args, layout=layout, **rest)
 
         for option in reversed(added):

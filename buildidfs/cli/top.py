@@ -65,7 +65,7 @@ _COLUMNS: Final[tuple[Column[Row], ...]] = (
     metavar="SECONDS",
     help="Between two looks.  [default: 2]",
 )
-@table.options(_COLUMNS)
+@table.options(_COLUMNS, json="")
 @click.pass_obj
 def top(session: Session, once: bool, interval: float, layout: table.Layout) -> None:
     """Show how the watch of the store does: captures by container, rate, lag, losses, growth.
@@ -81,7 +81,7 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
     def look() -> View:
         return activity.add(status.take(session.store_path))
 
-    if once or layout.has_template or not _has_terminal():
+    if once or layout.is_for_programs or not _has_terminal():
         view = look()
         with _named(session.store_path) as columns:
             _print(view, columns, layout)
@@ -100,7 +100,7 @@ def _has_terminal() -> bool:
 
 
 def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> None:
-    if not layout.has_template:
+    if not layout.is_for_programs:
         for name, value in _head(view):
             gap = " " * max(_LABEL - len(name), 1) if sys.stdout.isatty() else "\t"
             click.echo(f"{name}{gap}{value}")

@@ -7,24 +7,32 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Coverage, Row
 from buildidfs.app.remedies import NOT_CAPTURED
-from buildidfs.cli.coverage import show
+from buildidfs.cli import coverage as command
 from buildidfs.cli.table import Layout
 from buildidfs.model import BuildId, Quality
 
 if TYPE_CHECKING:
     import pytest
 
+TABLE = Layout()
+JSON = Layout(is_json=True)
+
+
+def show(found: Coverage, layout: Layout = TABLE, fail_under: float | None = None) -> int:
+    return command.show(found, Names(), layout, fail_under=fail_under)
+
 
 def test_nothing_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = Coverage([], "samples")
-    assert show(nothing, json_=False, fail_under=1) == 30
+    assert show(nothing, fail_under=1) == 30
     said = capsys.readouterr()
     assert said.out == "0 samples\n"
     assert said.err == "buildidfs: there are no samples, but --fail-under needs symbols for some\n"
-    assert show(nothing, json_=True, fail_under=None) == 0
-    assert show(nothing, json_=False, fail_under=0) == 0
+    assert show(nothing, JSON) == 0
+    assert show(nothing, fail_under=0) == 0
 
 
 ROWS = [
@@ -35,7 +43,7 @@ ROWS = [
 
 
 def test_pipe_gets_rows_with_tabs_and_totals_without(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(Coverage(ROWS, "samples"), json_=False, fail_under=None) == 0
+    assert show(Coverage(ROWS, "samples")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("\t") for line in lines if "\t" in line] == [
         ["0.6", "missing", "ab" * 20, "docker:ab", "/bin/app", "never captured"],
@@ -52,23 +60,23 @@ def test_pipe_gets_rows_with_tabs_and_totals_without(capsys: pytest.CaptureFixtu
 
 def test_functions_of_a_go_program_are_symbols(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("", b"/bin/go", BuildId(b"\xef" * 20), 1, True, Quality.GOPCLNTAB)]
-    show(Coverage(rows, "samples"), layout=Layout(template="{held}"), json_=False, fail_under=None)
+    show(Coverage(rows, "samples"), Layout(template="{held}"))
     assert capsys.readouterr().out == "symbols\n"
 
 
 def test_format_prints_rows_only(capsys: pytest.CaptureFixture[str]) -> None:
     layout = Layout(sort="-share", limit=2, template="{share} {path}")
-    show(Coverage(ROWS, "samples"), layout=layout, json_=False, fail_under=None)
+    show(Coverage(ROWS, "samples"), layout)
     assert capsys.readouterr().out == "0.6 /bin/app\n0.3 /bin/sh\n"
 
 
 def test_json_has_shares_from_0_to_1(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Coverage(ROWS, "samples"), json_=True, fail_under=None)
+    show(Coverage(ROWS, "samples"), JSON)
     shares = json.loads(capsys.readouterr().out)["coverage"]
     assert shares == {
         "executable": 0.3, "dynamic_symbols": 0.3, "symbols": 0.3, "debuginfo": 0.0,
     }  # fmt: skip
-    assert show(Coverage(ROWS, "samples"), json_=True, fail_under=31) == 30
+    assert show(Coverage(ROWS, "samples"), JSON, fail_under=31) == 30
     assert "symbols for 30.00% of the samples, wanted 31%" in capsys.readouterr().err
 
 
@@ -80,10 +88,10 @@ def test_terminal_gets_colours_and_a_bounded_table(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
     many = [Row("", b"/bin/%d" % n, None, 1, why="generated code") for n in range(50)]
-    show(Coverage(ROWS + many, "samples"), json_=False, fail_under=None)
+    show(Coverage(ROWS + many, "samples"))
     text = capsys.readouterr().out
     assert "  \x1b[31mmissing\x1b[0m  " in text
     assert "and 13 more, see --limit\n" in text
     assert len([line for line in text.splitlines() if "/bin/" in line]) == 39
-    show(Coverage(ROWS, "samples"), json_=False, fail_under=None)
+    show(Coverage(ROWS, "samples"))
     assert "  \x1b[32msymbols\x1b[0m  " in capsys.readouterr().out
