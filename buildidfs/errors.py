@@ -36,7 +36,11 @@ That a file is not ELF or carries no build ID is an answer (`model.Absence`), no
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+import contextlib
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DEGRADED: Final = 4
 """An answer of ``status``: what runs works, but may miss some of what starts."""
@@ -65,6 +69,17 @@ class UsageError(BuildIdFsError):
     """The request makes no sense as given."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Raise `UsageError` if a Python package of an extra cannot be imported in the block."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"the Python package {error.name} is missing: install buildidfs[{extra}]"
+        ) from error
 
 
 class InvalidBuildId(UsageError):

@@ -25,7 +25,7 @@ from buildidfs.app.coverage import Holdings
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store.retention.policy import Policy
-from buildidfs.view.permissions import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -208,7 +208,7 @@ def _count_all(
         if not why:
             continue
         survey.reasons[why] += 1
-        if artifact is None or not PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid):
+        if not is_public(artifact):
             continue
         entry = (severity(why), spread[ordinal], ordinal, build_id, why)
         if len(worst) < MOST_LACKING:
@@ -247,7 +247,7 @@ def _public_place(store: Store, build_id: BuildId, digest: Digest) -> bytes | No
     ordinal = store.index.ordinal(build_id) or 0
     for kind, variant in store.index.variants_with(digest, ordinal):
         artifact = store.index.artifact_variant(ordinal, kind, variant)
-        if artifact is None or not PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid):
+        if not is_public(artifact):
             return None
     for record in store.index.origins(ordinal):
         if record.digest == digest and may_see(PUBLIC, record.origin):

@@ -11,7 +11,7 @@ from buildidfs.app.page.answers import NOT_RUNNING
 from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, moment, one_line, size
-from buildidfs.errors import UsageError
+from buildidfs.errors import needs_extra
 from buildidfs.store.index.locations import is_namespace
 
 if TYPE_CHECKING:
@@ -49,12 +49,8 @@ def report(session: Session, html: str | None) -> None:
         return
     from buildidfs.store import export
 
-    try:
+    with needs_extra("serve"):
         text = page.as_html(taken)
-    except ImportError as error:
-        raise UsageError(
-            f"the Python package {error.name} is missing: install buildidfs[serve]"
-        ) from error
     export.data_to_file(text, html)
 
 

@@ -11,7 +11,7 @@ import click
 
 from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.errors import UsageError
+from buildidfs.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,13 +91,9 @@ def serve(
     settings = msgspec.structs.replace(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}
     )
-    try:
+    with needs_extra("serve"):
         from buildidfs.app.page.site import Page
         from buildidfs.serve import server
-    except ImportError as error:
-        raise UsageError(
-            f"the Python package {error.name} is missing: install buildidfs[serve]"
-        ) from error
     chosen = options.of_settings(
         session.store_path,
         settings,

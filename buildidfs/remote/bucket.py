@@ -30,6 +30,7 @@ from buildidfs.errors import (
     RemoteError,
     RemoteUnavailable,
     UsageError,
+    needs_extra,
 )
 
 if TYPE_CHECKING:
@@ -37,14 +38,10 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
-try:
+with needs_extra("remote"):
     import obstore
     from obstore import exceptions as failures
     from obstore import store as stores
-except ImportError as missing:
-    raise UsageError(
-        f"the Python package {missing.name} is missing: install buildidfs[remote]"
-    ) from missing
 
 MARKER: Final = "buildidfs.json"
 """The object that says which bucket this is: its content changes if the bucket is made anew."""

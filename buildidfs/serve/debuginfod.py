@@ -23,7 +23,7 @@ from buildidfs.serve.content import Content
 from buildidfs.serve.messages import UPSTREAM, NotNow, Response, Waiting, header_text, lines, text
 from buildidfs.serve.sources import Sources
 from buildidfs.view import NeedsReading, View, nodes
-from buildidfs.view.permissions import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +119,7 @@ class Debuginfod:
         """Open a source file of a build ID, by its path in the debug information."""
         ordinal = self._store.index.ordinal(build_id)
         artifact = None if ordinal is None else self._sources.artifact(ordinal)
-        if artifact is None or not _is_public(artifact):
+        if not is_public(artifact):
             return None
         return self._sources.open(artifact, source_archive.normal(path))
 
@@ -235,7 +235,7 @@ class Debuginfod:
         directory = self._directory(name, wait=wait)
         node = self._lookup(directory, what, wait=wait) if directory else 0
         held = self._view.held_in(node) if node else None
-        if held is None or not _is_public(held[0]):
+        if held is None or not is_public(held[0]):
             return None
         return node, *held
 
@@ -336,7 +336,7 @@ class Debuginfod:
         if not found:
             return self.missing(request, "section")
         artifact, zeroed = view.section_of(found)
-        if not _is_public(artifact):
+        if not is_public(artifact):
             return self.missing(request, "section")
         tag = _tag(artifact, b"-%s%s" % (b"z-" if zeroed else b"", section.hex().encode()))
         early = _conditional(request, view.attributes(found).size, tag, "section")
@@ -350,7 +350,7 @@ class Debuginfod:
         """The response with a source file, by its path in the debug information."""
         directory = self._directory(name)
         artifact = self._sources.artifact(nodes.ordinal_of(directory)) if directory else None
-        if artifact is None or not _is_public(artifact):
+        if not is_public(artifact):
             return self.missing(request, "source")
         path = source_archive.normal(path)
         file = self._sources.open(artifact, path)
@@ -419,10 +419,6 @@ def _place_headers(origin: Origin) -> bytes:
     if origin.archive:
         headers += lines((b"X-DEBUGINFOD-ARCHIVE", header_text(origin.archive)))
     return headers
-
-
-def _is_public(artifact: Artifact) -> bool:
-    return PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
 
 
 def _tag(artifact: Artifact, suffix: bytes) -> bytes:

@@ -25,12 +25,12 @@ from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve.debuginfod import KINDS
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query
 from buildidfs.store.index.locations import ROOT, components
-from buildidfs.view.permissions import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from buildidfs.model import Artifact, BuildId
+    from buildidfs.model import BuildId
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Request
 
@@ -155,7 +155,7 @@ class _Search:
         build_id = index.build_id(ordinal)
         if build_id is None or names.is_of_sources(build_id):
             return
-        if not any(map(_is_public, served.values())):
+        if not any(map(is_public, served.values())):
             return
         for record in index.origins(ordinal):
             self._go_on()
@@ -163,7 +163,7 @@ class _Search:
             if not may_see(PUBLIC, origin) or (path is not None and origin.path != path):
                 continue
             for what, kind in KINDS.items():
-                if kind in record.kinds and _is_public(served[kind]):
+                if kind in record.kinds and is_public(served[kind]):
                     yield _row(what, build_id, origin.path, origin.archive)
 
     def _go_on(self) -> None:
@@ -176,10 +176,6 @@ def _row(what: bytes, build_id: BuildId, path: bytes, archive: bytes) -> _Row:
     if archive:
         row["archive"] = archive.decode("utf-8", "replace")
     return row
-
-
-def _is_public(artifact: Artifact | None) -> bool:
-    return artifact is not None and PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
 
 
 def _translate(pattern: bytes) -> re.Pattern[str]:

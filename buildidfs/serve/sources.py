@@ -13,7 +13,7 @@ from buildidfs.model import Kind, Quality
 from buildidfs.store import is_withheld
 from buildidfs.view import FileContent
 from buildidfs.view.layouts.id_dir import Section
-from buildidfs.view.permissions import PUBLIC
+from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from buildidfs.model import Artifact, ByteRange, Digest
@@ -55,7 +55,7 @@ class Sources:
         for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
             found = self._store.index.artifact(ordinal, kind)
             if found is not None and found.quality >= Quality.DEBUGINFO:
-                return PUBLIC.may_read(found.mode, found.uid, found.gid)
+                return is_public(found)
         return True
 
     def open(self, artifact: Artifact, path: bytes) -> FileContent | None:

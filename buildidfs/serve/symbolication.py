@@ -28,7 +28,7 @@ from buildidfs.formats.elf import code_file, header, identity
 from buildidfs.model import BuildId, Kind
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import SYMBOLS, BadRequest, Response, Waiting, lines
-from buildidfs.view.permissions import PUBLIC
+from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -540,12 +540,7 @@ def _find(store: Store, debug_id: str) -> BuildId | None:
 def _believed(store: Store, ordinal: int, build_id: BuildId) -> list[tuple[int, BuildId]]:
     """Return the trust of the files of a build ID that all users may read."""
     kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
-    artifacts = [store.index.artifact(ordinal, kind) for kind in kinds]
-    public = [
-        each
-        for each in artifacts
-        if each is not None and PUBLIC.may_read(each.mode, each.uid, each.gid)
-    ]
+    public = list(filter(is_public, (store.index.artifact(ordinal, kind) for kind in kinds)))
     return [(max(int(each.trust) for each in public), build_id)] if public else []
 
 

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from buildidfs.errors import RemoteDenied, RemoteRefused, RemoteUnavailable, UsageError
+from buildidfs.errors import (
+    RemoteDenied,
+    RemoteRefused,
+    RemoteUnavailable,
+    UsageError,
+    needs_extra,
+)
 from buildidfs.model import BuildId, Digest, Kind, Quality
 from buildidfs.upstream.debuginfod import host_of
 from buildidfs.upstream.server import Unavailable
@@ -388,12 +394,8 @@ def symbol_server(
         )
     if not is_url or parts.query or parts.fragment or not url.isprintable():
         raise UsageError(f"not the URL of a server: {url[:80]!r}; try https://HOST:PORT")
-    try:
+    with needs_extra("upstream"):
         from buildidfs.upstream.http_client import HttpClient
-    except ImportError as error:
-        raise UsageError(
-            f"the Python package {error.name} is missing: install buildidfs[upstream]"
-        ) from error
     return _KINDS[kind](url, HttpClient(timeout_s, headers))
 
 

@@ -8,7 +8,7 @@ import re
 import urllib.parse
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.errors import UsageError
+from buildidfs.errors import UsageError, needs_extra
 from buildidfs.upstream.directory import Directory
 
 if TYPE_CHECKING:
@@ -53,12 +53,8 @@ def _mirror(url: str, options: Options, spool: Spool, directory: bytes, token: s
 
 
 def _client(options: Options) -> HttpClient:
-    try:
+    with needs_extra("upstream"):
         from buildidfs.upstream.http_client import HttpClient
-    except ImportError as error:
-        raise UsageError(
-            f"the Python package {error.name} is missing: install buildidfs[upstream]"
-        ) from error
     return HttpClient(options.timeout, options.headers)
 
 

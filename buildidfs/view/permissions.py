@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from buildidfs.model import Origin
+    from typing import TypeGuard
+
+    from buildidfs.model import Artifact, Origin
 
 _OWNER: Final = 0o400
 _GROUP: Final = 0o040
@@ -54,8 +56,20 @@ def may_see(viewer: Viewer | None, origin: Origin) -> bool:
     return viewer is None or viewer.may_read(origin.shown_mode, identity.uid, identity.gid)
 
 
+def may_open(artifact: Artifact | None, viewer: Viewer | None) -> TypeGuard[Artifact]:
+    """Return True if there is a file, and the viewer may read it. The viewer None is root."""
+    return artifact is not None and (
+        viewer is None or viewer.may_read(artifact.mode, artifact.uid, artifact.gid)
+    )
+
+
 PUBLIC: Final = Viewer(None, None)
 """An unknown user, who may read only files that everybody may read."""
+
+
+def is_public(artifact: Artifact | None) -> TypeGuard[Artifact]:
+    """Return True if there is a file, and everybody may read it."""
+    return may_open(artifact, PUBLIC)
 
 
 def openness(mode: int) -> tuple[bool, bool, bool, bool]:

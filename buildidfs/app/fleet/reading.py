@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import config
-from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.errors import BuildIdFsError
 from buildidfs.linux import child as child_process
 from buildidfs.linux import threads
 from buildidfs.model import BuildId, Kind, Origin, Sighting, Trust
@@ -58,12 +58,7 @@ def opener(settings: Settings, *, private: bool = True) -> Callable[[bytes], Sto
 
 def _opened(path: bytes, settings: Settings, *, private: bool) -> Store:
     """Raises `UsageError`, `StoreError`."""
-    try:
-        from buildidfs.resolve.remote_files import RemoteFiles, Tier
-    except ImportError as error:
-        raise UsageError(
-            f"the Python package {error.name} is missing: install buildidfs[remote]"
-        ) from error
+    from buildidfs.resolve.remote_files import RemoteFiles, Tier
     from buildidfs.resolve.tiered_store import TieredStore
 
     remote = settings.remote

@@ -17,7 +17,7 @@ from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections, functions
 from buildidfs.model import AliasType, Kind
 from buildidfs.names import is_of_sources
-from buildidfs.view.permissions import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,7 +47,7 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
     if not variants:
         return None
     served = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
-    shown = {kind: each for kind, each in served.items() if each is not None and is_public(each)}
+    shown = {kind: each for kind, each in served.items() if is_public(each)}
     known = catalog.known(store, build_id, variants)
     is_open = all(each is None or is_public(each) for each in served.values())
     origins = [each for each in store.index.origins(ordinal) if may_see(PUBLIC, each.origin)]
@@ -80,11 +80,6 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
         downloads=_downloads(build_id, shown),
         lines=_lines(build_id, origins, shown),
     )
-
-
-def is_public(artifact: Artifact) -> bool:
-    """Return True if every user may read a file."""
-    return PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
 
 
 def public_variants(store: Store, ordinal: int, kind: Kind) -> list[Artifact]:

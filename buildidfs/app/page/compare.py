@@ -9,13 +9,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.page import answers
-from buildidfs.app.page.build_id import is_public, public_variants, variants_of
+from buildidfs.app.page.build_id import public_variants, variants_of
 from buildidfs.app.page.overview import text
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections
 from buildidfs.formats.elf.sections import functions as functions_of
 from buildidfs.model import Kind
+from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -77,7 +78,7 @@ def _artifact(store: Store, ordinal: int, digest: Digest) -> Artifact | None:
     """The file of a build ID with a digest, if every user may read it."""
     for kind, variant in store.index.variants_with(digest, ordinal):
         artifact = store.index.artifact_variant(ordinal, Kind(kind), variant)
-        if artifact is not None and is_public(artifact):
+        if is_public(artifact):
             return artifact
     return None
 

@@ -14,7 +14,7 @@ from buildidfs.app.survey import image_of
 from buildidfs.model import Kind
 from buildidfs.names import kept_for
 from buildidfs.store import run_files
-from buildidfs.view.permissions import PUBLIC
+from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -166,7 +166,7 @@ def _has_come(store: Store, miss: Asked) -> bool:
     if ordinal is None:
         return False
     wanted = [kind for kind in Kind if miss.wanted & 1 << kind]
-    return all(_is_readable(store, ordinal, kind) for kind in wanted)
+    return all(is_public(store.index.artifact(ordinal, kind)) for kind in wanted)
 
 
 def _asked(store: Store, miss: Asked) -> answers.Asked:
@@ -188,13 +188,7 @@ def is_served(store: Store, ordinal: int | None) -> bool:
     """Return True if every user may read a file that is served for a build ID."""
     if ordinal is None:
         return False
-    return any(_is_readable(store, ordinal, kind) for kind in Kind)
-
-
-def _is_readable(store: Store, ordinal: int, kind: Kind) -> bool:
-    """Return True if every user may read the file of a kind that is served."""
-    artifact = store.index.artifact(ordinal, kind)
-    return artifact is not None and PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
+    return any(is_public(store.index.artifact(ordinal, kind)) for kind in Kind)
 
 
 def _health(store: Store) -> answers.Health:

@@ -18,14 +18,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.page import answers
-from buildidfs.app.page.build_id import is_public, public_variants
+from buildidfs.app.page.build_id import public_variants
 from buildidfs.app.page.overview import is_served, text
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.formats.elf.sections import Sections
 from buildidfs.model import Kind
 from buildidfs.names import is_of_sources
 from buildidfs.store.index.locations import NAMES, components
-from buildidfs.view.permissions import PUBLIC, may_see
+from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -283,7 +283,7 @@ class _Search:
     def _has_symbol(self, ordinal: int, wanted: bytes) -> bool:
         for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
             artifact = self._store.index.artifact(ordinal, kind)
-            if artifact is None or not is_public(artifact):
+            if not is_public(artifact):
                 continue
             with (
                 contextlib.suppress(OSError, IntegrityError),

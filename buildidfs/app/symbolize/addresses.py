@@ -21,6 +21,7 @@ from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import file_ops
 from buildidfs.model import Artifact, BuildId, ByteRange, Kind
 from buildidfs.store import is_withheld
+from buildidfs.view.permissions import may_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -215,9 +216,7 @@ class Symbolizer:
 
     def _readable(self, ordinal: int, kind: Kind) -> Artifact | None:
         found = self._store.index.artifact(ordinal, kind)
-        if found is None or self._viewer is None:
-            return found
-        return found if self._viewer.may_read(found.mode, found.uid, found.gid) else None
+        return found if may_open(found, self._viewer) else None
 
     def _choose(self, build_id: BuildId, chosen: tuple[Artifact | None, Artifact | None]) -> _File:
         """The files with symbols, the best first; addresses are those of the executable."""
