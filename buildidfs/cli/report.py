@@ -40,7 +40,7 @@ def report(session: Session, html: str | None) -> None:
     The report is the first page of `serve`. It names only files and containers that every user may
     know, so that it can be handed on.
     """
-    from buildidfs.app.page import report as page
+    from buildidfs.app.page import overview as page
 
     with session.open_store() as store, session.progress("Counting", "build ID") as progress:
         taken = page.take(store, session.settings, progress)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a build ID: what is held, what is missing, where it was seen, what is in it."""
+"""The page of a build ID, and the comparison of two files with it.
+
+It has what is held, what is missing, where it was seen, and what is in the files.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import heapq
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -20,17 +24,32 @@ from buildidfs.names import is_of_sources
 from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from buildidfs.app.containers import Names
     from buildidfs.formats.elf.sections import Function
-    from buildidfs.model import Alias, Artifact, BuildId
-    from buildidfs.store import OriginRecord, Store
+    from buildidfs.model import Alias, Artifact, BuildId, Digest
+    from buildidfs.store import Blob, OriginRecord, Store
 
 MOST_PLACES: Final = 50
 MOST_VARIANTS: Final = 50
 MOST_SECTIONS: Final = 200
 MOST_FUNCTIONS: Final = 20
+MOST_DIFFERENCES: Final = 200
+_MOST_HASHED: Final = 256 << 20
+_MOST_FUNCTIONS: Final = 50_000
+_PIECE: Final = 1 << 20
+_FACTS: Final = (
+    "kind",
+    "size",
+    "quality",
+    "trust",
+    "standing",
+    "made_of",
+    "gdb_scripts",
+    "adopted",
+)
+_ABSENT: Final = "–"
 _BEST: Final = {0: "missing", 1: "dynsym", 2: "symbols", 3: "symbols", 4: "debuginfo"}
 
 
@@ -210,3 +229,95 @@ def functions_in(store: Store, artifact: Artifact | None) -> tuple[list[answers.
         shown = [answers.Function(text(each.name), each.address, each.size) for each in largest]
         return shown, count
     return [], 0
+
+
+# --- two files -----------------------------------------------------------------------------------
+
+_Parts = dict[bytes, str]
+
+
+def compared(
+    store: Store, build_id: BuildId, left: Digest, right: Digest
+) -> answers.Compared | None:
+    """The differences of two files; None if not both may be told of.
+
+    Sections are compared byte by byte, up to 256 MiB of each file. Raises `StoreError`,
+    `IntegrityError`.
+    """
+    ordinal = store.index.ordinal(build_id)
+    if ordinal is None:
+        return None
+    one, other = _artifact(store, ordinal, left), _artifact(store, ordinal, right)
+    if one is None or other is None:
+        return None
+    shown = _variant(store, build_id, one), _variant(store, build_id, other)
+    differences = [
+        answers.Difference("fact", name.replace("_", " "), *values)
+        for name in _FACTS
+        if (values := [str(getattr(each, name)) for each in shown])[0] != values[1]
+    ]
+    parts = [_contents(store, each) for each in (one, other)]
+    sections, symbols = zip(*parts, strict=True)
+    differences += _different("section", *sections)
+    differences += _different("function", *symbols)
+    same = sum(sections[1].get(name) == value for name, value in sections[0].items())
+    return answers.Compared(
+        build_id.hex(),
+        shown[0],
+        shown[1],
+        same,
+        differences[:MOST_DIFFERENCES],
+        len(differences),
+    )
+
+
+def _artifact(store: Store, ordinal: int, digest: Digest) -> Artifact | None:
+    """The file of a build ID with a digest, if every user may read it."""
+    for kind, variant in store.index.variants_with(digest, ordinal):
+        artifact = store.index.artifact_variant(ordinal, Kind(kind), variant)
+        if is_public(artifact):
+            return artifact
+    return None
+
+
+def _variant(store: Store, build_id: BuildId, artifact: Artifact) -> answers.Variant:
+    """Return the entry of a file as the page of the build ID has it."""
+    kept = public_variants(store, artifact.ordinal, artifact.kind)
+    if artifact not in kept:
+        kept.append(artifact)
+    return variants_of(store, build_id, artifact.kind, kept)[kept.index(artifact)]
+
+
+def _contents(store: Store, artifact: Artifact) -> tuple[_Parts, _Parts]:
+    """Sections of a file with size and digest, and functions with their size."""
+    with contextlib.suppress(OSError, IntegrityError), store.blobs.open(artifact.digest) as blob:
+        headers = Sections(blob.read_at, blob.size)
+        sections: _Parts = {}
+        left = _MOST_HASHED
+        for each in headers.headers:
+            if each.type in (SHT_NULL, SHT_NOBITS) or each.offset + each.size > blob.size:
+                continue
+            known = f"{each.size} bytes"
+            if each.size <= left:
+                left -= each.size
+                known += f", {_digest(blob, each.offset, each.size)}"
+            sections.setdefault(each.name, known)
+        some = islice(functions(headers), _MOST_FUNCTIONS)
+        return sections, {each.name: f"{each.size} bytes" for each in some}
+    return {}, {}
+
+
+def _digest(blob: Blob, offset: int, size: int) -> str:
+    found = hashlib.sha256()
+    for at in range(offset, offset + size, _PIECE):
+        found.update(blob.pread(min(_PIECE, offset + size - at), at))
+    return found.hexdigest()[:12]
+
+
+def _different(
+    what: str, left: Mapping[bytes, str], right: Mapping[bytes, str]
+) -> Iterator[answers.Difference]:
+    for name in dict.fromkeys((*left, *right)):
+        one, other = left.get(name, _ABSENT), right.get(name, _ABSENT)
+        if one != other:
+            yield answers.Difference(what, text(name), one, other)

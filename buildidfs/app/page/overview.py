@@ -1,34 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overview: coverage, what is missing, growth and health, from what other modules count."""
+"""The overview: coverage, what is missing, growth and health; and the page of one container.
+
+The overview is also made without a server: counted now, as values or as one file of HTML.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs import __version__
-from buildidfs.app import remedies
-from buildidfs.app.page import answers, trends
-from buildidfs.app.survey import image_of
+from buildidfs.app import containers, remedies, upkeep
+from buildidfs.app.containers import Names
+from buildidfs.app.coverage import Holdings
+from buildidfs.app.live.minutes import group_name
+from buildidfs.app.page import answers
+from buildidfs.app.survey import STEP, image_of, severity, why_lacking
+from buildidfs.app.survey import take as take_survey
 from buildidfs.model import Kind
 from buildidfs.names import kept_for
 from buildidfs.store import run_files
 from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from buildidfs.app.containers import Contents, Names
+    from buildidfs.app.containers import Contents
+    from buildidfs.app.coverage import Row
+    from buildidfs.app.page.answers import Overview
     from buildidfs.app.survey import Counted, Survey
+    from buildidfs.capture.base import Progress
+    from buildidfs.config import Settings
     from buildidfs.serve.misses import Asked
-    from buildidfs.store import Store
+    from buildidfs.store import ContainerEntry, Store
     from buildidfs.store.retention.policy import Policy
     from buildidfs.store.schema import HistoryRow
 
 MOST_ASKED: Final = 50
+MOST_FILES: Final = 200
+"""The files of a container that its page names."""
 _MOST_LOSSES: Final = 10
 _MOST_DEGRADED: Final = 10
+SPAN_S: Final = 30 * 86_400
+_STEPS: Final = 360
+_TREND_STEPS: Final = 60
+_AGAIN_S: Final = 3600.0
+_NS: Final = 1_000_000_000
 _NO_TRENDS: Final[Mapping[tuple[int, str], list[answers.Trend]]] = {}
 
 
@@ -50,7 +71,7 @@ def overview(
 ) -> answers.Overview:
     """Put together what the first page shows. Raises `StoreError`, `IntegrityError`."""
     history = list(history)
-    known = trends.trends(history)
+    known = _trends(history)
     return answers.Overview(
         version=__version__,
         time=time.time(),
@@ -60,12 +81,12 @@ def overview(
         host=answers.Share() if survey is None else _share(survey.host),
         containers=[container(each, known) for each in (survey.containers if survey else ())],
         images=[
-            answers.Image(text(name), _share(each), trends.of_name(known, 1, name))
+            answers.Image(text(name), _share(each), _trend_of(known, 1, name))
             for name, each in (survey.images if survey else {}).items()
         ],
         left_out=0 if survey is None else survey.left_out,
         missing=_missing(store, survey, names, misses),
-        history=trends.points(history),
+        history=_points(history),
         going=[
             answers.Going(
                 kept_for(each.build_id).hex(), text(each.path), each.size, float(each.used)
@@ -119,7 +140,7 @@ def container(
             row.build_ids,
             *(round(part, 6) for part in (row.executable, row.symbols, row.debuginfo)),
         ),
-        trend=trends.of_name(known, 0, called),
+        trend=_trend_of(known, 0, called),
     )
 
 
@@ -233,3 +254,166 @@ def _number(row: dict[str, Any], name: str) -> int:
 def _seconds(row: dict[str, Any], name: str) -> float:
     value = row.get(name)
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+# --- the history -------------------------------------------------------------------------------
+
+
+class Trends:
+    """Reads the history, each row once an hour. Not for several threads at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: deque[HistoryRow] = deque()
+        self._read_at = -_AGAIN_S
+
+    def rows(self) -> Iterable[HistoryRow]:
+        """The rows of the last 30 days, in order of time. Raises `StoreError`."""
+        begin = time.time_ns() - SPAN_S * _NS
+        if time.monotonic() - self._read_at > _AGAIN_S:  # older ones were put together
+            self._rows.clear()
+            self._read_at = time.monotonic()
+        while self._rows and self._rows[0].time_ns < begin:
+            self._rows.popleft()
+        self._rows += self._store.history.since(self._rows[-1].time_ns + 1 if self._rows else begin)
+        return self._rows
+
+
+def _points(rows: Iterable[HistoryRow]) -> list[answers.Point]:
+    """The rows as points, those within two hours put together."""
+    found: list[answers.Point] = []
+    slot = -1
+    for row in rows:
+        point = _point(row)
+        if row.time_ns // (SPAN_S * _NS // _STEPS) == slot:
+            before = found.pop()
+            point.captured += before.captured
+            point.lost += before.lost
+            point.lag = max(point.lag, before.lag)
+        slot = row.time_ns // (SPAN_S * _NS // _STEPS)
+        found.append(point)
+    return found
+
+
+def _point(row: HistoryRow) -> answers.Point:
+    parts = (row.executable, row.symbols, row.debuginfo)
+    shares = [round(part / row.counted, 4) if row.counted else None for part in parts]
+    return answers.Point(
+        row.time_ns / _NS,
+        row.build_ids,
+        row.stored_bytes,
+        row.free_bytes,
+        shares[0],
+        shares[1],
+        shares[2],
+        captured=row.captured,
+        lost=row.lost,
+        lag=row.lag_ms / 1000,
+    )
+
+
+def _trends(rows: Iterable[HistoryRow]) -> dict[tuple[int, str], list[answers.Trend]]:
+    """The symbols' shares of containers (0) and images (1) by name, one for half a day."""
+    found: dict[tuple[int, str], list[answers.Trend]] = {}
+    slots: dict[tuple[int, str], int] = {}
+    for row in rows:
+        slot = row.time_ns // (SPAN_S * _NS // _TREND_STEPS)
+        for group in row.groups:
+            key = group.kind, group.name
+            trend = answers.Trend(
+                row.time_ns / _NS, round(group.symbols / (group.build_ids or 1), 4)
+            )
+            known = found.setdefault(key, [])
+            if slots.get(key) == slot:
+                known[-1] = trend
+            else:
+                known.append(trend)
+            slots[key] = slot
+    return found
+
+
+def _trend_of(
+    known: Mapping[tuple[int, str], list[answers.Trend]], kind: int, name: str
+) -> list[answers.Trend]:
+    """The trend of a container or image."""
+    return known.get((kind, group_name(name)), [])
+
+
+# --- without a server --------------------------------------------------------------------------
+
+
+def take(store: Store, settings: Settings, progress: Progress | None) -> Overview:
+    """Count, and put together what the first page shows. Raises `StoreError`, `IntegrityError`."""
+    steps = itertools.count(0, STEP)
+
+    def go_on() -> None:
+        if progress is not None:
+            progress(next(steps), "")
+
+    return overview(
+        store,
+        take_survey(store, go_on),
+        Names(store),
+        policy=upkeep.policy(settings.retention, store.path),
+        history=Trends(store).rows(),
+    )
+
+
+def as_html(taken: Overview) -> bytes:
+    """The report as one file: its style is in it, and its policy allows nothing else."""
+    from buildidfs.app.page import html
+
+    return html.render(
+        "overview.html",
+        o=taken,
+        style=html.style().decode(),
+        style_hash=html.style_hash(),
+        refresh=False,
+        drops=False,
+    )
+
+
+# --- a container -------------------------------------------------------------------------------
+
+
+def container_page(store: Store, name: bytes) -> answers.Contents | None:
+    """The container with a name, or the first with a label; None if none is known to every user.
+
+    Raises `StoreError`, `IntegrityError`.
+    """
+    number = store.containers.number(name)
+    if number is not None:
+        found = store.containers.get(number)
+    else:
+        found = store.containers.labelled(name.decode("utf-8", "surrogateescape"))
+    if found is None or not found.public:
+        return None
+    worst: list[tuple[int, bytes, Row, str]] = []
+    total = 0
+
+    def each(entry: ContainerEntry, path: bytes, row: Row) -> None:
+        nonlocal total
+        if not entry.public:
+            return
+        total += 1
+        why = why_lacking(row.executable, row.symbols, row.debuginfo, row.why)
+        worst.append((severity(why), path, row, why))
+
+    contents = containers.contents(store, found, Holdings(store), each)
+    shown = heapq.nsmallest(MOST_FILES, worst, key=lambda file: (-file[0], file[1]))
+    its = container(contents)
+    return answers.Contents(
+        its,
+        [
+            answers.Lacking(
+                "" if row.build_id is None else row.build_id.hex(),
+                text(path),
+                its.name,
+                1,
+                its.last_seen,
+                remedies.of_reason(why).code if why else "",
+            )
+            for _, path, row, why in shown
+        ],
+        total,
+    )

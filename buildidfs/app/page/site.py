@@ -15,14 +15,12 @@ from buildidfs.app.page import (
     answers,
     api,
     build_id,
-    compare,
-    container,
     drop,
     html,
     overview,
     search,
 )
-from buildidfs.app.page.trends import Trends
+from buildidfs.app.page.overview import Trends
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
 from buildidfs.serve.messages import (
@@ -204,7 +202,7 @@ class Page:
         return _json(found) if is_api else _html("search.html", found=found, query=found.query)
 
     def _container(self, name: bytes, is_api: bool) -> Response:
-        found = container.page(self._store, name)
+        found = overview.container_page(self._store, name)
         if found is None:
             self._backend.check()
             error = "no container of that name is known to every user"
@@ -217,7 +215,7 @@ class Page:
         digests = [digest for each in parts[1:] if (digest := names.parse_digest(each))]
         if parsed is None or len(parts) != 3 or len(digests) != 2:
             raise BadRequest("what is compared is a build ID and the SHA-256 of two of its files")
-        found = compare.page(self._store, parsed, *digests)
+        found = build_id.compared(self._store, parsed, *digests)
         if found is None:
             return self._not_served(parsed, is_api)
         return _json(found) if is_api else _html("compare.html", c=found)
