@@ -34,8 +34,15 @@ from buildidfs.formats.archive.common import Damaged, Member, Type, installed
 from buildidfs.linux import child, file_ops, openat2
 from buildidfs.model import PUBLIC_ACCESS, Kind, fingerprint
 from buildidfs.upstream import apt_index
-from buildidfs.upstream.debuginfod import forwarded, host_of
-from buildidfs.upstream.server import Found, NotThere, Unacceptable, Unavailable, identity_of_copy
+from buildidfs.upstream.server import (
+    Found,
+    NotThere,
+    Unacceptable,
+    Unavailable,
+    forwarded,
+    host_of,
+    identity_of_copy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -41,7 +41,7 @@ from buildidfs.upstream.absences import Absences
 from buildidfs.upstream.breaker import Breaker
 from buildidfs.upstream.flights import Flights
 from buildidfs.upstream.server import NotThere, Spool, Unacceptable, Unavailable, Wanted
-from buildidfs.upstream.urls import servers_of
+from buildidfs.upstream.servers import servers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

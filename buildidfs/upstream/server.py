@@ -9,6 +9,7 @@ import secrets
 import stat
 import tempfile
 import time
+import urllib.parse
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -116,6 +117,22 @@ def identity_of_copy(size: int, modified_ns: int, access: Access) -> FileIdentit
         access.gid,
         b"upstream:" + secrets.token_bytes(16),
     )
+
+
+def forwarded(hops: int, via: str, token: str) -> list[tuple[str, str]]:
+    """The headers of a request that is passed on: how often, and by which of us.
+
+    They tell nothing of the client: its address is no matter of the next server.
+    """
+    headers = [("Via", ", ".join(filter(None, (via, f"1.1 {token}"))))]
+    if hops:
+        headers.append(("X-Forwarded-For", ", ".join(["unknown"] * hops)))
+    return headers
+
+
+def host_of(url: str) -> str:
+    """Host and port of a URL, without user and password."""
+    return urllib.parse.urlsplit(url).netloc.rpartition("@")[2] or url
 
 
 class Spool:

@@ -31,8 +31,7 @@ from buildidfs.errors import (
     needs_extra,
 )
 from buildidfs.model import BuildId, Digest, Kind, Quality
-from buildidfs.upstream.debuginfod import host_of
-from buildidfs.upstream.server import Unavailable
+from buildidfs.upstream.server import Unavailable, host_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

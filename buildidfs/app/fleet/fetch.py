@@ -20,7 +20,7 @@ from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import Upstreams, token_of
 from buildidfs.upstream.options import Options, of_settings
 from buildidfs.upstream.server import Spool
-from buildidfs.upstream.urls import servers_of
+from buildidfs.upstream.servers import servers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

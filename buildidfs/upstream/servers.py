@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that the URLs of the settings name: debuginfod servers, directories, mirrors.
+
+A debuginfod server is ours or any other, or a bucket of that layout: ``/buildid/ID/KIND``. A
+directory has files by build ID in any of the layouts that clients and servers use:
+
+    .build-id/ab/cdef[.debug]                      /usr/lib/debug, and executables by link
+    .build-id/ab/cdef/{elf,debug}                  perf's build ID cache (--buildid-dir)
+    buildid/ID/{executable,debuginfo}              a bucket; what file:// in DEBUGINFOD_URLS names
+    ID/{executable,debuginfo}                      the cache of debuginfod clients
+
+Links are followed within the directory only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import urllib.parse
+from typing import TYPE_CHECKING, Final
+
+from buildidfs import names
+from buildidfs.capture import walk
+from buildidfs.capture.origin.builder import access_of
+from buildidfs.capture.unresponsive.filesystems import Patience
+from buildidfs.errors import UsageError, needs_extra
+from buildidfs.linux import openat2
+from buildidfs.model import PUBLIC_ACCESS, Access, Kind
+from buildidfs.upstream.server import (
+    Found,
+    NotThere,
+    Unavailable,
+    forwarded,
+    host_of,
+    identity_of_copy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.model import BuildId
+    from buildidfs.upstream.http_client import HttpClient
+    from buildidfs.upstream.options import Options
+    from buildidfs.upstream.server import Server, Spool, Wanted
+
+PREFIX: Final = "apt:"
+_CREDENTIALS: Final = re.compile(r"(https?://)[^/\s]*@")
+_KINDS: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
+_ABSENT: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP))
+_NAMES: Final = {
+    Kind.EXECUTABLE: (b"", (b"elf", b"executable"), b"executable"),
+    Kind.DEBUGINFO: (b".debug", (b"debug", b"debuginfo"), b"debuginfo"),
+}
+
+
+def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> list[Server]:
+    """The servers of the options in their order.
+
+    ``directory`` is for what they keep of each other's answers. Raises `UsageError`.
+    """
+    servers: list[Server] = []
+    for url in options.urls:
+        if url.startswith(("http://", "https://")):
+            servers.append(Debuginfod(_checked(url), _client(options), spool, token))
+        elif url.startswith(("/", "file:///")):
+            path = urllib.parse.unquote(url.removeprefix("file://")) if url[0] != "/" else url
+            servers.append(Directory(os.fsencode(path), options.timeout))
+        elif url.startswith(PREFIX):
+            servers.append(_mirror(url, options, spool, directory, token))
+        else:
+            raise _unknown(url)
+    return servers
+
+
+def _mirror(url: str, options: Options, spool: Spool, directory: bytes, token: str) -> Server:
+    from buildidfs.upstream.apt import AptMirror, parse
+
+    suite = parse(url)
+    is_remote = suite.url.startswith("http")
+    if is_remote:
+        _checked(suite.url)
+    return AptMirror(suite, _client(options) if is_remote else None, spool, directory, token)
+
+
+def _client(options: Options) -> HttpClient:
+    with needs_extra("upstream"):
+        from buildidfs.upstream.http_client import HttpClient
+    return HttpClient(options.timeout, options.headers)
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_url = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_url = False
+    if not is_url or not url.isprintable():
+        raise _unknown(url)
+    return url
+
+
+def without_password(url: str) -> str:
+    """The URL for people, without user and password."""
+    return _CREDENTIALS.sub(r"\1***@", url)
+
+
+def _unknown(url: str) -> UsageError:
+    return UsageError(
+        f"not an upstream: {without_password(url)[:80]!r}; try https://HOST, a directory, or"
+        " apt:URL SUITE COMPONENT"
+    )
+
+
+class Debuginfod:
+    """A server at a URL. It gets ``token`` as our name, by which we know our own requests."""
+
+    is_local = False
+
+    def __init__(self, url: str, client: HttpClient, spool: Spool, token: str) -> None:
+        self.label = host_of(url)
+        self._url = url.rstrip("/")
+        self._client = client
+        self._spool = spool
+        self._token = token
+        parts = urllib.parse.urlsplit(url)
+        # A file that took a password is not for all users of this host.
+        is_private = bool(parts.username or client.headers)
+        owner = Access(0o400, os.geteuid(), os.getegid())
+        self._access = owner if is_private else PUBLIC_ACCESS
+
+    def fetch(self, wanted: Wanted) -> Found:
+        """The file. Raises what `Server.fetch` does."""
+        kind = _KINDS.get(wanted.kind)
+        if kind is None:
+            raise NotThere
+        most = self._spool.most()
+        headers = [("X-DEBUGINFOD-MAXSIZE", str(most))]
+        headers += forwarded(wanted.hops, wanted.via, self._token)
+        url = f"{self._url}/buildid/{wanted.build_id}/{kind}"
+        fd = self._spool.file()
+        try:
+            done = self._client.download(url, fd, most, headers, self._spool.progress)
+        except BaseException:
+            os.close(fd)
+            raise
+        return Found(fd, identity_of_copy(done.size, done.modified_ns, self._access))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class Directory:
+    """A directory on this machine, whose filesystem may not answer."""
+
+    is_local = True
+
+    def __init__(self, path: bytes, timeout_s: float) -> None:
+        self.label = os.fsdecode(path)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def fetch(self, wanted: Wanted) -> Found:
+        """The file. Raises what `Server.fetch` does."""
+        if wanted.kind not in _NAMES:
+            raise NotThere
+        try:
+            return Patience(self._timeout_s).ask(
+                (0, 0), lambda: self._find(wanted), lambda found: found.close()
+            )
+        except TimeoutError:
+            raise Unavailable(
+                f"its filesystem gave no answer within {self._timeout_s:g} s", hangs=True
+            ) from None
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _find(self, wanted: Wanted) -> Found:
+        try:
+            root_fd = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"cannot be opened: {error.strerror}") from error
+        try:
+            refused = walk.Mounts().refused(os.fstat(root_fd).st_dev, root_fd)
+            if refused is not None:
+                # A mount of this store would wait for us.
+                raise Unavailable(
+                    f"is on a filesystem of type {os.fsdecode(refused)}", lasting=True
+                )
+            for path in _paths(wanted.build_id, wanted.kind):
+                found = _opened(root_fd, path)
+                if found is not None:
+                    return found
+        finally:
+            os.close(root_fd)
+        raise NotThere
+
+
+def _paths(build_id: BuildId, kind: Kind) -> Iterator[bytes]:
+    """The names that a file may have in a directory, relative to it."""
+    suffix, in_perf, in_buildid = _NAMES[kind]
+    first, rest = names.split(build_id)
+    for base in (b".build-id/", b""):
+        split = base + first + b"/" + rest
+        yield split + suffix
+        for name in in_perf:
+            yield split + b"/" + name
+    spelled = names.spell(build_id)
+    for base in (b"buildid/", b""):
+        yield base + spelled + b"/" + in_buildid
+
+
+def _opened(root_fd: int, path: bytes) -> Found | None:
+    """A regular file below a directory; None if there is none. Raises `Unavailable`."""
+    try:
+        fd = openat2.open_regular_in_root(root_fd, path)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise Unavailable(f"cannot be read: {error.strerror}") from error
+    status = os.fstat(fd)
+    identity = identity_of_copy(status.st_size, status.st_mtime_ns, access_of(fd))
+    return Found(fd, identity, is_copy=False)
