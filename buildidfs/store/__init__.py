@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory on disk: blobs by digest, an LMDB index, and how others hear of commits.
+"""The directory on disk: blobs by digest, an LMDB index, and announcements of commits.
 
 Outsiders open a `Store` and use its parts and the values listed here; `bundle`, `export`,
-`run_files` and `fsck` are for those who need them. Imports point down within the store:
+`run_files` and `fsck` are imported by the few modules that need them. Imports point down within the
+store:
 
     bundle, export -> store -> fsck -> commit -> retention -> write, layout
     -> index, blobs, values -> coordination, run_files -> location_rows -> schema -> errors

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles: one file that is an archive (`formats.bundle_archive`), and can be read as a store.
+"""Bundles: archives (`formats.bundle_archive`) that can be read as a store.
 
-`write` makes one front to back, `BundleFile` reads it from anywhere. `BundleStore` is a store of
-which the index is made from the manifest, in a directory of its own that goes when the store is
-closed; those of processes that were killed go when another is opened. The manifest is believed
-about a blob only after all of the blob was read: its digest, its build ID, and its gdb scripts.
+`write_bundle` writes a bundle front to back, `BundleFile` reads it at any offset. `BundleStore` is
+a store whose index is made from the manifest, in a temporary directory. The directory is removed
+when the store is closed; if the process was killed, the next process that opens a bundle removes
+it. The statements of the manifest about a blob (digest, build ID, gdb scripts) are believed only
+after all of the blob was read.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def write_bundle(
     resume: bool = False,
     progress: Callable[[int], None] = lambda size: None,
 ) -> int:
-    """Write a bundle to a file or pipe; returns how many bytes of an earlier attempt were kept.
+    """Write a bundle to a file or pipe; return the number of bytes of an earlier attempt that were
+    kept.
 
     ``inputs`` and ``sources`` are descriptors of files whose sizes are in the manifest.
     ``progress`` is called with the size of each chunk of content that was written. Each blob is
@@ -131,24 +133,24 @@ class Part(Blob):
         self._member = member
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to ``size`` bytes from ``offset``. Raises OSError, `IntegrityError`."""
+        """Return up to ``size`` bytes from ``offset``. Raises OSError, `IntegrityError`."""
         return self._bundle.pread(self._member, size, offset)
 
     def _copy_to(self, file: BinaryIO) -> None:
         self._bundle.copy(self._digest, file.fileno())
 
     def close(self) -> None:
-        """Let go of a copy; the bundle stays open."""
+        """Close a temporary copy; the bundle stays open."""
         if self._copy is not None:
             self._copy.close()
             self._copy = None
 
 
 class BundleFile:
-    """An open bundle; a context manager. ``manifest`` is its claim, which `verify` checks."""
+    """An open bundle; a context manager. ``manifest`` is a claim until `verify` has checked it."""
 
     def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
-        """Raises `UsageError` where there is no such file, `IntegrityError` for no bundle."""
+        """Raises `UsageError` if there is no such file, `IntegrityError` if it is not a bundle."""
         self._shown = shown = show(os.fsencode(path))
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -185,32 +187,34 @@ class BundleFile:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor of the file."""
+        """Return the descriptor of the file."""
         return self._content.fileno()
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         self._content.close()
 
     def size(self, digest: Digest) -> int | None:
-        """Size of a blob in bytes; None if there is none."""
+        """Return the size of a blob in bytes; None if there is none."""
         member = self._blobs.get(digest)
         return None if member is None else member.size
 
     def open(self, digest: Digest) -> Part:
-        """A blob; raises `IntegrityError` if there is none."""
+        """Return a blob; raises `IntegrityError` if there is none."""
         member = self._blobs.get(digest)
         if member is None:
             raise IntegrityError(f"the bundle has no blob {digest}")
         return Part(self, digest, member)
 
     def pread(self, member: bundle_archive.Member, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes of a member from ``offset``. Raises OSError, `IntegrityError`."""
+        """Return up to ``size`` bytes of a member from ``offset``. Raises OSError,
+        `IntegrityError`.
+        """
         size = max(0, min(size, member.size - offset))
         return self._content.pread(size, member.offset + offset)
 
     def copy(self, digest: Digest, fd: int) -> None:
-        """Write a blob to a file, and raise `IntegrityError` if it has other bytes."""
+        """Write a blob to a file. Raises `IntegrityError` if it has other bytes."""
         with self._named():
             part = self.open(digest)
             hasher = files.sha256()
@@ -221,7 +225,7 @@ class BundleFile:
                 raise IntegrityError(f"blob {digest} of the bundle has other bytes")
 
     def verify(self, digest: Digest) -> bool:
-        """Return True if a blob has the bytes of its digest; reads all of it."""
+        """Return True if a blob has the bytes of its digest. Reads all of the blob."""
         with contextlib.suppress(IntegrityError):
             return self.open(digest).computed() == digest
         return False
@@ -238,7 +242,7 @@ class BundleFile:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Say of which file it is that something is wrong with it."""
+        """Add the name of the bundle to errors about its content."""
         try:
             yield
         except IntegrityError as error:
@@ -256,10 +260,10 @@ def captures(
     access: Access,
     content: Callable[[Digest, int], Staged | Digest],
 ) -> Iterator[NewCapture]:
-    """The captures in a manifest; ``content`` gives the bytes of each.
+    """Yield the captures in a manifest; ``content`` returns the bytes of each.
 
-    Only those who may read the bundle (``access``) may read what is in it. No place is believed
-    more than ``trust``, whatever was made of it where the bundle comes from.
+    Only users who may read the bundle (``access``) may read the files in it. No place gets more
+    trust than ``trust``, even if the host that made the bundle gave it more.
     """
     items = sorted(manifest.items, key=lambda item: (item.sha256, item.build_id))
     for (sha256, build_id), group in groupby(items, lambda item: (item.sha256, item.build_id)):
@@ -283,7 +287,8 @@ def captures(
 def sightings(item: bundle_archive.Item, trust: Trust, access: Access) -> list[Sighting]:
     """Return the places of the bytes of an item, earliest first; ``access`` is to the bundle.
 
-    Who may read them here is root, unless everybody could there: user IDs are those of that host.
+    Only root may read the bytes here, unless all users could read them there, because user IDs are
+    those of the other host.
     """
     public = item.mode & 0o444 == 0o444
     identity = FileIdentity(0, 0, item.size, item.mtime_ns, item.mtime_ns, 0o100555, 0, 0)
@@ -308,7 +313,7 @@ def sightings(item: bundle_archive.Item, trust: Trust, access: Access) -> list[S
 
 
 def names_of_containers(manifest: bundle_archive.Manifest) -> Callable[[Origin], ContainerNames]:
-    """Return what gives the names that a bundle has for the container of an origin."""
+    """Return a function that returns the names in a bundle for the container of an origin."""
     known = {
         each.label: ContainerNames(
             oci.shown_name(each.name),
@@ -322,7 +327,7 @@ def names_of_containers(manifest: bundle_archive.Manifest) -> Callable[[Origin],
 
 
 class BundleStore(Store):
-    """A store that is a bundle; see `open_bundle`. Nothing can be captured into it."""
+    """A store that is a bundle; see `open_bundle`. It accepts no captures."""
 
     def __init__(self, path: bytes, file: BundleFile, access: Access, cleaned: int) -> None:
         env = environment.acquire(path, read_only=False)
@@ -350,7 +355,7 @@ class BundleStore(Store):
         self.read_only = True
 
     def close(self) -> None:
-        """Let go of the bundle, and remove its index; safe to call twice."""
+        """Close the bundle and remove its index; safe to call twice."""
         if self._env is not None:
             super().close()
             self._file.close()
@@ -367,7 +372,7 @@ class _BundleBlobs(VerifiedBlobs):
         self._right: dict[Digest, bool] = {}
 
     def open(self, digest: Digest) -> Part:
-        """Open a blob; reads all of it the first time. Raises `IntegrityError`."""
+        """Open a blob; the first open reads all of it. Raises `IntegrityError`."""
         right = self._right.get(digest)
         if right is None:
             right = self._bundle.verify(digest) and self._is_described(digest)
@@ -377,7 +382,7 @@ class _BundleBlobs(VerifiedBlobs):
         return self._bundle.open(digest)
 
     def open_now(self, digest: Digest) -> Part | None:
-        """Open a blob; None if that would be the first time."""
+        """Open a blob; return None if it was not opened before."""
         return self.open(digest) if digest in self._right else None
 
     def _is_described(self, digest: Digest) -> bool:
@@ -390,8 +395,8 @@ class _BundleBlobs(VerifiedBlobs):
 def _fits(item: bundle_archive.Item, part: Part) -> bool:
     """Return True if a file matches its item, above all in the scripts that gdb would run.
 
-    A file that is not served as an ELF file need not be one, and one without a build ID has that of
-    the item.
+    An artifact that is not served as an ELF file may be any file. An ELF file without a build ID
+    has that of the item.
     """
     build_id = BuildId.from_hex(item.build_id)
     found = identity.describe(part.read_at, part.size, build_id)
@@ -402,27 +407,27 @@ def _fits(item: bundle_archive.Item, part: Part) -> bool:
 
 
 class _BundleFiles(Blobs):
-    """The blobs directory of a store that has its blobs elsewhere."""
+    """Stands in for the directory of blobs in a store whose blobs are elsewhere."""
 
     def __init__(self, root: bytes, file: BundleFile) -> None:
         super().__init__(root, writable=True)
         self._file = file
 
     def open(self, digest: Digest) -> int:
-        """There is none."""
+        """Raise `StoreError`: the blob has no file of its own."""
         raise StoreError(f"blob {digest} is in a bundle")
 
     def size(self, digest: Digest) -> int | None:
-        """Size of the content."""
+        """Return the size of the content."""
         return self._file.size(digest)
 
     def file(self, digest: Digest) -> BlobFile | None:
-        """As if it had one."""
+        """Return a made-up file of a blob, so that rows can refer to it."""
         size = self._file.size(digest)
         return None if size is None else BlobFile(size, 0, 0)
 
     def keep_origin(self, digest: Digest, data: bytes) -> None:
-        """The manifest has it."""
+        """Do nothing: the manifest has the origin."""
 
     def seal(
         self,
@@ -430,21 +435,20 @@ class _BundleFiles(Blobs):
         standing: Callable[[Staged], Standing],
         origin: Callable[[Digest], bytes] = lambda digest: b"",
     ) -> set[Digest]:
-        """Everything is where it is to be."""
+        """Do nothing: all bytes are in the bundle."""
         return set()
 
 
 def open_bundle(file: BundleFile, access: Access) -> BundleStore:
-    """Open a bundle as a store, for the users with ``access`` to the bundle, which the store
-    closes.
+    """Open a bundle as a store for the users with ``access`` to the bundle.
 
-    Raises `StoreError`, `IntegrityError`.
+    The store takes over ``file`` and closes it. Raises `StoreError`, `IntegrityError`.
     """
     try:
         _sweep()
         place = next(place for place in _PLACES if place is None or os.access(place, os.W_OK))
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
-        # Locked as long as it is used: who finds it without, may remove it.
+        # The directory is locked while in use: a process that finds it unlocked may remove it.
         cleaned = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(cleaned, fcntl.LOCK_EX)
         path = os.fsencode(directory)
@@ -455,7 +459,7 @@ def open_bundle(file: BundleFile, access: Access) -> BundleStore:
 
 
 def _sweep() -> None:
-    """Remove the files that killed processes have left."""
+    """Remove the directories that killed processes have left."""
     for place in _PLACES:
         for path in Path(place or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             try:

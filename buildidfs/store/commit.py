@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits of captures and sightings: bytes first, then rows, then the listeners are told."""
+"""Commits of captures and sightings: first the bytes, then the rows, then the announcement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Crowd:
-    """The recapturable captures of a batch whose bytes were dropped for lack of room."""
+    """The recapturable files of a batch, whose bytes are dropped for lack of room."""
 
     def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
         self._env = env
@@ -48,8 +48,9 @@ class _Crowd:
         return id(new) in self._dropped
 
     def drop(self, losses: int | None = None) -> bool:
-        """Drop the recapturable files; return True if there were any. With ``losses`` drop only
-        those that were staged at another number of lost blobs.
+        """Drop the recapturable files; return True if there were any.
+
+        With ``losses``, drop only the files that were staged at another number of lost blobs.
         """
         before = len(self._dropped)
         for new in self._captures:
@@ -82,8 +83,9 @@ class Commits:
         names_of: Callable[[Origin], ContainerNames] | None = None,
         derive: Callable[[], None] = lambda: None,
     ) -> None:
-        """``keeper`` gives the object that makes room, ``judge`` the trust of a file, ``names_of``
-        the names of a container. ``derive`` is called when there are new `Store.derivations`.
+        """``keeper`` returns the object that makes room, ``judge`` the trust in a file,
+        ``names_of`` the names of a container. ``derive`` is called when there are new
+        `Store.derivations`.
         """
         self._env = environment
         self._blobs = blobs
@@ -99,7 +101,7 @@ class Commits:
         absent: Sequence[NewAbsence],
         seen: Sequence[NewSeen],
     ) -> CommitResult:
-        """All of it, or nothing."""
+        """Commit all of it, or nothing."""
         captures = [self._judged(new) for new in captures]
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         sizes = {blob.digest: blob.size for blob in staged}
@@ -108,7 +110,7 @@ class Commits:
         crowd = _Crowd(self._env, captures)
         keeper = self._keeper() if staged or absent or any(each.noted for each in seen) else None
         if keeper is not None and absent and not keeper.has_room_for_rows(len(absent)):
-            absent = ()  # they only spare work, and blobs would have to go for them
+            absent = ()  # such rows only save work, and blobs would have to go for them
         notes = sum(each.noted for each in seen)
         if keeper is not None and notes and not keeper.has_room_for_notes(notes):
             seen = [each for each in seen if not each.noted]
@@ -206,7 +208,7 @@ class Commits:
         )
 
     def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
-        """Returns those of which nothing is known any more."""
+        """Record the sightings; return those of files that the store does not know any more."""
 
         def work(txn: Txn) -> tuple[list[Sighting], Recorder]:
             recorder = Recorder(self._env, txn, self._blobs, called=called)
@@ -222,8 +224,9 @@ class Commits:
         return unknown
 
     def _called(self, sightings: Sequence[Sighting]) -> _Called:
-        """The names of their containers, by control group and label: asked for while no writer
-        waits for the end of a transaction.
+        """Return the names of the containers of sightings, by control group and label.
+
+        It is called before the transaction begins, so that no writer waits for it.
         """
         if self._names_of is None:
             return {}

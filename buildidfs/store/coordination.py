@@ -2,20 +2,20 @@
 """Locks between the processes that use one store, and messages about commits.
 
 **Naming and removing** (`naming`, `removing`). A commit finds a blob in place, and then writes the
-row that speaks of it; a removal deletes the row, and then the blob. Neither may come between the
-two steps of the other. LMDB's lock covers rows only, so flock(2) on the file ``lock`` goes around
-it, shared for naming: always taken before a write transaction begins, never within one. Each use
-opens the file anew, because the lock belongs to the open file description, and so holds between
-threads, too. flock gives no turn to an exclusive lock while shared ones come and go; so all pass a
-gate first, the directory ``blobs``, which a removal closes behind it.
+row that refers to it; a removal deletes the row, and then the blob. Neither may run between the two
+steps of the other. LMDB's lock covers rows only, so both also take flock(2) on the file ``lock``,
+commits a shared lock and removals an exclusive one, always before a write transaction begins. Each
+use opens the file anew: the lock belongs to the open file description, so it also works between
+threads. With flock an exclusive lock can wait for ever while shared locks come and go. So all
+processes first take a lock on the directory ``blobs``, which a removal holds while it waits.
 
-**Announcements** (`Listener`, `announce`). Each listener binds a datagram socket in
-``listeners/``. A committer sends one message, msgpack [count, [ordinal, ...]], to all of them, and
-with it the writing end of one pipe; a listener that has forgotten what it had cached closes its
-copy. When the last copy is closed the pipe ends, which is what the committer waits for, one second
-at most. A listener that dies closes its copy too, and one that is gone already refuses the
-connection: its socket is then removed. ``count`` is the number of announced commits. A listener
-that finds one missing (its queue was full, the committer was killed) takes everything for changed.
+**Announcements** (`Listener`, `announce`). Each listener binds a datagram socket in ``listeners/``.
+A committer sends one message, msgpack [count, [ordinal, ...]], to all sockets, together with the
+write end of one pipe. A listener closes its copy of this end after it has dropped its cache. The
+committer waits until the last copy is closed, for one second at most. If a listener dies, the
+kernel closes its copy; if a listener is gone already, its socket refuses the connection, and the
+committer removes the socket. ``count`` is the number of announced commits. If a listener misses a
+number (its queue was full, the committer was killed), it treats everything as changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import msgspec
 
 from buildidfs.store.errors import translated
 
-#: A longer list is sent as "everything": it has to fit one datagram.
+#: A longer list is sent as "everything", because the message must fit in one datagram.
 _MOST_ORDINALS = 4096
 
 _MESSAGE_BYTES = 64 << 10
@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 class Listener:
-    """The receiving side. Poll `fileno`; then `receive`, act on it, and `acknowledge`."""
+    """The receiving side: poll `fileno`, call `receive`, update the caches, call `acknowledge`."""
 
     def __init__(self, root: bytes, count: Callable[[], int]) -> None:
         directory = os.path.join(root, b"listeners")
@@ -61,23 +61,24 @@ class Listener:
             with translated(root):
                 os.makedirs(directory, 0o700, exist_ok=True)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path)  # of an earlier process with our number
+                    os.unlink(self._path)  # the socket of an earlier process with our number
                 with _short(directory) as short:
                     self._socket.bind(short + os.path.basename(self._path))
         except BaseException:
             self._socket.close()
             raise
-        # Only now: a commit between the two is in the queue, and not taken for a missing one.
+        # Read after the bind: a commit between the two is in the queue, and does not count as
+        # missing.
         self._count = count()
 
     def fileno(self) -> int:
-        """Readable when there is something to `receive`."""
+        """Return a descriptor that is readable when there is something to `receive`."""
         return self._socket.fileno()
 
     def receive(self) -> list[int] | None:
-        """Ordinals that changed; an empty list: everything; None: there was nothing to read.
+        """Return the ordinals that changed; [] for everything; None if no message was there.
 
-        Takes all that is waiting. The committers wait until `acknowledge`.
+        Takes all waiting messages. Their committers wait until `acknowledge`.
         """
         ordinals: dict[int, None] | None = {}
         some = False
@@ -108,7 +109,7 @@ class Listener:
         return None if missed or not ordinals else dict.fromkeys(ordinals)
 
     def acknowledge(self) -> None:
-        """Let the committers of all that was received go on."""
+        """Let the committers of all received messages continue."""
         while self._waiting:
             os.close(self._waiting.pop())
 
@@ -123,7 +124,8 @@ class Listener:
 def announce(root: bytes, count: int, ordinals: Sequence[int]) -> bool:
     """Tell every listener, and wait until each has acknowledged, for a second at most.
 
-    ``count`` is that of the commit. True when all have. Never fails: the commit is done already.
+    ``count`` is the number of the commit. Returns True if all listeners acknowledged. Never fails,
+    because the commit is done already.
     """
     directory = os.path.join(root, b"listeners")
     try:
@@ -179,7 +181,7 @@ def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:
 
 @contextlib.contextmanager
 def _short(directory: bytes) -> Iterator[bytes]:
-    """A name for the directory that fits a socket address (108 bytes) however long it is."""
+    """Yield a name for the directory that fits into a socket address (108 bytes)."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield b"/proc/self/fd/%d/" % fd
@@ -193,7 +195,9 @@ _GATE = b"blobs"
 
 @contextlib.contextmanager
 def naming(root: bytes) -> Iterator[None]:
-    """While blobs get names, until the commit that speaks of them. Raises `StoreError`."""
+    """Hold the lock for giving names to blobs, until the commit of their rows. Raises
+    `StoreError`.
+    """
     with contextlib.ExitStack() as stack:
         with translated(root), _held(_opened_gate(root), fcntl.LOCK_SH):
             stack.enter_context(_held(_opened_file(root), fcntl.LOCK_SH))
@@ -202,7 +206,7 @@ def naming(root: bytes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def removing(root: bytes) -> Iterator[None]:
-    """While rows and then their blobs are removed. Raises `StoreError`."""
+    """Hold the lock for removing rows and then their blobs. Raises `StoreError`."""
     with contextlib.ExitStack() as stack:
         with translated(root):
             stack.enter_context(_held(_opened_gate(root), fcntl.LOCK_EX))
@@ -226,7 +230,7 @@ def _held(fd: int, how: int) -> Iterator[None]:
         try:
             yield
         finally:
-            # A child that was forked meanwhile has the description too, and would keep the lock.
+            # A child forked meanwhile shares the file description, and would keep the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures of the operating system below the store, said as errors of the store in one line."""
+"""Translate failures of the operating system into one-line errors of the store."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def show(path: bytes) -> str:
-    """A path for a message: readable, and on one line whatever bytes it has."""
+    """Return a path for a message: readable and on one line, whatever its bytes are."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def full(path: bytes, code: int) -> StoreFull:
-    """The error for a filesystem or a quota without room."""
+    """Return the error for a filesystem or a quota without room."""
     what = "quota exhausted" if code == errno.EDQUOT else "no space left on its filesystem"
     return StoreFull(
         f"store {show(path)}: {what}: free some room, or move the store to a larger filesystem"
@@ -28,7 +28,7 @@ def full(path: bytes, code: int) -> StoreFull:
 
 
 def not_to_be_written(path: bytes) -> StoreError:
-    """The error for a store that was opened for reading only, since it may not be written to."""
+    """Return the error for writing to a store that is open for reading only."""
     return StoreError(
         f"store {show(path)} was opened for reading only: its filesystem is read-only, or it"
         " belongs to another user"
@@ -36,7 +36,7 @@ def not_to_be_written(path: bytes) -> StoreError:
 
 
 def remedy(error: OSError) -> str:
-    """Return what a user can do about a refusal, as the end of a message."""
+    """Return a remedy for a refusal, as the end of a message."""
     if error.errno not in (errno.EACCES, errno.EPERM) or os.geteuid() == 0:
         return ""
     return ": only its owner may use it; do so as that user (sudo), or name your own with --store"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes out of the store, verified against their digest before they are given out."""
+"""Export of artifacts, verified against their digest before they are given out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
-    """Write the artifact to a stream, after all of it has been verified.
+    """Write an artifact to a stream, after all of it has been verified.
 
     Raises `IntegrityError` before the first byte is written, and OSError of the stream.
     """
@@ -34,14 +34,14 @@ def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
 
 
 def open_through(path: str | bytes) -> int | None:
-    """Open ``path`` for writing if the output goes to what is there, and must not replace it.
+    """Open an existing ``path`` for writing if the output must go through it, not replace it.
 
-    That is what is neither a file nor absent: /dev/null of a root who only wants to see the
-    messages, a FIFO that has a reader, a symbolic link. Where others than its owner and root may
-    put names into the directory, a link, and what belongs to another user, may be a trap: it leads
-    to a file of ours, or waits for what we alone may read.
+    This holds for paths that are neither absent nor regular files: /dev/null, a FIFO that has a
+    reader, a symbolic link. If other users than its owner and root may create names in the
+    directory, then a link, or a file of another user, may be a trap: it leads to a file of ours, or
+    waits for data that only we may read.
 
-    Raises OSError: EPERM for such a trap.
+    Returns None if the path is to be replaced. Raises OSError: EPERM for such a trap.
     """
     try:
         status = os.lstat(path)
@@ -55,7 +55,7 @@ def open_through(path: str | bytes) -> int | None:
         raise OSError(errno.EPERM, "a symbolic link in a directory that others may write to")
     pinned = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Judged before it is opened: a FIFO without a reader would never let us go on.
+        # The check comes before the open: opening a FIFO without a reader would block for ever.
         now = os.fstat(pinned)
         if stat.S_ISREG(now.st_mode) or not _is_ours(now):
             raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
@@ -65,9 +65,9 @@ def open_through(path: str | bytes) -> int | None:
 
 
 def open_draft(path: str | bytes) -> int:
-    """A file that only we can read and write, open for both: new, or the one that we have left.
+    """Open a file for reading and writing that only we can access: a new one, or our earlier one.
 
-    Raises OSError: EPERM if what is there belongs to another user.
+    Raises OSError: EPERM if the file at the path belongs to another user.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(FileNotFoundError):
@@ -79,14 +79,15 @@ def open_draft(path: str | bytes) -> int:
         os.close(fd)
         if found.st_uid != os.geteuid():
             raise OSError(errno.EPERM, f"{show(os.fsencode(path))} belongs to another user")
-        os.unlink(path)  # others may have it open
+        os.unlink(path)  # other processes may have it open
     return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def open_log(path: str | bytes) -> int:
-    """A file to append messages to, made if there is none. Raises OSError as `open_through` does.
+    """Open a file for appending messages; create it if there is none. Raises OSError as
+    `open_through`.
 
-    It is ours, and what it is called, where others may put names into its directory.
+    If other users may create names in its directory, the file must be ours and must not be a link.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     if not _is_open_to_others(os.path.dirname(path) or os.curdir):
@@ -111,11 +112,10 @@ def _is_open_to_others(directory: str | bytes) -> bool:
 
 
 def to_file(store: Store, artifact: Artifact, path: str) -> None:
-    """Make ``path`` a file with the artifact's bytes and time; whole and verified, or not at all.
+    """Write the artifact with its time to ``path``: whole and verified, or not at all.
 
-    What is hashed is what was written. A device, FIFO or symbolic link that is there already is
-    written to, not replaced. Raises `IntegrityError`, and `UsageError` when the file cannot be
-    made.
+    The digest is checked over the written bytes. An existing device, FIFO or symbolic link is
+    written to, not replaced. Raises `IntegrityError`, and `UsageError` if the file cannot be made.
     """
     _to_file(
         path,
@@ -125,7 +125,7 @@ def to_file(store: Store, artifact: Artifact, path: str) -> None:
 
 
 def data_to_file(data: bytes, path: str) -> None:
-    """Make ``path`` a file with these bytes, whole or not at all, as `to_file` does."""
+    """Write bytes to ``path``, whole or not at all, as `to_file` does."""
 
     def write(stream: BinaryIO) -> None:
         stream.write(data)
@@ -136,7 +136,7 @@ def data_to_file(data: bytes, path: str) -> None:
 def _to_file(
     path: str, write_through: Callable[[BinaryIO], None], write: Callable[[BinaryIO], None]
 ) -> None:
-    """Write to what is at a path, or replace it. Raises `UsageError`."""
+    """Write through an existing path, or replace it. Raises `UsageError`."""
     try:
         through = open_through(path)
         if through is not None:

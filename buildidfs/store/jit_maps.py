@@ -3,13 +3,14 @@
 
     jit/PID-TICKS-BOOT-SHARE    `JitProcess` as one line of JSON, then the lines of its map
 
-PID and TICKS (when it began) are decimal, BOOT and SHARE are hashes of the boot and of the
-container, in hexadecimal. A file is only appended to, under flock(2), and its mtime is when the
-process was last known to live. Names are no binaries: they are not in the index, a new index needs
-nothing of them, and the oldest go when they become too many.
+PID and TICKS (the start time) are decimal, BOOT and SHARE are hashes of the boot and of the
+container, in hexadecimal. Writers only append to a file, under flock(2), and its mtime is the time
+at which the process was last known to live. The index has no rows for these files. If there are too
+many, the oldest are removed.
 
 A container may write maps without end. So a file, all files of a container (or of a user of the
-host) and all files together have bounds, and the container that has most loses its oldest first.
+host) and all files together have limits, and the container with the most bytes loses its oldest
+file first.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ MAX_MAP_BYTES: Final = JitProcess.MOST_BYTES
 MAX_SHARE_BYTES: Final = 128 << 20
 MAX_BYTES: Final = 256 << 20
 MAX_MAPS: Final = 4096
-#: Of the filesystem of the store: what all maps may take, and what has to stay free. Of the largest
-#: size that the store may have: what all maps may take.
+#: Maps may take 1/32 of the filesystem and of the largest size of the store; as much of the
+#: filesystem has to stay free.
 _SHARE_OF_DISK: Final = 32
 
 _HEADER_MAX: Final = 32 << 10
@@ -50,8 +51,8 @@ _decode = msgspec.json.Decoder(JitProcess).decode
 
 
 class JitMap(NamedTuple):
-    """A kept map: of which process, where, when that was last known to live (Unix time, ns), and
-    the number of bytes of the map.
+    """A kept map: its process, its file, the time at which the process was last known to live (Unix
+    time, ns), and the number of bytes of the map.
     """
 
     process: JitProcess
@@ -60,7 +61,7 @@ class JitMap(NamedTuple):
     size: int
 
     def text(self) -> bytes:
-        """The map itself. Raises OSError, also if it was removed meanwhile."""
+        """Return the map itself. Raises OSError, also if it was removed meanwhile."""
         with open(self.path, "rb") as file:
             file.readline(_HEADER_MAX)
             return file.read(MAX_MAP_BYTES)
@@ -77,7 +78,7 @@ class JitMaps:
     """The maps in the store at ``root``. Methods may be called from any thread and process."""
 
     def __init__(self, root: bytes, max_size: Callable[[], int | None] = lambda: None) -> None:
-        """``max_size`` gives the number of bytes that the store may take, None for no limit."""
+        """``max_size`` returns the number of bytes that the store may take, None for no limit."""
         self._root = root
         self._max_size = max_size
         self._directory = os.path.join(root, DIRECTORY)
@@ -89,32 +90,32 @@ class JitMaps:
     # --- reading ---------------------------------------------------------------------------
 
     def of(self, pid: int) -> list[JitMap]:
-        """The maps of processes that had this number here, the latest first."""
+        """Return the maps of processes of this host with that process ID, the latest first."""
         found = [self._read(each) for each in self._entries(b"%d-" % pid)]
         return sorted(
             (each for each in found if each is not None), key=lambda each: -each.process.start_ns
         )
 
     def all(self) -> Iterator[JitMap]:
-        """All maps, in no order."""
+        """Yield all maps, in no order."""
         for entry in self._entries():
             found = self._read(entry)
             if found is not None:
                 yield found
 
     def totals(self) -> tuple[int, int]:
-        """Return the number of maps, and their bytes."""
+        """Return the number of maps and of their bytes."""
         entries = list(self._entries())
         return len(entries), sum(each.size for each in entries)
 
     def damaged(self) -> Iterator[bytes]:
-        """Paths of files that are no maps."""
+        """Yield the paths of files that are not maps."""
         for entry in self._entries():
             if self._read(entry) is None and os.path.exists(entry.path):
                 yield entry.path
 
     def remove(self, path: bytes) -> None:
-        """Remove a file that `damaged` or `all` gave. Raises `StoreError`."""
+        """Remove a file that `damaged` or `all` returned. Raises `StoreError`."""
         with translated(self._root), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -146,12 +147,12 @@ class JitMaps:
     # --- writing ---------------------------------------------------------------------------
 
     def write(self, process: JitProcess, at: int, text: bytes) -> int:
-        """Keep ``text``, which comes after the first ``at`` bytes of the map of a process.
+        """Append ``text``, which comes after the first ``at`` bytes of the map of a process.
 
-        What is there already is not written again, be it by another process; where something else
-        is there, all of it comes after that. Returns where the next part belongs; -1 if the map is
-        not as long as ``at`` any more, and has to be given from its beginning; 0 if there was no
-        room. Raises `StoreError`.
+        Bytes that are there already are not written again, even if another process wrote them. If
+        the file has other bytes there, all of ``text`` is appended after them. Returns the offset
+        of the next part; -1 if the kept map is shorter than ``at``, so that the map must be passed
+        from its beginning; 0 if there was no room. Raises `StoreError`.
         """
         with self._lock, translated(self._root):
             os.makedirs(self._directory, 0o700, exist_ok=True)
@@ -190,7 +191,7 @@ class JitMaps:
             rest, end = text[len(there) :], at + len(text)
         else:
             rest, end = text, length + len(text)
-            if end > MAX_MAP_BYTES:  # what was there is older
+            if end > MAX_MAP_BYTES:  # the existing text is older
                 os.ftruncate(fd, begin)
                 length, end = 0, len(text)
         rest = rest[: max(MAX_MAP_BYTES - length, 0)]
@@ -227,7 +228,7 @@ class JitMaps:
         return True
 
     def _make_room(self, keep: bytes, more: int, limit: int) -> None:
-        """Count anew, and remove the oldest of the containers that have most."""
+        """Recount, and remove the oldest maps of the containers that have the most bytes."""
         shares: dict[bytes, list[_Entry]] = {}
         for entry in self._entries():
             shares.setdefault(entry.share, []).append(entry)
@@ -258,7 +259,7 @@ class JitMaps:
 
 
 def disk_bytes(root: bytes) -> int:
-    """Return the number of bytes that the maps of the store at ``root`` take on the disk."""
+    """Return the number of bytes that the maps of the store at ``root`` take on disk."""
     size = 0
     with contextlib.suppress(OSError), os.scandir(os.path.join(root, DIRECTORY)) as entries:
         for entry in entries:
@@ -274,7 +275,7 @@ def _name(process: JitProcess) -> bytes:
 
 
 def _share(process: JitProcess) -> bytes:
-    """The share that a map counts for: that of its container, or of a user of the host."""
+    """Return the share that a map counts for: its container, or a user of the host."""
     origin = process.origin
     whose = origin.container or f"uid {origin.identity.uid}"
     return fingerprint(whose.encode("utf-8", "surrogateescape"), 8).hex().encode()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a store: how it is laid out, and recognised."""
+"""The directory of a store: how it is laid out and recognised."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _FORMAT = b"format"
 
 
 def make(root: bytes, map_size: int | None) -> None:
-    """Lay out a store; ``format`` comes last and makes it one. Raises `StoreError`.
+    """Lay out a store; the file ``format`` is written last. Raises `StoreError`.
 
-    One that has lost nothing but that file is a store again, with all that is in it.
+    A store that has lost only this file becomes a store again with all its content.
     """
     with translated(root):
         os.makedirs(root, 0o700, exist_ok=True)
@@ -54,14 +54,14 @@ def make(root: bytes, map_size: int | None) -> None:
 
 
 def begin(env: Environment, txn: Txn) -> None:
-    """Write the first rows of an index that has none."""
+    """Write the first rows of an empty index."""
     meta = env.tables["meta"]
     if txn.put(schema.COUNTERS_KEY, schema.Counters().pack(), overwrite=False, db=meta):
         txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT_VERSION), db=meta)
 
 
 def write_format(root: bytes) -> None:
-    """Write the number of our format into the store, durably. Raises `StoreError`."""
+    """Write the number of our format into the store durably. Raises `StoreError`."""
     with translated(root):
         draft = os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -79,9 +79,9 @@ def write_format(root: bytes) -> None:
 
 
 def read_format(root: bytes) -> int:
-    """The number of the format that a store says it has.
+    """Return the format number in the file ``format`` of a store.
 
-    Raises `StoreMissing`, `StoreError`, and `StoreVersionError` for a file that holds no number.
+    Raises `StoreMissing`, `StoreError`, and `StoreVersionError` for a file without a number.
     """
     try:
         with open(os.path.join(root, _FORMAT), "rb") as file:
@@ -99,10 +99,10 @@ def read_format(root: bytes) -> int:
 
 
 def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environment:
-    """The index of a store of our format.
+    """Open the index of a store of our format.
 
-    Raises what `read_format` does, `StoreVersionError` for another format, and `StoreDamaged` for
-    rows of another format.
+    Raises the errors of `read_format`, `StoreVersionError` for another format, and `StoreDamaged`
+    for rows of another format.
     """
     version = read_format(root)
     if version != schema.FORMAT_VERSION:

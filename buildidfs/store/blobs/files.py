@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes: staged in a file without a name, linked under their SHA-256 when they are safe.
+"""Files of blobs: staged without a name, linked under their SHA-256 when they are on disk.
 
 A staged file is O_TMPFILE in the blobs filesystem, so that a process killed at any moment leaves
-nothing behind. It gets its name only after fsync, and the index learns of it only after that:
-a name under ``blobs/`` therefore always has all of its bytes. Where the filesystem has no
-O_TMPFILE (NFS, vfat), the file lives under ``staging/`` and is locked while in use; what is not
-locked is swept at the next open.
+nothing behind. It gets its name only after fsync, and the index learns of it only after that: so a
+name under ``blobs/`` always has all of its bytes. If the filesystem has no O_TMPFILE (NFS, vfat),
+the file lies in ``staging/`` and is locked while in use; the next open of the store removes files
+that are not locked.
 
-Linking the original itself is never done: it would be the same inode, and an overwrite in place
+The original itself is never linked: the link would be the same inode, and an overwrite in place
 would put other bytes under the digest.
 """
 
@@ -41,10 +41,10 @@ _ZEROS = bytes(CHUNK)
 
 _BLOCK = 4096
 
-#: Of a sparse file, what is left out if it is all zeros.
+#: Bytes of a sparse file that are left out if they are all zeros.
 _PIECE = 16 << 10
 
-#: Bytes that are allocated beyond the end of a file and freed at once.
+#: Bytes that may be allocated beyond the end of a file, and are freed when it is closed.
 _EXCESS = 64 << 10
 
 _OTHERS_S = 60.0
@@ -52,7 +52,7 @@ _OTHERS_S = 60.0
 # linux/magic.h
 _XFS = 0x58465342
 
-#: Extended attributes of a blob have a block of their own where its inode has no room for them.
+#: If the inode of a blob has no room for extended attributes, they take a block of their own.
 _ATTRIBUTES = 2 * _BLOCK
 
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
@@ -61,11 +61,11 @@ _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 class Staged:
     """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
 
-    ``fd`` reads them (identify these, not the source). ``changed`` says that the source was
-    written to meanwhile: the bytes are still exactly those of ``digest``. ``doubtful`` says that
-    an fsync failed: the next may succeed, and the bytes still not be on the disk. ``losses`` is how
-    many blobs had been evicted for good when they were staged, ``counted`` is called when they need
-    not be counted as staged any more.
+    ``fd`` reads the staged bytes; identify these, not the source. ``changed`` is True if the source
+    was written to during the copy; the bytes are still exactly those of ``digest``. ``doubtful`` is
+    True if an fsync failed: the next fsync may succeed although the bytes are not on disk.
+    ``losses`` is the number of blobs that had been evicted for good when the bytes were staged.
+    ``counted`` is called when the bytes no longer count as staged.
     """
 
     __slots__ = ("changed", "counted", "digest", "doubtful", "fd", "losses", "name", "size")
@@ -81,11 +81,11 @@ class Staged:
         self.counted: Callable[[], None] | None = None
 
     def disk_bytes(self) -> int:
-        """Bytes that they take on the disk."""
+        """Return the number of bytes that the file takes on disk."""
         return taken(os.fstat(self.fd))
 
     def uncount(self) -> None:
-        """Count them as staged no more; safe to call twice."""
+        """Stop counting the bytes as staged; safe to call twice."""
         counted, self.counted = self.counted, None
         if counted is not None:
             counted()
@@ -114,7 +114,7 @@ class Staged:
 
 
 class BlobFile(NamedTuple):
-    """The file of a blob as stat(2) tells it from others; ``stored`` is its size in bytes."""
+    """The file of a blob, identified by stat(2); ``stored`` is its size in bytes."""
 
     stored: int
     inode: int
@@ -126,9 +126,9 @@ class Standing(enum.Enum):
 
     MISSING = enum.auto()
     DAMAGED = enum.auto()
-    """Other bytes."""
+    """The file has other bytes."""
     NEW = enum.auto()
-    """These bytes, whose name may not be on the disk yet: no row speaks of them."""
+    """The file has these bytes, but its name may not be on disk yet: no row refers to it."""
     KEPT = enum.auto()
 
 
@@ -154,23 +154,25 @@ class Blobs:
 
     @functools.cached_property
     def _preallocates(self) -> bool:
-        """True on XFS, which allocates as much again to a file that grows, until it is closed."""
-        from buildidfs.linux import mounts  # loads ctypes, which readers do without
+        """True on XFS, which allocates twice the size of a growing file until the file is
+        closed.
+        """
+        from buildidfs.linux import mounts  # imports ctypes, which readers do not need
 
         return mounts.filesystem_magic(self._directory) == _XFS
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         if self._directory >= 0:
             fd, self._directory = self._directory, -1
             os.close(fd)
 
     def path(self, digest: Digest) -> bytes:
-        """Absolute path of a blob, whether it exists or not."""
+        """Return the absolute path of a blob, even if the blob does not exist."""
         return os.path.join(self._directory_path, os.fsencode(_name(digest)))
 
     def open(self, digest: Digest) -> int:
-        """Open a blob for reading; raises `IntegrityError` when it is gone."""
+        """Open a blob for reading; raises `IntegrityError` if it is gone."""
         try:
             return os.open(_name(digest), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
         except FileNotFoundError as error:
@@ -179,14 +181,14 @@ class Blobs:
             raise StoreError(f"blob {digest} of {show(self.root)}: {error.strerror}") from error
 
     def size(self, digest: Digest) -> int | None:
-        """Size of a blob in bytes, None when there is none."""
+        """Return the size of a blob's file in bytes; None if there is no such file."""
         try:
             return os.stat(_name(digest), dir_fd=self._directory).st_size
         except FileNotFoundError:
             return None
 
     def file(self, digest: Digest) -> BlobFile | None:
-        """The file of a blob, None when there is none."""
+        """Return the file of a blob; None if there is none."""
         try:
             status = os.stat(_name(digest), dir_fd=self._directory)
         except FileNotFoundError:
@@ -194,28 +196,28 @@ class Blobs:
         return BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
 
     def disk_bytes(self, digest: Digest) -> int:
-        """Bytes that the file of a blob takes on the disk; 0 when there is none."""
+        """Return the bytes that the file of a blob takes on disk; 0 if there is none."""
         try:
             return taken(os.stat(_name(digest), dir_fd=self._directory))
         except FileNotFoundError:
             return 0
 
     def names(self) -> Iterable[Digest]:
-        """Every blob in the directory, in no order; other names are passed over."""
+        """Yield every blob in the directory, in no order; files with other names are skipped."""
         for prefix in os.listdir(self._directory_path):
             with contextlib.suppress(NotADirectoryError, FileNotFoundError):
                 for name in os.listdir(os.path.join(self._directory_path, prefix)):
                     with contextlib.suppress(ValueError):
                         yield Digest(bytes.fromhex(name.decode("ascii", "replace")))
 
-    # --- what is not bytes -------------------------------------------------------------------
+    # --- data beside the bytes -------------------------------------------------------------------
 
     def origin(self, digest: Digest) -> bytes:
-        """The origin that is kept beside a blob, see `provenance`; may be empty."""
+        """Return the origin that is kept beside a blob (see `provenance`); it may be empty."""
         return read_origin(self._directory, _name(digest))
 
     def keep_origin(self, digest: Digest, data: bytes) -> None:
-        """Replace it, of a blob that is there. Its change time is another then."""
+        """Replace the origin beside a blob that exists. This changes the ctime of its file."""
         with translated(self.root):
             fd = self.open(digest)
             try:
@@ -225,7 +227,7 @@ class Blobs:
                 os.close(fd)
 
     def _keep_origin(self, fd: int, digest: Digest, data: bytes) -> bool:
-        """Keep it in an attribute, which is True, or in a file beside."""
+        """Keep the origin in an attribute and return True, or in a file beside the blob."""
         if not data or attach_origin(fd, data):
             return True
         name = _name(digest)
@@ -237,7 +239,7 @@ class Blobs:
         return False
 
     def draft(self) -> Staged:
-        """An empty file to be filled, and then to `replace` a blob's with."""
+        """Return an empty file to be filled and then passed to `replace`."""
         with translated(self.root):
             return self._new_named()
 
@@ -258,8 +260,9 @@ class Blobs:
             self._unlink(_name(digest) + ORIGIN_SUFFIX)
 
     def set_aside(self, digest: Digest) -> None:
-        """Move the file in the place of a blob to ``quarantine/``, and replace an older one
-        there."""
+        """Move the file at the place of a blob to ``quarantine/``, where it replaces an
+        older one.
+        """
         with translated(self.root):
             directory = os.path.join(self.root, b"quarantine")
             os.makedirs(directory, 0o700, exist_ok=True)
@@ -277,17 +280,18 @@ class Blobs:
         return os.fstatvfs(self._directory)
 
     def free_bytes(self) -> int:
-        """Bytes that an unprivileged writer may still use on the filesystem."""
+        """Return the bytes that an unprivileged writer may still use on the filesystem."""
         usage = self.filesystem()
         return usage.f_bavail * usage.f_frsize
 
     def other_bytes(self) -> int:
-        """Bytes that the directories of blobs and the names of generated code take, as they were
-        within the minute.
+        """Return the bytes that the directories of blobs and the names of generated code take.
+
+        The result may be a minute old.
         """
         now = time.monotonic()
         if now - self._others_since > _OTHERS_S:
-            from buildidfs.store import jit_maps  # which readers do without
+            from buildidfs.store import jit_maps  # imported here because readers do not need it
 
             self._others_since = now
             with os.scandir(self._directory) as entries:
@@ -304,9 +308,9 @@ class Blobs:
         expected: int = 0,
         more: Callable[[int], None] = lambda size: None,
     ) -> Staged:
-        """Take the bytes of an open file, hashed; see `Store.stage`.
+        """Copy and hash the bytes of an open file; see `Store.stage`.
 
-        ``more`` is asked before more than ``expected`` bytes are written.
+        ``more`` is called before more than ``expected`` bytes are written.
         """
         before = os.fstat(fd)
         staged = self._new_staged()
@@ -353,7 +357,7 @@ class Blobs:
                 if os.fstat(fd).st_nlink:
                     return Staged(fd, name)
             except BlockingIOError:
-                pass  # swept between creation and lock: it is the sweeper's now
+                pass  # a sweeper removed it between creation and lock
             os.close(fd)
 
     def _sweep(self) -> None:
@@ -379,7 +383,7 @@ class Blobs:
         except OSError as error:
             if error.errno in FULL:
                 raise full(self.root, error.errno) from error
-            return False  # it is the source's fault: reading it will tell
+            return False  # the source is unreadable: the copy will report that
         with translated(self.root):
             staged.size = os.fstat(staged.fd).st_size
             staged.digest = digest_of(staged.fd)
@@ -420,11 +424,11 @@ class Blobs:
         standing: Callable[[Staged], Standing],
         origin: Callable[[Digest], bytes] = lambda digest: b"",
     ) -> set[Digest]:
-        """Make staged bytes durable and give them their names; returns the digests added.
+        """Make staged bytes durable and give them their names; return the digests added.
 
-        ``standing`` tells what is there already: what is damaged goes to quarantine. ``origin``
-        gives what is to be kept beside a new blob, see `provenance`. Raises `StoreFull`,
-        `StoreError`.
+        ``standing`` returns the state of a file that has the name already; a damaged file goes to
+        quarantine. ``origin`` returns the data to keep beside a new blob, see `provenance`. Raises
+        `StoreFull`, `StoreError`.
         """
         missing: dict[Digest, Staged] = {}
         present: set[Digest] = set()
@@ -481,14 +485,14 @@ def _name(digest: Digest) -> str:
 
 
 class _Grant:
-    """Bytes that may be written without asking for more."""
+    """The number of bytes that may be written before more must be requested."""
 
     def __init__(self, left: int, more: Callable[[int], None]) -> None:
         self._left = left
         self._more = more
 
     def write(self, size: int) -> None:
-        """Announce bytes that are about to be written. Raises what ``more`` does."""
+        """Announce bytes that are about to be written. Raises any exception of ``more``."""
         if size > self._left:
             self._more(size - self._left)
             self._left = size
@@ -508,10 +512,10 @@ def _pieces(chunk: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def taken(status: os.stat_result) -> int:
-    """Bytes that a file takes on the disk, as stat(2) tells.
+    """Return the bytes that a file takes on disk, given its stat(2) result.
 
-    A sparse file takes less than its size. Blocks that XFS allocates beyond the end of a file that
-    grows are not counted: they are given back when it is closed.
+    A sparse file takes less than its size. XFS allocates blocks beyond the end of a growing file;
+    these are not counted, because XFS frees them when the file is closed.
     """
     most = -(-status.st_size // _BLOCK) * _BLOCK + _ATTRIBUTES
     return min(status.st_blocks * 512, most)
@@ -524,13 +528,13 @@ def _write_all(fd: int, chunk: memoryview, offset: int) -> None:
         offset += written
 
 
-#: Taken from a file that claims no size (those of proc); kallsyms is about 20 MB.
+#: Bytes read of a file that claims no size (files of proc); kallsyms has about 20 MB.
 _UNSIZED_LIMIT: Final = 256 << 20
 
 
 def sha256() -> hashlib._Hash:
     """A new SHA-256."""
-    import hashlib  # with OpenSSL, which a process that only reads names does without
+    import hashlib  # imports OpenSSL, which a process that only reads names does not need
 
     return hashlib.sha256()
 
@@ -543,7 +547,7 @@ def most_read(size: int) -> int:
 def digest_of(fd: int, progress: Callable[[int], None] | None = None) -> Digest:
     """Hash the bytes of an open file without copying them; raises OSError.
 
-    ``progress`` hears of the bytes of each piece that was read.
+    ``progress`` is called with the number of bytes of each piece that was read.
     """
     hasher = sha256()
     with Buffer() as buffer:
@@ -560,10 +564,11 @@ def digest_of(fd: int, progress: Callable[[int], None] | None = None) -> Digest:
 
 
 def content_digest(fd: int, form: int, progress: Callable[[int], None] | None = None) -> Digest:
-    """Hash the content of a blob's open file, which is in it in that form (`schema.FORM_ZSTD`).
+    """Hash the content of a blob's open file, which has it in the form ``form``
+    (`schema.FORM_ZSTD`).
 
-    What cannot be decoded has the digest of nothing. Raises OSError, and `StoreError` where the
-    package that decodes is missing.
+    If the content cannot be decoded, the result is the digest of no bytes. Raises OSError, and
+    `StoreError` if the package that decodes it is missing.
     """
     if form != schema.FORM_ZSTD:
         return digest_of(fd, progress)
@@ -583,7 +588,7 @@ def content_digest(fd: int, form: int, progress: Callable[[int], None] | None = 
 
 
 class Buffer:
-    """A read buffer that goes back to a pool, since a fresh one costs a page fault per page."""
+    """A pooled read buffer. A fresh buffer would cost a page fault per page."""
 
     _pool: list[bytearray] = []  # noqa: RUF012 - shared on purpose; append and pop are atomic
 
@@ -601,16 +606,16 @@ class Buffer:
             self._pool.append(self.raw)
 
 
-_DIRECTORIES_AT_ONCE: Final = 32  # a descriptor each, beside those of the staged files
+_DIRECTORIES_AT_ONCE: Final = 32  # each takes a descriptor, beside those of the staged files
 
 
 def sync_all(fds: list[int]) -> None:
-    """fsync them all, at once: the journal of most filesystems commits them in groups."""
+    """Call fsync on all files at once: the journal of most filesystems commits them in groups."""
     if len(fds) < 4:
         for fd in fds:
             os.fsync(fd)
         return
-    from concurrent.futures import ThreadPoolExecutor  # readers have no use for it
+    from concurrent.futures import ThreadPoolExecutor  # readers do not need it
 
     with ThreadPoolExecutor(min(16, len(fds))) as pool:
         for _ in pool.map(os.fsync, fds):
@@ -618,7 +623,7 @@ def sync_all(fds: list[int]) -> None:
 
 
 def sync_directories(parent: int, names: set[str]) -> None:
-    """fsync an open directory, and those of its directories."""
+    """Call fsync on an open directory and on the named directories in it."""
     ordered = sorted(names)
     for start in range(0, len(ordered), _DIRECTORIES_AT_ONCE):
         with contextlib.ExitStack() as stack:
@@ -634,7 +639,7 @@ ORIGIN_ATTRIBUTE: Final = b"user.buildidfs"
 ORIGIN_SUFFIX: Final = ".origin"
 
 MAX_ORIGIN_BYTES: Final = 64 << 10
-"""No filesystem has larger attributes (XATTR_SIZE_MAX); files are not made larger either."""
+"""No filesystem has larger attributes (XATTR_SIZE_MAX); files beside blobs have the same limit."""
 
 _NO_ATTRIBUTE: Final = frozenset(
     (errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EPERM)
@@ -642,14 +647,16 @@ _NO_ATTRIBUTE: Final = frozenset(
 
 
 def attach_origin(fd: int, data: bytes) -> bool:
-    """Keep it in the attribute of a file of ours; False when that cannot be. Raises OSError."""
+    """Keep the origin in an attribute of a file; return False if that is impossible. Raises
+    OSError.
+    """
     try:
         try:
             os.setxattr(fd, ORIGIN_ATTRIBUTE, data)
         except PermissionError as error:
             if error.errno != errno.EACCES:
                 raise
-            # A blob is read-only, and a user who is not root has to be able to write.
+            # A blob is read-only, but a user who is not root must be able to set the attribute.
             os.fchmod(fd, 0o600)
             try:
                 os.setxattr(fd, ORIGIN_ATTRIBUTE, data)
@@ -663,7 +670,7 @@ def attach_origin(fd: int, data: bytes) -> bool:
 
 
 def read_origin(directory: int, name: str) -> bytes:
-    """The bytes kept beside the file ``name`` of an open directory; may be empty."""
+    """Return the bytes kept beside the file ``name`` of an open directory; they may be empty."""
     try:
         fd = os.open(name + ORIGIN_SUFFIX, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open blobs, and refuse those whose bytes have changed since they were written.
 
-Inode and change time of a file tell if it was touched since: no process can set the latter
-(inode(7)). A file that has others was restored from a backup, moved to another disk, or written to;
-then all of it is read first. What is learned is remembered while the process lives, and written
-down by the next who writes (`scrub`, `check`, a capture of the same bytes). What changes below the
-filesystem is found when everything is read now and then, or, with fs-verity, by the kernel.
+Inode and change time show if a file was touched, because no process can set the change time
+(inode(7)). If they differ from the row, the file was restored from a backup, moved to another disk,
+or written to; then the blob is read as a whole before it is used. The process remembers the result
+until it ends, and the next writer records it (`scrub`, `check`, a capture of the same bytes).
+Changes below the filesystem are found by reading all blobs now and then, or by the kernel with
+fs-verity.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ _CHUNK: Final = 1 << 20
 class Blob:
     """The content of an open blob; a context manager. `pread` may be called from any thread.
 
-    ``fd`` is the descriptor of the blob's file, ``status`` what fstat(2) said of it when it was
-    opened, ``form`` how the content is in it (`schema.FORM_ZSTD`); ``is_plain`` says that the file
-    is the content. ``size`` is in bytes of content.
+    ``fd`` is the descriptor of the blob's file, ``status`` the result of fstat(2) when it was
+    opened, ``form`` the encoding of the content (`schema.FORM_ZSTD`). If ``is_plain``, the file is
+    the content itself. ``size`` is the number of bytes of content.
     """
 
     __slots__ = ("_copy", "_packed", "fd", "form", "is_plain", "size", "status")
 
     def __init__(self, fd: int, form: int, status: os.stat_result) -> None:
-        """Take ``fd`` over. Raises `IntegrityError`, and `StoreError` without the package."""
+        """Take over ``fd``. Raises `IntegrityError`, and `StoreError` if the package zstandard is
+        missing.
+        """
         self.fd = fd
         self.form = form
         self.status = status
@@ -63,9 +66,9 @@ class Blob:
         self.size = self._packed.size
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to ``size`` bytes from ``offset``, fewer only at the end.
+        """Return up to ``size`` bytes from ``offset``; fewer only at the end.
 
-        Raises OSError, and `IntegrityError` for content that was damaged.
+        Raises OSError, and `IntegrityError` for damaged content.
         """
         if self.is_plain:
             return read_fully(self.fd, size, offset)
@@ -78,40 +81,41 @@ class Blob:
 
     @property
     def is_packed(self) -> bool:
-        """True if the file has the content compressed."""
+        """True if the file has the content in compressed form."""
         return not self.is_plain and self.fd >= 0
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """Descriptor and offset at which a file has the content as it is; None for a compressed
-        blob."""
+        """Return descriptor and offset of the plain content in a file; None for a
+        compressed blob.
+        """
         return (self.fd, 0) if self.is_plain else None
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`pread`, as decoders ask for it."""
+        """`pread` with the arguments in the order that decoders use."""
         return self.pread(size, offset)
 
     def chunks(self) -> Iterator[bytes]:
-        """The content, a piece after the other. Raises what `pread` does."""
+        """Yield the content in pieces. Raises the exceptions of `pread`."""
         for offset in range(0, self.size, _CHUNK):
             yield self.pread(_CHUNK, offset)
 
     def computed(self) -> Digest:
-        """The digest of the content, which is read for it."""
+        """Read the content and return its digest."""
         hasher = files.sha256()
         for chunk in self.chunks():
             hasher.update(chunk)
         return Digest(hasher.digest())
 
     def fileno(self) -> int:
-        """A descriptor of a file that is the content, at offset 0 the first time; `close` ends it.
+        """Return a descriptor of a file that is the content; `close` closes it.
 
-        Raises OSError, `IntegrityError`.
+        The first time its offset is 0. Raises OSError, `IntegrityError`.
         """
         if self.is_plain:
             return self.fd
         if self._copy is None:
-            import tempfile  # which who only reads plain blobs does without
+            import tempfile  # processes that only read plain blobs do not need it
 
             with contextlib.ExitStack() as stack:
                 file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
@@ -128,12 +132,12 @@ class Blob:
     def was_written(self) -> bool:
         """Return True if the file has been written to since it was opened.
 
-        The change time tells no more: it is another one also when the blob was removed.
+        The ctime would not do: removing the blob changes it, too.
         """
         return self.is_plain and os.fstat(self.fd).st_mtime_ns != self.status.st_mtime_ns
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self._copy is not None:
             self._copy.close()
             self._copy = None
@@ -157,25 +161,26 @@ class VerifiedBlobs:
         self._env = environment
         self._rows = environment.tables["digests"]
         self.files = files
-        # In what form the bytes were right, if they were, by digest, and of which file.
+        # By digest: the file that was read, and the form in which its bytes were right, if they
+        # were.
         self._read: dict[Digest, tuple[BlobFile, int | None]] = {}
 
     def path(self, digest: Digest) -> bytes:
-        """Absolute path of a blob's file, whether it exists or not."""
+        """Return the absolute path of a blob's file, even if the file does not exist."""
         return self.files.path(digest)
 
     def size(self, digest: Digest) -> int | None:
-        """Size of a blob's file in bytes; None if there is none."""
+        """Return the size of a blob's file in bytes; None if there is none."""
         return self.files.size(digest)
 
     def names(self) -> Iterable[Digest]:
-        """Every blob that has a file, in no order."""
+        """Yield every blob that has a file, in no order."""
         return self.files.names()
 
     def open_now(self, digest: Digest) -> Blob | None:
-        """Open a blob; None if all of it has to be read first.
+        """Open a blob; return None if all of it has to be read first.
 
-        Raises `IntegrityError` if it is gone, or is known to have other bytes.
+        Raises `IntegrityError` if the blob is gone, or is known to have other bytes.
         """
         fd = self.files.open(digest)
         try:
@@ -190,11 +195,13 @@ class VerifiedBlobs:
         return Blob(fd, form, status)
 
     def _form_now(self, digest: Digest, status: os.stat_result) -> int | None:
-        """Return the state of the content in a file with that status; None if it must be read."""
+        """Return the state of the content in a file with that status; None if the file must be
+        read.
+        """
         row = self._env.get(self._rows, digest)
         file = (status.st_size, status.st_ino, status.st_ctime_ns)
         if row is not None and len(row) > schema.FORM_AT:
-            # A form that the size belies is damage: then the bytes have to tell.
+            # If the form contradicts the size, the row is damaged: then the bytes must be read.
             form = row[schema.FORM_AT]
             is_right = schema.is_file if form == schema.FORM_ZSTD else schema.is_plain_file
             if is_right(row, *file):
@@ -207,7 +214,7 @@ class VerifiedBlobs:
         return known[1]
 
     def open(self, digest: Digest) -> Blob:
-        """Open a blob, if need be after reading all of it.
+        """Open a blob; read all of it first if its file may have changed.
 
         Raises `IntegrityError` if it is gone, or has other bytes.
         """
@@ -228,13 +235,14 @@ class VerifiedBlobs:
     def form_of(
         self, digest: Digest, fd: int, progress: Callable[[int], None] | None = None
     ) -> int | None:
-        """Read all of a blob's file: how the right bytes are in it, None if they are not.
+        """Read all of a blob's file; return the form of the right bytes, None if they are wrong.
 
-        ``progress`` hears how many were read. Raises `StoreError` where they cannot be.
+        ``progress`` is called with the number of bytes read. Raises `StoreError` if they cannot be
+        read.
         """
         for _ in range(_ATTEMPTS):
             before = _file(fd)
-            # Not that of the row: compression replaces the file first.
+            # The form may differ from that of the row: compression replaces the file first.
             compressed = os.pread(fd, len(ZSTD_MAGIC), 0) == ZSTD_MAGIC
             form: int | None = schema.FORM_PLAIN
             if not self._has(digest, fd, schema.FORM_PLAIN, progress):
@@ -254,22 +262,24 @@ class VerifiedBlobs:
         try:
             return files.content_digest(fd, form, progress) == digest
         except OSError as error:
-            if error.errno == errno.EIO:  # the disk cannot read it, or fs-verity refuses to
+            if error.errno == errno.EIO:  # the disk cannot read it, or fs-verity refuses the read
                 return False
             where = show(self.files.path(digest))
             raise StoreError(f"{where}: {error.strerror}") from error
 
     def read(self, digest: Digest) -> tuple[BlobFile, int | None] | None:
-        """Which file of a blob was last read, and how the right bytes are in it; None for none."""
+        """Return the file of a blob that was last read, and the form of its right bytes; None if
+        none was.
+        """
         return self._read.get(digest)
 
     def is_untouched(self, digest: Digest) -> bool:
-        """Return True if a blob's file is the one that was written, as far as stat(2) tells."""
+        """Return True if stat(2) shows that a blob's file is still the one that was written."""
         file, row = self.files.file(digest), self._env.get(self._rows, digest)
         return file is not None and row is not None and schema.is_file(row, *file)
 
     def standing(self, staged: Staged) -> Standing:
-        """Look at the file under the name that staged bytes are to get; may read all of it."""
+        """Return the state of a file that has the name of staged bytes; may read all of it."""
         digest = staged.digest
         if self.files.file(digest) is None:
             return Standing.MISSING

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed blobs: written front to back, and read from any offset.
 
-The seekable format of zstd (`formats.archive.seekable_zstd`), in frames of `FRAME_BYTES` with a
-checksum each: who reads a page in the middle decodes one frame, and bytes that were damaged since
-are noticed. Needs the package zstandard (the extra ``zstd``), for reading too.
+The format is the seekable format of zstd (`formats.archive.seekable_zstd`), in frames of
+`FRAME_BYTES` with a checksum each. So a reader decodes one frame for a page in the middle, and
+notices damaged bytes. Reading needs the package zstandard (the extra ``zstd``), too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ FRAME_BYTES: Final = 256 << 10
 
 _LEVEL: Final = 9
 _FAST_LEVEL: Final = 3
-# More than a frame of content that cannot be compressed takes.
+# More than a frame takes if its content cannot be compressed.
 _FRAME_MOST: Final = FRAME_BYTES + (8 << 10)
 _FRAMES_KEPT: Final = 4
 
 _of_thread = threading.local()
-"""Its ``decompressor``: one decodes one frame at a time, and says of two that both are damaged."""
+"""Its ``decompressor`` is one for each thread: two threads that share one would both report damage.
+"""
 
 
 def compress(source: int, target: int, hasher: hashlib._Hash) -> None:
@@ -47,14 +48,15 @@ def compress(source: int, target: int, hasher: hashlib._Hash) -> None:
 
 
 class FrameWriter:
-    """Writes content to a file or pipe, one frame after the other; `finish` writes the table.
+    """Writes content to a file or pipe, one frame after another; `finish` writes the table.
 
-    Raises OSError, and `StoreError` without the package.
+    Raises OSError, and `StoreError` if the package zstandard is missing.
     """
 
     def __init__(self, fd: int, level: int = _FAST_LEVEL, *, resume: bool = False) -> None:
-        """``resume``: keep the present content of the file as far as it equals the written
-        bytes."""
+        """With ``resume``, keep the present content of the file as far as it equals the written
+        bytes.
+        """
         self._fd = fd
         self._compressor = _zstandard().ZstdCompressor(level=level, write_checksum=True)
         self._entries: list[tuple[int, int]] = []
@@ -62,7 +64,7 @@ class FrameWriter:
         self._resuming = resume
         self._end = 0
         self.kept = 0
-        """Bytes of the file that were there before."""
+        """Bytes of the earlier file that were kept."""
 
     def write(self, data: bytes | memoryview) -> None:
         """Write content."""
@@ -72,7 +74,7 @@ class FrameWriter:
             del self._pending[:FRAME_BYTES]
 
     def finish(self) -> None:
-        """Write the rest."""
+        """Write the last frame and the table."""
         if self._pending:
             self._frame(bytes(self._pending))
             self._pending.clear()
@@ -92,7 +94,7 @@ class FrameWriter:
         self._entries.append((size, len(content)))
 
     def _there(self, content: bytes) -> int:
-        """The size of the frame that follows in the file, if it has that content; else 0."""
+        """Return the size of the next frame of the file if it has that content; else 0."""
         data = read_fully(self._fd, _FRAME_MOST, self._end)
         decoder = _zstandard().ZstdDecompressor().decompressobj()
         try:
@@ -102,7 +104,9 @@ class FrameWriter:
         return len(data) - len(decoder.unused_data) if decoder.eof and found == content else 0
 
     def _cut(self) -> None:
-        """Truncate the file where its earlier content begins to differ, and write on from there."""
+        """Truncate the file where its earlier content begins to differ, and continue
+        writing there.
+        """
         if self._resuming:
             self._resuming = False
             os.ftruncate(self._fd, self._end)
@@ -112,11 +116,11 @@ class FrameWriter:
 class CompressedBlob:
     """The content of a compressed file, read from any offset. May be used from several threads.
 
-    Raises `IntegrityError` for a file that is none, `StoreError` without the package.
+    Raises `IntegrityError` if the file is not compressed, `StoreError` if the package is missing.
     """
 
     def __init__(self, fd: int) -> None:
-        """Takes ``fd`` over."""
+        """Take over ``fd``."""
         self._fd = fd
         self._lock = threading.Lock()
         self._frames: OrderedDict[int, bytes] = OrderedDict()
@@ -140,11 +144,11 @@ class CompressedBlob:
 
     @property
     def size(self) -> int:
-        """Bytes of content."""
+        """The number of bytes of content."""
         return self._table.size
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``, fewer at the end.
+        """Return up to ``size`` bytes from ``offset``; fewer only at the end.
 
         Raises OSError, `IntegrityError`.
         """
@@ -159,7 +163,7 @@ class CompressedBlob:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

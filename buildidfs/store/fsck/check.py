@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Return True if the index agrees with itself, with the blobs, and the blobs with their digests.
+"""Check that the index agrees with itself and with the blobs, and the blobs with their digests.
 
-A store in use changes all the time. Rows are looked at in many short transactions, each of which
-sees a row and those it belongs to at one moment; what looks like a fault is looked at once more.
-Only counting takes one transaction for all: as long as it lasts, pages that are not needed any
-more cannot be used again.
+A store in use changes all the time. So rows are read in many short transactions, each of which sees
+a row and its related rows at one moment; a row with an apparent fault is read once more. Only
+counting takes one transaction for all rows; while it lasts, LMDB cannot reuse pages.
 
-Blobs that no row speaks of are not wrong: a process that was killed leaves them, and the next
-capture of the same bytes takes them over.
+A blob without a row is not a fault: a killed process leaves such blobs, and the next capture of the
+same bytes takes them over.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ _NUMBERS: Final = (
     ("next_path", "paths", schema.MAX_NUMBER),
     ("next_container", "containers", schema.MAX_CONTAINER),
 )
-"""Counters that only grow: the table in which the numbers are used, and the last one there is."""
+"""Counters that only grow: the table in which the numbers are used, and the highest number."""
 _MARK: Final = b"check"
 _SCRUB_MARK: Final = b"scrub"
 
 
 class Checker:
-    """Looks for faults in one store. It changes only the rows of blobs that it has read (see
-    `scrub`), and nothing if the store is open for reading only.
+    """Looks for faults in one store. It writes only to the rows of blobs that it has read (see
+    `scrub`), and writes nothing if the store is open for reading only.
     """
 
     def __init__(self, env: Environment, blobs: Blobs, verified: VerifiedBlobs) -> None:
@@ -58,7 +57,9 @@ class Checker:
         self.verified = verified
 
     def rows(self, progress: Callable[[int], None] = lambda count: None) -> Iterator[Fault]:
-        """The faults of rows; ``progress`` hears how many more were looked at."""
+        """Yield the faults of rows; ``progress`` is called with the number of further rows
+        checked.
+        """
         for table in RULES:
             for count, suspicious in self.batches(table):
                 progress(count)
@@ -71,7 +72,9 @@ class Checker:
         return sum(entries[table] for table in RULES if table in entries)
 
     def batches(self, table: str) -> Iterator[tuple[int, list[bytes]]]:
-        """Check a table in batches; yield the number of rows and the keys of suspicious ones."""
+        """Check a table in batches; yield for each batch the number of rows and the suspicious
+        keys.
+        """
         if table not in self.env.tables:
             return  # a store of an earlier version that is open for reading
         start, rule = b"", RULES[table]
@@ -88,14 +91,14 @@ class Checker:
             start = key + b"\0"
 
     def look_again(self, table: str, key: bytes) -> list[Fault]:
-        """The faults of one row, as of now."""
+        """Return the present faults of one row."""
         with self.env.read() as txn:
             moment = Rows(self.env, txn, self.blobs)
             value = moment.get(table, key)
             return [] if value is None else faults_of(RULES[table], table, moment, key, value)
 
     def counts(self) -> list[Fault]:
-        """Numbers that are counted wrongly."""
+        """Return the faults of the counters."""
         with self.env.read() as txn:
             return list(wrong_counts(Rows(self.env, txn, self.blobs)))
 
@@ -106,10 +109,11 @@ class Checker:
         from_start: bool = True,
         progress: Callable[[int], None] = lambda size: None,
     ) -> Iterator[Fault]:
-        """The faults of blobs; ``whole`` reads all of them, and not only those touched.
+        """Yield the faults of blobs; with ``whole`` read all blobs, else only those that were
+        touched.
 
-        Unless it is to begin ``from_start`` it goes on where it was broken off. ``progress`` hears
-        how many bytes were read.
+        Continues where the last call was interrupted, unless ``from_start``. ``progress`` is called
+        with the number of bytes read.
         """
         mark = _MARK if whole else b""
         scrubber = Scrubber(self.env, self.blobs, self.verified, progress, mark)
@@ -125,17 +129,17 @@ class Checker:
         return scrubber.all(whole=is_due)
 
     def damaged(self) -> list[Digest]:
-        """Blobs of which it is known that they are damaged, or gone."""
+        """Return the blobs that are known to be damaged or gone."""
         scrubber = Scrubber(self.env, self.blobs, self.verified)
         return [digest for digest, row in scrubber.digests() if schema.is_struck(row.pack())]
 
     def is_struck(self, digest: Digest) -> bool:
-        """Return True if that is known of a blob."""
+        """Return True if a blob is known to be damaged or gone."""
         value = self.env.get(self.env.tables["digests"], digest)
         return value is not None and schema.is_struck(value)
 
     def ordinals_of(self, digest: Digest) -> set[int]:
-        """The build IDs that have a blob."""
+        """Return the ordinals of the build IDs that have a blob."""
         value = self.env.get(self.env.tables["digests"], digest)
         return set() if value is None else {ref[0] for ref in schema.DigestRow.unpack(value).refs}
 
@@ -146,7 +150,7 @@ class Checker:
 
 
 def wrong_counts(moment: Rows) -> Iterator[Fault]:
-    """Numbers that are counted wrongly at one moment."""
+    """Yield the faults of the counters at one moment."""
     counters, found = load_counters(moment.env, moment.txn), count(moment)
     for kind, (said, there) in enumerate(zip(counters.artifacts, found.artifacts, strict=True), 1):
         if said != there:
@@ -176,7 +180,7 @@ def _put_number(mending: Mending, ordinal: int, field: str, there: int) -> None:
 
 
 def count(moment: Rows) -> schema.Counters:
-    """The counters as they should be, but for numbers that only grow."""
+    """Return the right counters, except for numbers that only grow."""
     counters = schema.Counters()
     for key in _keys(moment, "artifacts"):
         if 0 < key[-1] <= len(counters.artifacts):
@@ -193,14 +197,14 @@ def count(moment: Rows) -> schema.Counters:
 
 
 def recount(mending: Mending) -> None:
-    """Put the counters right."""
+    """Correct the counters."""
     found, counters = count(mending), mending.counters
     counters.artifacts, counters.blobs = found.artifacts, found.blobs
     counters.blob_bytes, counters.stored_bytes = found.blob_bytes, found.stored_bytes
 
 
 def _number_again(mending: Mending) -> None:
-    """Go on behind the last numbers that are used."""
+    """Set the counters that only grow behind the highest numbers in use."""
     counters = mending.counters
     for field, table, most in _NUMBERS:
         if not 0 < getattr(counters, field) <= most + 1:
@@ -209,7 +213,7 @@ def _number_again(mending: Mending) -> None:
 
 
 def _wrong_numbers(moment: Rows) -> Iterator[tuple[int, str, int]]:
-    """Rows of *ordinals* that count origins or paths wrongly, and how many there are."""
+    """Yield rows of *ordinals* with a wrong count of origins or paths, and the right count."""
     known = array("Q", (int.from_bytes(key[:8], "big") for key in _keys(moment, "ordinals")))
     origins, paths = (array("I", bytes(4 * len(known))) for _ in range(2))
     for found, table, begin in ((origins, "origins", 0), (paths, "pathids", 4)):
@@ -225,7 +229,7 @@ def _wrong_numbers(moment: Rows) -> Iterator[tuple[int, str, int]]:
         except DAMAGE:
             continue
         if len(key) != schema.U64.size:
-            continue  # of no build ID, which a rule tells of
+            continue  # a row without a build ID, which is the fault of another rule
         for field, said, count in zip(
             ("origins", "paths"), (row.origins, row.paths), there, strict=True
         ):

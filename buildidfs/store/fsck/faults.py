@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of an index and their repair: the tools of the rules in `id_rules` and `location_rules`.
 
-A rule looks at one row, and at those that it belongs to, within one transaction, so that what is
-committed meanwhile cannot look like a fault. The same rules run in a write transaction when faults
-are to be mended: each fault brings along what is to be done.
+A rule reads one row and its related rows within one transaction, so that a commit cannot look like
+a fault. To mend faults, the same rules run in a write transaction: each fault carries its own
+repair.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _KINDS: Final = tuple(int(kind) for kind in Kind)
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault in one line, with the build ID or blob that it affects if that is known.
+    """A fault in one line, with the build ID or blob that it affects, if known.
 
-    ``mend`` puts the row right, or takes it away; None where that takes more than the index.
+    ``mend`` corrects or removes the row; it is None if the index alone is not enough for that.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Rows:
-    """The index at one moment."""
+    """The index as one transaction sees it."""
 
     def __init__(self, env: Environment, txn: Txn, blobs: Blobs) -> None:
         self.env = env
@@ -54,7 +54,7 @@ class Rows:
 
     @cached_property
     def said(self) -> schema.Counters:
-        """The counters."""
+        """Return the counters in the index."""
         return load_counters(self.env, self.txn)
 
     def get(self, table: str, key: bytes) -> bytes | None:
@@ -65,11 +65,11 @@ class Rows:
             return None
 
     def having(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key begins with that."""
+        """Yield the rows whose key begins with ``prefix``."""
         return prefixed(self.txn, self.tables[table], prefix)
 
     def named(self, ordinal: int) -> schema.OrdinalRow | None:
-        """A row of *ordinals*, None also if it does not decode."""
+        """Return a row of *ordinals*; None if it is missing or does not decode."""
         value = self.get("ordinals", schema.U64.pack(ordinal))
         try:
             return None if value is None else schema.OrdinalRow.unpack(value)
@@ -77,7 +77,7 @@ class Rows:
             return None
 
     def digest_row(self, digest: bytes) -> schema.DigestRow | None:
-        """A row of *digests*, None also if it does not decode."""
+        """Return a row of *digests*; None if it is missing or does not decode."""
         value = self.get("digests", digest)
         try:
             return None if value is None else schema.DigestRow.unpack(value)
@@ -85,7 +85,7 @@ class Rows:
             return None
 
     def variant(self, ordinal: int, kind: int, number: int) -> Artifact | None:
-        """A variant, served or not; None also if its row does not decode."""
+        """Return a variant, served or not; None if its row is missing or does not decode."""
         wanted = number.to_bytes(2, "big")
         value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
         if value is None or value[:2] != wanted:
@@ -99,7 +99,7 @@ class Rows:
             return None
 
     def has_variant(self, ref: tuple[int, int, int], digest: bytes) -> bool:
-        """Return True if there is a variant, served or not, that has a blob."""
+        """Return True if a variant, served or not, refers to the blob."""
         ordinal, kind, number = ref
         value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
         if schema.is_variant(value, number, digest):
@@ -108,7 +108,7 @@ class Rows:
         return schema.is_variant(value, number, digest)
 
     def kinds(self, ordinal: int) -> int:
-        """Bitmask of the kinds that there is an artifact of."""
+        """Return the kinds that have an artifact, as a bitmask."""
         mask, get, table = 0, self.txn.get, self.tables["artifacts"]
         for kind in _KINDS:
             if get(schema.ORDINAL_KIND.pack(ordinal, kind), db=table) is not None:
@@ -118,11 +118,11 @@ class Rows:
         return mask
 
     def is_ambiguous(self, ordinal: int) -> bool:
-        """Return True if nothing of a build ID may be served."""
+        """Return True if no file of a build ID may be served."""
         return self._has("ambiguous", ordinal)
 
     def is_adopted(self, ordinal: int) -> bool:
-        """Return True if a build ID is said to be an adopted one."""
+        """Return True if a build ID is marked as adopted."""
         return self._has("adopted", ordinal)
 
     def _has(self, table: str, ordinal: int) -> bool:
@@ -131,19 +131,23 @@ class Rows:
         return self.get(table, schema.U64.pack(ordinal)) is not None
 
     def floor(self, ordinal: int) -> int:
-        """The belief below which debuginfo is withheld; 0 also if its row is a fault."""
+        """Return the belief below which debuginfo is withheld; 0 if there is none or its row is
+        damaged.
+        """
         try:
             return floor_of(self.txn, self.tables["ordinals"], self.tables["meta"], ordinal)
         except (*DAMAGE, lmdb.BadValsizeError):
             return 0
 
     def is_there(self, ordinal: bytes) -> bool:
-        """Return True if rows may speak of a build ID's number: it has artifacts, or is going."""
+        """Return True if rows may refer to an ordinal: its build ID has artifacts, or is being
+        removed.
+        """
         return self.get("ordinals", ordinal) is not None
 
 
 class Mending(Rows):
-    """The index while it is put right, within one write transaction; call `finish` last."""
+    """The index during a repair, within one write transaction; call `finish` last."""
 
     def __init__(self, env: Environment, txn: Txn, blobs: Blobs) -> None:
         super().__init__(env, txn, blobs)
@@ -157,7 +161,7 @@ class Mending(Rows):
         self.txn.put(key, value, db=self.tables[table])
 
     def delete(self, table: str, key: bytes) -> None:
-        """Take a row away."""
+        """Remove a row."""
         self.txn.delete(key, db=self.tables[table])
 
     def change_named(self, ordinal: int, **fields: object) -> None:
@@ -175,11 +179,11 @@ class Mending(Rows):
 
 
 Rule = Callable[[Rows, bytes, bytes], Iterator[Fault]]
-"""Finds the faults of a row, given its key and value. Raises what decoding it raises."""
+"""Yields the faults of a row, given its key and value. Raises the exceptions of decoding it."""
 
 
 def faults_of(rule: Rule, table: str, rows: Rows, key: bytes, value: bytes) -> list[Fault]:
-    """The faults that a rule finds; a row that does not decode is one, too."""
+    """Return the faults that a rule finds; a row that does not decode is also a fault."""
     found = []
     try:
         for fault in rule(rows, key, value):

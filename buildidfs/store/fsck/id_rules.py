@@ -26,7 +26,7 @@ _CLASSES: Final = (0, 1)
 
 
 def ids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A build ID leads to the number that leads to it."""
+    """A build ID leads to the ordinal that leads to it."""
     (ordinal,) = schema.U64.unpack(value)
     named = rows.named(ordinal)
     if named is None or named.build_id != key:
@@ -44,7 +44,7 @@ def ids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def _name_again(mending: Mending, build_id: bytes, ordinal: int) -> None:
-    """The row behind a number is lost: make it again for its artifacts."""
+    """Make a lost row of *ordinals* again for its artifacts."""
     if mending.named(ordinal) is not None or not mending.kinds(ordinal):
         mending.delete("ids", build_id)
         return
@@ -136,7 +136,7 @@ def artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A variant that is not served belongs to an artifact of which a better one is."""
+    """A variant that is not served belongs to an artifact with a better variant."""
     ordinal, kind, number = schema.ORDINAL_KIND_VARIANT.unpack(key)
     variant = schema.unpack_artifact(ordinal, kind, value)
     if variant.variant != number:
@@ -169,13 +169,13 @@ def _is_better(rows: Rows, variant: Artifact, served: bytes) -> bool:
     try:
         best = schema.unpack_artifact(variant.ordinal, variant.kind, served)
     except DAMAGE:
-        return False  # a fault of that row
+        return False  # the fault of another row
     executable, floor = _executable(rows, variant), rows.floor(variant.ordinal)
     return rank(variant, executable, floor) < rank(best, executable, floor)
 
 
 def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
-    """The executable that is served for the same build ID; None also if its row is a fault."""
+    """Return the executable that is served for the same build ID; None if its row is damaged."""
     value = rows.get("artifacts", executable_key(artifact.ordinal))
     try:
         return executable_in(artifact.ordinal, value)
@@ -229,7 +229,7 @@ def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
 
 
 def _drop(mending: Mending, artifact: Artifact) -> None:
-    """Take a variant away that nothing else speaks of."""
+    """Remove a variant that no other row refers to."""
     key = schema.ORDINAL_KIND.pack(artifact.ordinal, artifact.kind)
     mending.delete("variants", key + artifact.variant.to_bytes(2, "big"))
     value = mending.get("artifacts", key)
@@ -240,7 +240,7 @@ def _drop(mending: Mending, artifact: Artifact) -> None:
 
 
 def _refer(mending: Mending, artifact: Artifact) -> None:
-    """Have a blob speak of its artifact, if there is the blob."""
+    """Make the row of a blob refer to its artifact, if the blob exists."""
     digest = artifact.digest
     row = mending.digest_row(digest)
     if row is None:
@@ -248,7 +248,7 @@ def _refer(mending: Mending, artifact: Artifact) -> None:
         if file is None:
             _drop(mending, artifact)
             return
-        # Of which file it is has to be found out by reading it.
+        # The scrubber finds out to which file the row belongs by reading it.
         taken = mending.blobs.disk_bytes(digest)
         row = schema.DigestRow(artifact.size, stored=file.stored, taken=taken)
         if file.stored != artifact.size:
@@ -263,7 +263,7 @@ def _resize(mending: Mending, artifact: Artifact, size: int) -> None:
 
 
 def digests(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A blob has artifacts, and its place in the order of uses; `scrub` looks at its file."""
+    """A blob has artifacts and a place in the order of uses; `scrub` checks its file."""
     digest = Digest(key)
     row = schema.DigestRow.unpack(value)
     lost = []
@@ -310,7 +310,7 @@ def _keep_refs(mending: Mending, digest: Digest, refs: list[tuple[int, int, int]
 
 
 def _make_plain(mending: Mending, digest: Digest) -> None:
-    """Reading it will tell; until then it is of no file."""
+    """Clear the file in the row: the next read of the blob finds it out."""
     row = mending.digest_row(digest)
     if row is not None:
         row.form, row.inode, row.ctime_ns = schema.FORM_PLAIN, 0, 0
@@ -362,10 +362,10 @@ def aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def marks(table: str) -> Rule:
-    """The rule for a table of numbers of build IDs."""
+    """Return the rule for a table of ordinals."""
 
     def rule(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-        """A build ID that is marked is there."""
+        """A marked build ID exists."""
         (ordinal,) = schema.U64.unpack(key)
         if rows.named(ordinal) is None:
             yield Fault(
@@ -389,7 +389,7 @@ def uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def gone(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A build ID that is going was there."""
+    """A build ID in *gone* existed."""
     (ordinal,) = schema.U64.unpack(key)
     if not rows.is_there(key):
         yield Fault(
@@ -412,7 +412,7 @@ def _count_up(mending: Mending, *, next_ordinal: int) -> None:
 
 
 def meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A floor or a derivation can be read; other rows have readers that look at them whole."""
+    """A floor or a derivation can be decoded; the readers of all other rows check them."""
     if key.startswith(schema.FLOOR_PREFIX):
         schema.unpack_floor(key, value)
     elif key.startswith(schema.DERIVATION_PREFIX):

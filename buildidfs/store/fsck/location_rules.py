@@ -31,7 +31,7 @@ _DIGEST_BYTES: Final = 32
 
 
 def origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A place is of a build ID, and in its place."""
+    """A place belongs to a build ID, and its key is right."""
     digest = location_rows.place_of(key, value)
     if not rows.is_there(key[:8]):
         yield Fault(
@@ -63,7 +63,7 @@ def _drop_origin(mending: Mending, key: bytes) -> None:
 
 
 def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A name in a path is that of the path that it leads to."""
+    """A name in a directory leads to the path that has this name."""
     number = value[:4]
     if value[4:] not in (b"", schema.PUBLIC):
         raise ValueError("of another length")
@@ -75,7 +75,7 @@ def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A path is in its parent, which exists."""
+    """A path is listed by its parent, which exists."""
     (number,) = schema.U32.unpack(key)
     if not 0 < number <= schema.MAX_NUMBER:
         raise ValueError("there is no such number")
@@ -107,7 +107,7 @@ def _drop_path(mending: Mending, key: bytes, value: bytes) -> None:
 
 
 def _name_path(mending: Mending, key: bytes, value: bytes, there: bytes | None) -> None:
-    """Let its parent lead to a path, unless that leads to another one, rightly."""
+    """Make the parent lead to a path, unless its name rightly leads to another path."""
     if there is not None and mending.get("paths", there[:4]) == value:
         mending.delete("paths", key)
     elif 4 < len(value) <= 4 + 255:
@@ -122,14 +122,14 @@ def _count_up(mending: Mending, **numbers: int) -> None:
 
 
 def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A build ID that hangs from a path exists, and so does the path."""
+    """A path and a build ID that was seen there both exist."""
     if value not in (b"", schema.PUBLIC):
         raise ValueError("of another length")
     return _hanging("pathids", rows, key)
 
 
 def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """The same for the last names of paths; `wrong` checks their counts."""
+    """The same for file names; `wrong` checks their counts."""
     schema.U16.unpack_from(value)
     if value[schema.U16.size :] not in (b"", schema.PUBLIC):
         raise ValueError("of another length")
@@ -154,7 +154,7 @@ def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
 
 
 def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A name of a file that dwz made is of a build ID."""
+    """A name below /.dwz/ belongs to a build ID."""
     referred = schema.DwzRow.unpack(key, value).referred
     is_id = not referred or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
     if not rows.is_there(value[:8]) or not is_id:
@@ -165,7 +165,7 @@ def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A row of the memo says what it is."""
+    """A row of the memo has the length that its tag requires."""
     _, tag = schema.SEEN.unpack_from(value)
     length = len(value) - _MEMO_HEAD
     if len(key) != 16 or length != (0 if tag else _DIGEST_BYTES):
@@ -174,7 +174,7 @@ def seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A row of the journal has its place in the order of time."""
+    """A row of the journal has its row in *recent*."""
     record = location_rows.unpack_journal(key, value)
     if record.last_seen_ns < record.first_seen_ns:
         first = record.last_seen_ns
@@ -192,7 +192,7 @@ def journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A place in the order of time is that of a row of the journal."""
+    """A row of *recent* leads to a row of the journal."""
     row = rows.get("journal", key[8:])
     if row is None or row[8:16] != key[:8]:
         yield Fault(
@@ -255,13 +255,13 @@ def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """An entry of a container is where its name is looked for. The artifact may be gone."""
+    """An entry of a container has the key of its name. Its artifact may be gone."""
     entry, container = unpack_entry(key, value), _container_row(rows, key[:4])
     below = int.from_bytes(key[4:8], "big")
     if (
         container is None
         or entry.offset != offset_of(entry.name)
-        or 0 < entry.directory <= below  # they are numbered on the way down
+        or 0 < entry.directory <= below  # numbers are given from the root down
         or entry.directory > schema.MAX_CONTAINER
     ):
         yield Fault(
@@ -276,7 +276,7 @@ def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def history(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A row of the history is what was written for its time; nothing else follows from it."""
+    """A row of the history matches its check; no other row depends on it."""
     schema.unpack_history(key, value)
     yield from ()
 
@@ -307,7 +307,7 @@ RULES: Final[dict[str, Rule]] = {
 
 
 def wrong(moment: Rows) -> Iterator[Fault]:
-    """Numbers of file names and of containers that are counted wrongly at one moment."""
+    """Yield file names and containers whose counts are wrong at one moment."""
     if _names_differ(moment):
         yield Fault("file names of paths are counted wrongly", mend=_name_again)
     for key, there in _wrong_entries(moment):
@@ -346,7 +346,7 @@ def _name_again(mending: Mending) -> None:
 
 
 def _wrong_entries(moment: Rows) -> Iterator[tuple[bytes, int]]:
-    """Keys of containers that have another number of rows than is counted, and that."""
+    """Yield the keys of containers with a wrong count of entries, and the right count."""
     there = {
         number: sum(1 for _ in rows)
         for number, rows in groupby(moment.having("contents", b""), lambda row: row[0][:4])
@@ -355,7 +355,7 @@ def _wrong_entries(moment: Rows) -> Iterator[tuple[bytes, int]]:
         try:
             row = unpack_container(0, value)[1]
         except DAMAGE:
-            continue  # which a rule tells of
+            continue  # the fault of another rule
         if row.entries != there.get(key, 0):
             yield key, there.get(key, 0)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repair faults: make rows again that follow from others, and remove rows that lead nowhere.
 
-The rule that finds a fault says how to mend it (`id_rules`, `location_rules`). Each is mended
-in a write transaction that looks at the row once more. Mending one may bring up another, so all
-rows are gone through until nothing is found.
+The rule that finds a fault also says how to mend it (`id_rules`, `location_rules`). Each fault is
+mended in a write transaction that reads the row once more. A repair may expose another fault, so
+all rows are checked again until no fault is found.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _PASSES: Final = 5
 
 
 def mend(checker: Checker, progress: Callable[[int], None] = lambda count: None) -> Iterator[Fault]:
-    """Mend rows and counts; gives each fault that there was."""
+    """Mend rows and counts; yield each fault that was mended."""
     told: set[str] = set()
     for _ in range(_PASSES):
         clean = True
@@ -109,7 +109,7 @@ def _mend_counts(checker: Checker) -> list[Fault]:
 def _apply(mending: Mending, faults: list[Fault]) -> list[Fault]:
     for fault in faults:
         if fault.mend is not None:
-            # It may lean on a row that is damaged, too, and is mended in the next pass.
+            # The repair may need a row that is also damaged; the next pass mends this fault.
             with contextlib.suppress(*DAMAGE, BuildIdFsError, lmdb.Error):
                 fault.mend(mending)
     return faults
@@ -131,7 +131,7 @@ def _in_transaction(checker: Checker, work: Callable[[Mending], list[Fault]]) ->
 
 
 def adopt(checker: Checker) -> list[Fault]:
-    """Record blobs again whose rows were lost, from the data kept beside them."""
+    """Write the lost rows of blobs again, from the data kept beside them."""
     return [
         Fault(f"blob {digest} was recorded again", digest)
         for digest, adopted in adopt_blobs(checker.env, checker.blobs)
@@ -140,7 +140,7 @@ def adopt(checker: Checker) -> list[Fault]:
 
 
 def name_blobs(checker: Checker) -> int:
-    """Give aliases to blobs that have none, captured by an earlier version; returns how many."""
+    """Add aliases to blobs that an earlier version captured without; return the number of blobs."""
     env, named = checker.env, 0
     missing = (
         digest
@@ -168,7 +168,7 @@ def _put_aliases(env: Environment, found: dict[Digest, tuple[Alias, ...]], txn: 
 
 
 def mend_file(checker: Checker, fault: Fault) -> None:
-    """Mend the rows of a blob whose bytes are right."""
+    """Mend the rows of a blob that has the right bytes."""
     if fault.mend is not None:
         _in_transaction(checker, lambda mending: _apply(mending, [fault]))
     elif fault.digest is not None:
@@ -176,7 +176,7 @@ def mend_file(checker: Checker, fault: Fault) -> None:
 
 
 def _read_again(checker: Checker, digest: Digest) -> None:
-    """Remove a blob, and commit a copy of its bytes, identified again."""
+    """Remove a blob, then identify and commit a copy of its bytes."""
     env, blobs = checker.env, checker.blobs
     try:
         opened = checker.verified.open(digest)
@@ -203,8 +203,8 @@ _UNKNOWN_FILE: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
 
 
 class Rebuilt(msgspec.Struct):
-    """The result: the number of blobs in the new index; those of which nothing is known, and
-    those that were damaged, which are in quarantine.
+    """The number of blobs in the new index, the blobs of unknown origin, and the damaged blobs,
+    which are in quarantine.
     """
 
     blobs: int = 0
@@ -213,7 +213,7 @@ class Rebuilt(msgspec.Struct):
 
 
 class Adopted(NamedTuple):
-    """A capture from the data beside a blob, with the rest that `Recorder.adopt` records.
+    """A capture made from the data beside a blob, with the other arguments of `Recorder.adopt`.
 
     ``places`` are further sightings, ``called`` has the names of all their containers, as for
     `ContainerWriter`.
@@ -227,17 +227,16 @@ class Adopted(NamedTuple):
 
     @property
     def others(self) -> list[NewCapture]:
-        """The same capture at each of the further sightings."""
+        """Return the same capture at each of the further sightings."""
         return [msgspec.structs.replace(self.capture, sighting=each) for each in self.places]
 
 
 def rebuild(
     path: str | bytes | os.PathLike[str], progress: Callable[[int], None] = lambda count: None
 ) -> Rebuilt:
-    """Make a new index for a store of any format that is not open; ``progress`` hears of blobs
-    done.
+    """Make a new index for a closed store of any format; ``progress`` gets the blobs done.
 
-    Raises `StoreLocked` if a process has it open, `StoreFull`, `StoreMissing`, `StoreError`.
+    Raises `StoreLocked` if a process has the store open, `StoreFull`, `StoreMissing`, `StoreError`.
     """
     root = os.path.abspath(os.fsencode(path))
     layout.read_format(root)
@@ -257,7 +256,7 @@ def rebuild(
 
 
 def _begin(root: bytes) -> Environment:
-    """The new index, or what there is of it."""
+    """Return the new index, or the unfinished one of an earlier attempt."""
     try:
         env = Environment(root, read_only=False, create=True, map_size=None, directory=_NEW)
     except StoreDamaged:
@@ -280,8 +279,9 @@ def _fill(env: Environment, blobs: Blobs, progress: Callable[[int], None]) -> Re
 def adopt_blobs(
     env: Environment, blobs: Blobs, progress: Callable[[int], None] = lambda count: None
 ) -> Iterator[tuple[Digest, list[Adopted] | None]]:
-    """Record all blobs without a row from the data kept beside them. Yields each blob with that
-    data: empty if it has none, None if it is damaged.
+    """Record all blobs without a row from the data kept beside them.
+
+    Yields each blob with that data: an empty list if there is none, None if the blob is damaged.
     """
     verified = VerifiedBlobs(env, blobs)
     table = env.tables["digests"]
@@ -302,7 +302,9 @@ def adopt_blobs(
 
 
 def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Adopted]:
-    """The captures that a blob in place tells of; raises `IntegrityError` if it is damaged."""
+    """Return the captures of a blob from its data; raises `IntegrityError` if the blob is
+    damaged.
+    """
     fd = blobs.open(digest)
     try:
         form = verified.form_of(digest, fd)
@@ -320,7 +322,9 @@ def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Ado
 
 
 def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> list[Adopted]:
-    """The captures that an open blob tells of, with ``content`` as bytes; may be none."""
+    """Return the captures of an open blob, with ``content`` as their bytes; the list may
+    be empty.
+    """
     described = describe(opened)
     own = described.build_id if described is not None and described.build_id != GIVEN else None
     data = blobs.origin(digest)
@@ -337,15 +341,14 @@ def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> 
         sighting = Sighting(Origin(b"", _UNKNOWN_FILE, scanner="repair"), time.time_ns())
         new = _capture(sighting, content, build_id, described.kinds, described, aliases)
         found.append(Adopted(new, {}, opened.form, (), NOTHING_CALLED))
-    # The ID of a program without one comes first: the others were made of it.
+    # A program without a build ID comes first: files with its adopted ID were made of it.
     return sorted(found, key=lambda each: each.capture.build_id != htl)
 
 
 def aliases_of(
     opened: Blob, described: ElfFile | None, kept: tuple[Alias, ...] = ()
 ) -> tuple[Alias, ...]:
-    """Return the aliases of an open blob. ``kept`` has known ones, which spares a read of the
-    blob."""
+    """Return the aliases of an open blob. Aliases in ``kept`` need no read of the blob."""
     if described is None:
         return ()
     known = tuple(each for each in kept if each.type in (AliasType.CODE, AliasType.CRC32))
@@ -456,7 +459,7 @@ def _called(adopted: list[Adopted]) -> dict[tuple[bytes, str], ContainerNames]:
 
 
 def _take_over(root: bytes) -> None:
-    """Put the new index in place of the old one, whose lock stays: a process may wait for it."""
+    """Replace the old index by the new one, but keep its lock file, on which a process may wait."""
     old, new = os.path.join(root, b"index"), os.path.join(root, _NEW)
     with contextlib.suppress(FileNotFoundError):
         _to_quarantine(root, os.path.join(old, b"data.mdb"))
@@ -474,7 +477,7 @@ def _take_over(root: bytes) -> None:
 
 
 def _to_quarantine(root: bytes, path: bytes) -> None:
-    """Raises FileNotFoundError."""
+    """Move a file to quarantine. Raises FileNotFoundError."""
     directory = os.path.join(root, b"quarantine")
     os.makedirs(directory, 0o700, exist_ok=True)
     os.rename(path, os.path.join(directory, b"index.%d" % time.time_ns()))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read blobs one after the other, verify their bytes and identify them.
+"""Read blobs one after another, verify their bytes and identify them.
 
-Their files are looked at always, and read when they are not those that were written, or when all
-are to be read. What is right is written down: the file it is in, and when it was read. What is
-wrong is struck from the row: a blob that is of no file (inode and change time 0) is given to
-no reader, and the next capture of the same bytes is read and takes its place.
+Each blob's file is checked with stat(2), and read if it is not the file that was written, or if all
+blobs are to be read. If the bytes are right, the row gets the file and the time of the read. If
+they are wrong, the blob is struck: inode and change time in the row become 0, no reader gets the
+blob, and the next capture of the same bytes replaces it.
 
-Where the filesystem offers fs-verity, blobs that were read get it.
+If the filesystem supports fs-verity, it is enabled on blobs that were read.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 _ROWS: Final = 256
 _NOTES_AT_ONCE: Final = 256
 _NOTE_SECONDS: Final = 5.0
-#: Stands for the build ID of a file that has none, and was given one.
+#: Stands for the build ID of a file that has none and was given one.
 GIVEN: Final = BuildId(bytes(BuildId.MAX_BYTES))
 
 _ELF_KINDS: Final = 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
 
 
 class _Seen(msgspec.Struct):
-    """A result to write down for a blob: ``file`` and ``form`` if it is right.
+    """A result to record for a blob: ``file`` and ``form`` if it is right.
 
-    ``row`` is what the row said of its file before it was read.
+    ``row`` has the file of the row before the blob was read.
     """
 
     row: BlobFile
@@ -61,8 +61,8 @@ class _Seen(msgspec.Struct):
 class Scrubber:
     """Reads blobs, and records the results unless the store is open for reading only.
 
-    ``pace`` hears of each piece that was read, in bytes, and may take its time. ``mark`` names the
-    row of *meta* in which `all` keeps how far it has come.
+    ``pace`` is called with the number of bytes of each piece read, and may sleep. ``mark`` names
+    the row of *meta* in which `all` records its position.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Scrubber:
         whole: Callable[[schema.DigestRow], bool],
         from_start: bool = False,
     ) -> Iterator[Fault]:
-        """The faults of blobs; of those to be read ``whole`` all bytes are read.
+        """Yield the faults of blobs; with ``whole``, read all bytes of the blobs.
 
-        Goes on where it was broken off the last time.
+        Continues where the last call was interrupted.
         """
         if not from_start and self._mark:
             self._place = self._env.get(self._env.tables["meta"], self._mark) or b""
@@ -107,7 +107,7 @@ class Scrubber:
             self.note()
 
     def digests(self) -> Iterator[tuple[Digest, schema.DigestRow]]:
-        """All blobs, in order; rows that do not decode are passed over."""
+        """Yield all blobs in order; rows that do not decode are skipped."""
         for digest, value in self._rows(b""):
             yield digest, schema.DigestRow.unpack(value)
 
@@ -146,13 +146,14 @@ class Scrubber:
         return None if value is None else schema.DigestRow.unpack(value)
 
     def _opened(self, digest: Digest, row: schema.DigestRow) -> Blob:
-        """A blob that was read and is right; raises `IntegrityError` for any other."""
+        """Return a blob that was read and is right; raises `IntegrityError` for any other."""
         try:
             fd = self._blobs.open(digest)
         except IntegrityError:
             raise IntegrityError(f"blob {digest} is missing") from None
         try:
-            # The page cache says nothing about the disk, and does not need these pages.
+            # The bytes must come from the disk, not from the page cache, and nobody needs these
+            # pages later.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             form = self._verified.form_of(digest, fd, self._pace)
             if form is None:
@@ -172,7 +173,7 @@ class Scrubber:
         if self._verity:
             try:
                 self._verity = file_ops.enable_verity(opened.fd)
-            except OSError:  # a process may have it open for writing, or it is not ours
+            except OSError:  # a process may have it open for writing, or it belongs to another user
                 self._verity = self._verity and os.geteuid() == 0
         status = os.fstat(opened.fd)
         file = BlobFile(status.st_size, status.st_ino, status.st_ctime_ns)
@@ -222,9 +223,9 @@ def _file_in(row: schema.DigestRow) -> BlobFile:
 
 
 def describe(opened: Blob) -> ElfFile | None:
-    """Describe the ELF file in a blob; None if it is none, as with kallsyms.
+    """Describe the ELF file in a blob; None if the blob is not an ELF file, as with kallsyms.
 
-    Its build ID is `GIVEN` if the bytes do not say it, or say one that files share by mistake.
+    Its build ID is `GIVEN` if the file has none, or one that files share by mistake.
     """
     found = identity.describe(opened.read_at, opened.size, GIVEN)
     if isinstance(found, Absence):
@@ -235,9 +236,9 @@ def describe(opened: Blob) -> ElfFile | None:
 
 
 def _quality(artifact: Artifact, described: ElfFile) -> Quality:
-    """The quality of an artifact whose bytes are described so.
+    """Return the quality of an artifact from the description of its bytes.
 
-    The symbols of ``.gnu_debugdata`` rank below those of a file, and look the same.
+    Symbols of ``.gnu_debugdata`` look like those of any file, but rank lower.
     """
     is_unpacked = artifact.kind is Kind.DEBUGINFO and artifact.quality is Quality.DYNSYM
     if is_unpacked and described.quality is Quality.SYMTAB:
@@ -252,7 +253,7 @@ def _differences(
     for ordinal, kind, number in row.refs:
         artifact, named = moment.variant(ordinal, kind, number), moment.named(ordinal)
         if artifact is None or named is None:
-            continue  # which a rule tells of
+            continue  # the fault of another rule
         build_id = named.build_id
         if described.build_id not in (build_id, GIVEN) and not moment.is_adopted(ordinal):
             text = f"is of build ID {described.build_id}, and the index says {build_id}"
@@ -322,7 +323,7 @@ def _kept_beside(
 ) -> BlobFile:
     """Write the index data beside a blob again, which a copy of the store may have lost.
 
-    Returns the file that it is then.
+    Returns the file of the blob after that.
     """
     blobs = mending.blobs
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other names of blobs as they are read, and the one way from any name to a build ID."""
+"""Reads of aliases, and the one way from any name to a build ID."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _SHA256_DIGITS: Final = 64
 
 
 class Aliases:
-    """Reads of the aliases. A store of an earlier version that is only read has none."""
+    """Reads of the aliases. A store of an earlier version that is open for reading only
+    has none.
+    """
 
     def __init__(self, environment: Environment, index: Index) -> None:
         self._env = environment
@@ -34,13 +36,15 @@ class Aliases:
 
     @whole
     def of(self, digest: Digest) -> tuple[Alias, ...]:
-        """The aliases of a blob."""
+        """Return the aliases of a blob."""
         value = None if self._identities is None else self._env.get(self._identities, digest)
         return () if value is None else schema.unpack_aliases(digest, value)
 
     @whole
     def blobs(self, kind: AliasType | None, value: bytes) -> list[Digest]:
-        """The blobs that have an alias, a few at most; with None, the one with that SHA-256."""
+        """Return a few blobs that have an alias; if ``kind`` is None, the blob with that
+        SHA-256.
+        """
         if kind is None:
             is_there = self._env.get(self._digests, value) is not None
             return [Digest(value)] if is_there else []
@@ -53,7 +57,9 @@ class Aliases:
 
     @whole
     def ordinals(self, digest: Digest) -> list[int]:
-        """The numbers of the build IDs that a blob belongs to, those that are served first."""
+        """Return the ordinals of the build IDs that a blob belongs to; those that serve it come
+        first.
+        """
         with self._env.read() as txn:
             value = txn.get(digest, db=self._digests)
             if value is None:
@@ -62,16 +68,16 @@ class Aliases:
             return sorted(found, key=lambda ordinal: self._is_ambiguous(txn, ordinal))
 
     def ordinal(self, text: str) -> int | None:
-        """The number of the build ID whose files have an alias; None if there is none.
+        """Return the ordinal of the build ID whose files have an alias; None if there is none.
 
-        Of several that is the one whose executable is the best.
+        If several have it, the one with the best executable is returned.
         """
         found = self.named(text)
         return None if found is None else found[1]
 
     def named(self, text: str) -> tuple[Digest, int] | None:
-        """A blob that has the alias ``text``, and the number of the build ID that it belongs to."""
-        from buildidfs.formats.elf.identity import parse_alias  # `list` does without it
+        """Return a blob with the alias ``text``, and the ordinal of its build ID."""
+        from buildidfs.formats.elf.identity import parse_alias  # `list` does not need it
 
         for kind, value in parse_alias(text):
             known = [
@@ -88,9 +94,9 @@ class Aliases:
         return (1,) if artifact is None else (0, *rank(artifact, None))
 
     def resolve(self, text: str) -> tuple[BuildId, Digest | None]:
-        """The build ID that a text means: the beginning of one, or an alias of a file.
+        """Return the build ID that ``text`` stands for: its first digits, or an alias of a file.
 
-        A SHA-256 names one file, which is returned as well. Raises `InvalidBuildId`,
+        A SHA-256 names one file, whose digest is returned as well. Raises `InvalidBuildId`,
         `AmbiguousBuildId`, `ArtifactMissing`.
         """
         from buildidfs.formats.elf.identity import is_typed
@@ -113,7 +119,7 @@ class Aliases:
         return build_id, digest if is_sha256 else None
 
     def is_adopted(self, ordinal: int) -> bool:
-        """Return True if a file without a build ID of its own goes by the build ID."""
+        """Return True if the build ID is the adopted ID of a file."""
         return self._has(self._adopted, ordinal)
 
     def is_ambiguous(self, ordinal: int) -> bool:
@@ -121,7 +127,9 @@ class Aliases:
         return self._has(self._ambiguous, ordinal)
 
     def adopted_id(self, digest: Digest) -> BuildId | None:
-        """The ID by which bytes are found whose own build ID is no use; None if there is none."""
+        """Return the adopted ID of bytes whose own build ID is not usable; None if there
+        is none.
+        """
         for alias in self.of(digest):
             if alias.type is AliasType.HTL:
                 return BuildId(alias.value)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMDB, as the store uses it: one environment to a directory and process, errors in our words.
+"""LMDB for the store: one environment per directory and process, and errors of the store.
 
-Every read is a transaction of its own (about half a microsecond), so what another process
-committed is seen at once and no reader holds old pages back. One thread at a time writes; other
-processes are kept out by LMDB itself.
+Every read is a transaction of its own (about half a microsecond), so a reader sees commits of other
+processes at once and keeps no old pages alive. One thread at a time writes; LMDB itself excludes
+other processes.
 
 The map is 1 TiB of address space, so that it never has to grow: LMDB cannot move a map while a
-transaction is alive. Only where so much cannot be had (RLIMIT_AS, 32 bits) it starts smaller,
-grows on demand, and then each access takes a lock.
+transaction is alive. If so much is not available (RLIMIT_AS, 32 bits), the map starts smaller and
+grows on demand, and each access takes a lock.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ MAP_SIZES = (1 << 40, 1 << 36, 1 << 33, 1 << 30)
 #: About a thousand readers at a time, at 64 bytes each.
 _LOCK_BYTES = 64 << 10
 
-#: Bytes that tell a full filesystem from a broken one; more than a transaction usually adds.
+#: The number of bytes of a test write that tells a full filesystem from a broken one; a transaction
+#: usually adds less.
 _PROBE_BYTES = 16 << 20
 
-#: Seconds to wait for a process of another PID namespace that has the number of this one.
+#: Seconds to wait for a process of another PID namespace that has the same process ID.
 _READER_WAIT_S = 10.0
 _READER_RETRY_S = 0.05
 
@@ -75,7 +76,7 @@ class Environment:
             self._lmdb = self._map(map_size, create)
             try:
                 self.tables = self._open_tables(create)
-                self._lmdb.reader_check()  # frees the slots of readers that were killed
+                self._lmdb.reader_check()  # frees the slots of killed readers
             except BaseException:
                 self._lmdb.close()
                 raise
@@ -100,14 +101,16 @@ class Environment:
         raise AssertionError("no map size given")
 
     def _allocate_lock_file(self) -> None:
-        """Take the room for lock.mdb: LMDB writes to it through a map, where a full disk kills."""
+        """Allocate lock.mdb: LMDB writes to it through a map, so a full disk would kill the
+        process.
+        """
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             fd = os.open(os.path.join(self.path, b"lock.mdb"), flags, 0o600)
         except OSError as error:
             if error.errno in FULL:
                 raise full(self.root, error.errno) from error
-            return  # a read-only filesystem, or one that LMDB will have an error for
+            return  # a read-only filesystem, or one for which LMDB reports an error
         try:
             status = os.fstat(fd)
             if status.st_size < _LOCK_BYTES or status.st_blocks * 512 < status.st_size:
@@ -211,7 +214,9 @@ class Environment:
     def get_by(
         self, table: Table, key: bytes, other: Table, at: int = 0
     ) -> tuple[bytes | None, bytes | None]:
-        """Return a value, and that of another table whose key it has from ``at`` on."""
+        """Return a value, and the value in another table at the key that begins at ``at`` in the
+        first.
+        """
         try:
             if self._gate is None:
                 txn = self._lmdb.begin(table)
@@ -230,7 +235,9 @@ class Environment:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Txn]:
-        """Begin a read transaction; keep it short, because old pages stay in use meanwhile."""
+        """Begin a read transaction; keep it short, because LMDB cannot reuse old pages
+        meanwhile.
+        """
         try:
             if self._gate is None:
                 with self._lmdb.begin() as txn:
@@ -245,7 +252,7 @@ class Environment:
         """Run ``work`` in a write transaction and commit it durably.
 
         ``work`` runs again after the map grew, so it must take all state from the transaction.
-        Raises `StoreFull`, `StoreError`; then nothing was written.
+        If nothing was written, it raises `StoreFull` or `StoreError`.
         """
         if self.read_only:
             raise not_to_be_written(self.root)
@@ -271,7 +278,7 @@ class Environment:
         try:
             self._lmdb.set_mapsize(size * 2)
         except (lmdb.Error, MemoryError, OverflowError) as error:
-            self._lmdb.close()  # it has lost its map: any use would be the end of the process
+            self._lmdb.close()  # the map is lost: any use would crash the process
             raise StoreError(
                 f"store {show(self.root)}: no address space for an index of more than {size} bytes"
             ) from error
@@ -286,13 +293,13 @@ class Environment:
             raise self.failure(error) from error
 
     def failure(self, error: Exception) -> StoreError:
-        """An error of LMDB as an error of the store."""
+        """Return an error of LMDB as an error of the store."""
         code = getattr(error, "code", 0)
         reason = str(error) if code == 0 else getattr(error, "reason", str(error))
         if isinstance(error, lmdb.DiskError) or code in FULL:
             return full(self.root, code)
         if code == errno.EIO and (found := self._probe()):
-            return full(self.root, found)  # LMDB calls a short write EIO
+            return full(self.root, found)  # LMDB reports a short write as EIO
         if isinstance(error, lmdb.LockError):
             return StoreLocked(f"store {show(self.root)}: its index is locked: {reason}")
         if isinstance(
@@ -308,7 +315,7 @@ class Environment:
         return StoreError(f"store {show(self.root)}: its index: {reason}")
 
     def _probe(self) -> int:
-        """ENOSPC or EDQUOT if there is no room to write to, else 0."""
+        """Return ENOSPC or EDQUOT if there is no room to write to, else 0."""
         try:
             fd = os.open(self.path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -324,16 +331,16 @@ class Environment:
     # --- the rest --------------------------------------------------------------------------
 
     def entries(self) -> dict[str, int]:
-        """Number of rows of each table."""
+        """Return the number of rows of each table."""
         with self.read() as txn:
             return {name: txn.stat(table)["entries"] for name, table in self.tables.items()}
 
     def bytes_used(self) -> int:
-        """Bytes the index takes on disk."""
+        """Return the bytes that the index takes on disk."""
         return os.stat(os.path.join(self.path, b"data.mdb")).st_blocks * 512
 
     def close(self) -> None:
-        """Unmap; only `release` calls this."""
+        """Unmap the index; only `release` calls this."""
         self._lmdb.close()
 
 
@@ -358,7 +365,7 @@ def acquire(
 
 
 def damaged(root: bytes, how: str) -> StoreDamaged:
-    """The error for an index that cannot be used."""
+    """Return the error for an index that cannot be used."""
     return StoreDamaged(
         f"store {show(root)}: its index {how}: buildidfs check --repair makes a new one"
     )
@@ -373,7 +380,7 @@ def _key(root: bytes) -> tuple[int, int]:
 
 
 def release(environment: Environment) -> None:
-    """Give up one use of an environment; the last one closes it."""
+    """Release one use of an environment; the last one closes it."""
     with _open_lock:
         environment.users -= 1
         if environment.users == 0:
@@ -387,9 +394,9 @@ def release(environment: Environment) -> None:
 def exclusive(root: bytes) -> Iterator[None]:
     """Keep all processes from opening the index of a store, even a damaged one.
 
-    Raises `StoreLocked` if a process has it open, which is known for certain: LMDB locks the first
-    byte of lock.mdb, shared, for as long as an environment is open (mdb_env_share_locks), and
-    a process that opens one waits for us.
+    Raises `StoreLocked` if a process has the index open. This check is reliable: LMDB holds a
+    shared lock on the first byte of lock.mdb while an environment is open (mdb_env_share_locks),
+    and a process that opens one waits for us.
     """
     with _open_lock:
         if _key(root) in _open:
@@ -424,7 +431,7 @@ def _on_read_only_filesystem(path: bytes) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
-#: Reads every record, not too many in one transaction: a process may be writing.
+#: Reads every record, a few in each transaction, because another process may be writing.
 _READ_ALL: Final = """
 import sys, lmdb
 def opened(lock):
@@ -453,8 +460,8 @@ for name in sys.argv[2:]:
 
 
 def is_readable(directory: bytes, map_size: int) -> bool:
-    """Return True if every record of the index in a directory can be read, and read them all."""
-    import subprocess  # only for a store that looks damaged, or is to be checked
+    """Read every record of the index in a directory; return True if all could be read."""
+    import subprocess  # only for a store that looks damaged, or for a check
 
     command = [sys.executable, "-I", "-c", _READ_ALL, str(map_size), *TABLES]
     done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
@@ -462,7 +469,7 @@ def is_readable(directory: bytes, map_size: int) -> bool:
 
 
 def load_counters(environment: Environment, txn: Txn) -> schema.Counters:
-    """The counters of a store; raises `StoreDamaged` where there are none."""
+    """Return the counters of a store; raises `StoreDamaged` if there are none."""
     value = txn.get(schema.COUNTERS_KEY, db=environment.tables["meta"])
     try:
         return schema.Counters.unpack(value or b"")

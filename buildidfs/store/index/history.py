@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The past of a store: a row a minute of how much it held, thinned with age."""
+"""The past of a store: one row per minute with its contents, thinned with age."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ _DAY_S: Final = 86_400
 TIERS: Final = (
     (_DAY_S, 60), (7 * _DAY_S, 600), (32 * _DAY_S, 3600), (400 * _DAY_S, _DAY_S),
 )  # fmt: skip
-"""Up to which age (s) one row is kept in how many seconds. Older rows go."""
+"""Pairs of seconds: rows up to that age are kept one per interval. Older rows are removed."""
 
 _MOST_MERGED: Final = 256
 _AHEAD_NS: Final = 3600 * _S
 
 
 class History:
-    """Reads and writes of the history. A store of an earlier version that is only read has none."""
+    """Reads and writes of the history. A store of an earlier version that is open for reading only
+    has none.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._env = environment
         self._table = environment.tables.get("history")
 
     def since(self, since_ns: int = 0) -> Iterator[HistoryRow]:
-        """Rows of that time or later, in order of time; damaged ones are left out."""
+        """Yield the rows from a time on, in order of time; damaged rows are skipped."""
         if self._table is None:
             return
         with self._env.read() as txn:
@@ -50,7 +52,7 @@ class History:
                 continue  # `check` reports it
 
     def add(self, row: HistoryRow) -> None:
-        """Write a row, and put some older ones together. Raises `StoreFull`, `StoreError`."""
+        """Write a row, and merge some older ones. Raises `StoreFull`, `StoreError`."""
         table = self._env.tables["history"]
         key, value = schema.pack_history(row)
 
@@ -65,9 +67,9 @@ class History:
 
 
 def _too_many(keys: Sequence[bytes], now_ns: int) -> list[list[bytes]]:
-    """The rows to be put together: groups, in each of which the last one stays.
+    """Return the groups of rows to merge; the last row of each group stays.
 
-    A group of one is of a row that goes: it is too old, or of a time that has not come.
+    A group of one row means that this row is removed: it is too old, or its time is in the future.
     """
     kept = len(keys) - schema.MAX_HISTORY
     groups = []
@@ -77,12 +79,12 @@ def _too_many(keys: Sequence[bytes], now_ns: int) -> list[list[bytes]]:
             groups += [[key] for key in group]
         elif len(group) > 1:
             groups.append(group)
-    # More than that are only there after the clock was set back and forth.
+    # There are more than that only if the clock was set back and forth.
     return groups + [[key] for key in keys[: max(kept, 0)]]
 
 
 def _slot(key: bytes, now_ns: int) -> tuple[int, int] | None:
-    """The span of time that a row stands for; None for a row that goes."""
+    """Return the span of time that a row stands for; None for a row to be removed."""
     if len(key) != schema.U64.size:
         return None
     time_ns = int.from_bytes(key, "big")
@@ -96,14 +98,14 @@ def _slot(key: bytes, now_ns: int) -> tuple[int, int] | None:
 
 
 def _merge(txn: Txn, table: Table, keys: Sequence[bytes]) -> None:
-    """Put rows together into the last one; a single one is removed."""
+    """Merge rows into the last one; a single row is removed."""
     rows = []
     for key in keys:
         value = txn.get(key, db=table)
         try:
             rows.append(schema.unpack_history(key, value or b""))
         except DAMAGE:
-            continue  # it goes, as the others do
+            continue  # the row is removed, as the others are
     for key in keys:
         txn.delete(key, db=table)
     if len(keys) > 1 and rows:

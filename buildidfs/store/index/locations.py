@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of the places that files were seen at: paths, containers, the journal.
+"""Reads of the places at which files were seen: paths, containers, the journal.
 
 `PathTree` and `FileNames` answer readers who ask by path (perf) or by name. Paths are interned:
-each name below its parent has a number, and the numbers of build IDs hang from the last one. The
-root is number 0. The last name of each path has a number of its own, from which the same build IDs
-hang.
+each name below its parent has a number, and the ordinals of the build IDs are stored under the
+number of the last name. The root is number 0. The last name of each path also has a number of its
+own, with the same ordinals.
 
-`ContainerTree` has the files of each container, to be browsed when it is gone; see `location_rows`.
+`ContainerTree` has the files of each container, for browsing when the container is gone; see
+`location_rows`.
 
-`Journal` tells which build ID was at which path, for which container, and when, even if the bytes
-were gone before they could be captured. A profile or a core file has (time, mount namespace, path).
+`Journal` has the build ID at a path for a container and a time, even if the bytes were gone before
+they could be captured. The query comes from a profile or a core file, which has time, mount
+namespace and path.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 ROOT = 0
 
-#: The parent of the last names of paths.
+#: The parent of all file names.
 NAMES = 2**32 - 1
 
 #: The kinds with a primary path, as bits of ``OrdinalRow.kinds``.
@@ -54,18 +56,18 @@ _NAME_MAX = 255
 #: takes some 2000 names; no tree in use is as deep as this.
 _DEPTH_MAX = 128
 
-#: A link of perf, ``../../<path>/<id>``, has to fit PATH_MAX with any build ID.
+#: A link of perf's tree, ``../../<path>/<id>``, must fit into PATH_MAX with any build ID.
 _LENGTH_MAX = 4096 - len("../../" + "/") - 2 * BuildId.MAX_BYTES - 1
 
-#: The tree has its own directory under this name, which would hide files seen in it.
+#: A reserved name: files seen below it would be hidden by the tree's own directory.
 _TAKEN = b".build-id"
 
 
 def components(path: bytes) -> list[bytes] | None:
     """Return the names along a path; None if the tree cannot hold them.
 
-    A user who runs a binary chooses its path. A path that leads nowhere must not become the
-    primary path of a build ID that others run, too.
+    Any user can choose the path of a binary, and a path that the tree cannot show must not become
+    the primary path of a build ID that others run, too.
     """
     names = [name for name in path.split(b"/") if name]
     if not names or len(names) > _DEPTH_MAX or len(path) > _LENGTH_MAX or names[0] == _TAKEN:
@@ -77,7 +79,7 @@ def components(path: bytes) -> list[bytes] | None:
 
 
 class PathTree:
-    """The paths that files were seen at, by number. Path 0 is the root."""
+    """The tree of paths at which files were seen, by number. Path 0 is the root."""
 
     def __init__(self, environment: Environment, index: Index) -> None:
         self._env = environment
@@ -96,7 +98,7 @@ class PathTree:
         return None if value is None else schema.number_in(value)
 
     def is_public(self, parent: int, name: bytes) -> bool:
-        """Return True if everybody could read a file at or below ``name`` in ``parent``."""
+        """Return True if all users could read a file at or below ``name`` in ``parent``."""
         if not 0 < len(name) <= _NAME_MAX:
             return False
         value = self._env.get(self._names, schema.U32.pack(parent) + name)
@@ -115,7 +117,7 @@ class PathTree:
         return None if value is None else (int.from_bytes(value[:4], "big"), value[4:])
 
     def spelled(self, number: int) -> bytes:
-        """Return the path with a leading slash; ``b"/"`` for the root."""
+        """Return the path of a number with a leading slash; ``b"/"`` for the root."""
         names: list[bytes] = []
         while number != ROOT:
             row = self.parent(number)
@@ -126,7 +128,7 @@ class PathTree:
         return b"/" + b"/".join(reversed(names))
 
     def ids(self, number: int, after: int = 0) -> Iterator[int]:
-        """Ordinals seen at exactly that path, behind ``after``."""
+        """Yield the ordinals seen at exactly that path, behind ``after``."""
         return self.hanging(self._pathids, number, after)
 
     def has_publicly(self, number: int, ordinal: int) -> bool:
@@ -134,7 +136,7 @@ class PathTree:
         return bool(self._env.get(self._pathids, schema.PATH_ORDINAL.pack(number, ordinal)))
 
     def hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
-        """Yield the ordinals of a path in a table, behind ``after``."""
+        """Yield the ordinals stored for a path in a table, behind ``after``."""
         prefix = schema.U32.pack(number)
         for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
             try:
@@ -150,7 +152,7 @@ class PathTree:
 
 
 class FileNames:
-    """The last names of paths, by number."""
+    """The file names, that is the last names of paths, by number."""
 
     def __init__(self, environment: Environment, paths: PathTree) -> None:
         self._env = environment
@@ -158,16 +160,18 @@ class FileNames:
         self._nameids = environment.tables["nameids"]
 
     def number(self, name: bytes) -> int | None:
-        """The number of a file name."""
+        """Return the number of a file name."""
         return self._paths.child(NAMES, name)
 
     def every(self, after: int = 0) -> Iterator[tuple[bytes, int]]:
-        """(name, number) of all file names in order of names, behind the one of that number."""
+        """Yield (name, number) of all file names in order of names, behind the name with number
+        ``after``.
+        """
         found = self._paths.parent(after) if after else (NAMES, None)
         return iter(()) if found is None else self._paths.children(NAMES, found[1])
 
     def ids(self, number: int, after: int = 0) -> Iterator[int]:
-        """Ordinals seen at a path with that file name, behind ``after``."""
+        """Yield the ordinals seen at a path with that file name, behind ``after``."""
         return self._paths.hanging(self._nameids, number, after)
 
     def has(self, number: int, ordinal: int) -> bool:
@@ -196,8 +200,8 @@ _SUFFIX: Final = 24
 """Bytes kept free behind a label for the suffix that makes it unique."""
 
 
-#: Bytes that a directory entry cannot have or a terminal would obey, "%", which escapes them, and
-#: "~", which begins the suffix that makes a label unique.
+#: Bytes to escape: those that a directory entry cannot have or a terminal would interpret, "%",
+#: which begins an escape, and "~", which begins the suffix that makes a label unique.
 _UNFIT: Final = re.compile(rb"[\x00-\x1f/%~\x7f]|\xc2[\x80-\x9f]|\A\.")
 _OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
 _BUNDLE: Final = "bundle"
@@ -205,7 +209,7 @@ _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.A
 
 
 def spelled(label: str) -> bytes:
-    """Return a label as a directory entry without misleading characters."""
+    """Return a label as the name of a directory entry, with misleading characters escaped."""
     name = _UNFIT.sub(_escaped, as_bytes(label))
     if len(name) <= MAX_LABEL - _SUFFIX:
         return name
@@ -213,9 +217,9 @@ def spelled(label: str) -> bytes:
 
 
 def link_key(called: ContainerNames) -> bytes:
-    """Return the key in *labels* of the name that people have for a container; empty for none.
+    """Return the key in *labels* of the user-given name of a container; empty if it has none.
 
-    No directory entry, and so no label, begins with a slash.
+    The key begins with a slash, which no directory entry, and so no label, does.
     """
     shown = called.shown.replace("/", "_")
     return b"/" + spelled(shown) if shown else b""
@@ -228,7 +232,7 @@ def _escaped(found: re.Match[bytes]) -> bytes:
 def label_of(origin: Origin) -> str:
     """Return the label of the tree that a place is in: a container, or the host of a bundle.
 
-    Empty for this host, whose files are at their paths.
+    It is empty for this host, whose files need no tree of their own.
     """
     if origin.container or origin.scanner != _BUNDLE or not origin.host:
         return origin.container
@@ -236,24 +240,26 @@ def label_of(origin: Origin) -> str:
 
 
 def is_namespace(label: str) -> bool:
-    """Return True if a label is that of a namespace, and not of a container with an ID."""
+    """Return True if a label is that of a namespace, not that of a container with an ID."""
     return label.startswith(_OF_NAMESPACE)
 
 
 def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
-    """Return the names that a container may have, the usual one first."""
+    """Return the names that a container may have, the preferred one first."""
     name = spelled(label_of(origin))
     return (name, name + b"~" + token) if token else (name,)
 
 
 def token_of(origin: Origin) -> bytes:
-    """Return bytes that tell a container from others with its label; empty if unknown."""
+    """Return bytes that distinguish a container from others with the same label; empty if
+    unknown.
+    """
     known = b""
     if is_namespace(origin.container):
         known = b"%d" % origin.mnt_ns_id if origin.mnt_ns_id else b""
     elif origin.container:
         known = as_bytes(image_of(origin).partition(":")[2][:12])
-        from buildidfs.formats.container import cgroup  # most commands never need it
+        from buildidfs.formats.container import cgroup  # most commands do not need it
 
         place = b"" if known else cgroup.place(origin.cgroup)
         known = fingerprint(place)[:6].hex().encode() if place else known
@@ -263,12 +269,12 @@ def token_of(origin: Origin) -> bytes:
 
 
 def is_of(container: Container, origin: Origin) -> bool:
-    """Return True if a place is in that container, and not in another with its label."""
+    """Return True if a place is in that container, not in another one with its label."""
     return label_of(origin) == container.label and token_of(origin) in (b"", container.token)
 
 
 def image_of(origin: Origin) -> str:
-    """Return the digest of the image that a place is in; empty if it is in none."""
+    """Return the digest of the image that a place is in; empty if it is not in an image."""
     found = _IMAGE_DIGEST.match(origin.host)
     return found[0] if found else ""
 
@@ -278,7 +284,7 @@ def as_bytes(text: str) -> bytes:
 
 
 class ContainerTree:
-    """The containers of captured files, and the tree of files of each."""
+    """The containers of captured files, with a tree of files each."""
 
     def __init__(self, environment: Environment, index: Index) -> None:
         self._env = environment
@@ -289,14 +295,14 @@ class ContainerTree:
         self._contents = tables["contents"]
 
     def number(self, name: bytes) -> int | None:
-        """The number of the container with that name."""
+        """Return the number of the container with that name."""
         if not 0 < len(name) <= MAX_LABEL:
             return None
         value = self._env.get(self._labels, name)
         return None if value is None else int.from_bytes(value, "big")
 
     def linked(self, name: bytes) -> int | None:
-        """Return the number of the last container that people called so, see `link_key`."""
+        """Return the number of the last container with a user-given name, see `link_key`."""
         if not 0 < len(name) < MAX_LABEL:
             return None
         value = self._env.get(self._labels, b"/" + name)
@@ -304,12 +310,12 @@ class ContainerTree:
 
     @whole
     def get(self, number: int) -> Container | None:
-        """The container with that number."""
+        """Return the container with that number."""
         value = self._env.get(self._containers, schema.U32.pack(number))
         return None if value is None else unpack_container(number, value)[0]
 
     def labelled(self, label: str) -> Container | None:
-        """The first container with a label: the one that no other has to be told apart from."""
+        """Return the first container with a label: the one whose name has no suffix."""
         number = self.number(spelled(label))
         return None if number is None else self.get(number)
 
@@ -324,7 +330,7 @@ class ContainerTree:
 
     @whole
     def child(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
-        """The entry of a name in a directory of a container (0: its root)."""
+        """Return the entry of a name in a directory of a container (0: its root)."""
         key = KEY.pack(container, directory, offset_of(name))
         value = self._env.get(self._contents, key)
         if value is None:
@@ -333,7 +339,7 @@ class ContainerTree:
         return entry if entry.name == name else None
 
     def children(self, container: int, directory: int, after: int = 0) -> Iterator[ContainerEntry]:
-        """Entries of a directory of a container, in order of offsets, behind ``after``."""
+        """Yield entries of a directory of a container, in order of offsets, behind ``after``."""
         start = KEY.pack(container, directory, after)
         for key, value in self._index.rows(self._contents, start[:8], start):
             try:
@@ -358,9 +364,10 @@ class Journal:
         self._recent = environment.tables["recent"]
 
     def since(self, since_ns: int = 0) -> Iterator[JournalRecord]:
-        """Rows last seen at ``since_ns`` or later, in order of last seen.
+        """Yield the rows last seen at ``since_ns`` or later, in order of last seen.
 
-        No transaction is open while the caller works: a row that is updated meanwhile comes again.
+        No transaction is open while the caller works, so a row that is updated meanwhile comes
+        again.
         """
         start = schema.U64.pack(clamped(since_ns))
         while True:
@@ -384,7 +391,7 @@ class Journal:
 
     @whole
     def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
-        """Return some rows from the key ``start`` of *recent* on, and the last key (None: end)."""
+        """Return some rows of *recent* from the key ``start`` on, and the last key (None: end)."""
         with self._env.read() as txn:
             keys = [key for key, _ in islice(prefixed(txn, self._recent, b"", start), _ROWS)]
             rows = [(key[8:], txn.get(key[8:], db=self._rows)) for key in keys]
@@ -399,9 +406,10 @@ class Journal:
     def at(
         self, mnt_ns_id: int | None, path: bytes, boot: bytes | None = None
     ) -> list[JournalRecord]:
-        """The rows of a path in a mount namespace or (None) in any, last seen first.
+        """Return the rows of a path in a mount namespace, or in any if None, last seen first.
 
-        ``boot`` is a boot ID; None searches all boots, among which the number is ambiguous.
+        ``boot`` is a boot ID; None searches all boots, in which the number of the namespace is
+        ambiguous.
         """
         if mnt_ns_id is None:
             prefix = fingerprint(path)
@@ -410,7 +418,7 @@ class Journal:
         with self._env.read() as txn:
             rows = list(prefixed(txn, self._rows, prefix))
         records = [location_rows.unpack_journal(key, value) for key, value in rows]
-        # The key has a hash of the path.
+        # The key has only a hash of the path.
         return _last_first(record for record in records if record.path == path)
 
     @whole
@@ -422,7 +430,7 @@ class Journal:
         while True:
             with self._env.read() as txn:
                 rows = list(islice(prefixed(txn, self._rows, b"", start), _ROWS))
-            # Most rows are not worth decoding.
+            # Most rows need not be decoded.
             found += [location_rows.unpack_journal(key, row) for key, row in rows if wanted in row]
             if len(rows) < _ROWS:
                 return _last_first(record for record in found if record.build_id == build_id)
@@ -434,5 +442,5 @@ def _last_first(records: Iterable[JournalRecord]) -> list[JournalRecord]:
 
 
 def clamped(ns: int) -> int:
-    """Return a time within the range of a row."""
+    """Return a time, limited to the range of a row."""
     return min(max(ns, 0), _MAX_TIME)

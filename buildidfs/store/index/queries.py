@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of build IDs and artifacts from the tables of `schema`.
 
-Listings are generators without an open transaction while the caller works: they read some rows,
-close the transaction, and continue behind the last key. Rows that are committed meanwhile may be
+A listing is a generator that reads some rows, closes the transaction, and continues behind the last
+key, so no transaction is open while the caller works. Rows that are committed meanwhile may be
 missing; no row comes twice, and no older row is left out.
 """
 
@@ -48,7 +48,7 @@ _FIRST_ROWS, _MOST_ROWS = 64, 2048
 _NAME_AT: Final = schema.NAME_AT  # the most frequent key is first
 
 
-#: Exceptions of decoding a damaged row.
+#: Exceptions raised by decoding a damaged row.
 DAMAGE = (
     struct.error,
     msgspec.MsgspecError,
@@ -60,19 +60,19 @@ DAMAGE = (
 
 
 def damaged(error: Exception) -> IntegrityError:
-    """The error for a row that does not decode."""
+    """Return the error for a row that does not decode."""
     return IntegrityError(f"a row of the index is damaged ({error})")
 
 
 def _crossed(what: str) -> IntegrityError:
-    """The error for two rows that should lead to each other."""
+    """Return the error for two rows that should lead to each other and do not."""
     return IntegrityError(
         f"the index is damaged: {what} leads to another one: run buildidfs check --repair"
     )
 
 
 def whole(method: Callable[P, R]) -> Callable[P, R]:
-    """Raise `IntegrityError` for rows that do not decode."""
+    """Make a method raise `IntegrityError` for rows that do not decode."""
 
     @wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -85,7 +85,7 @@ def whole(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Index:
-    """Reads of an `Environment`; every method is one moment, every call a new one."""
+    """Reads of an `Environment`; each call sees the index at one moment of its own."""
 
     def __init__(self, environment: Environment) -> None:
         self._env = environment
@@ -124,7 +124,7 @@ class Index:
             build_id = schema.build_id_of(value)
         except DAMAGE as error:
             raise damaged(error) from error
-        # A build ID in removal has no kinds, and no row leads there.
+        # A build ID in removal has no kinds, and no row leads to it.
         if value[0] and back != key:
             raise _crossed(f"build ID number {ordinal}")
         return build_id
@@ -135,7 +135,7 @@ class Index:
         return value[0] if value else 0
 
     def is_going(self, ordinal: int) -> bool:
-        """Return True if blobs of a build ID were removed and rows of them are left."""
+        """Return True if blobs of a build ID were removed while some of its rows are left."""
         return self._env.get(self._gone, schema.U64.pack(ordinal)) is not None
 
     @whole
@@ -174,7 +174,7 @@ class Index:
 
     @whole
     def supplementary(self, name: bytes) -> int | None:
-        """Ordinal of the file recorded under ``/.dwz/`` as ``name``."""
+        """Return the ordinal of the file recorded under ``/.dwz/`` as ``name``."""
         if not 0 < len(name) <= schema.MAX_DWZ_NAME:
             return None
         value = self._env.get(self._dwz, name)
@@ -212,7 +212,7 @@ class Index:
         return sorted(found, key=lambda artifact: rank(artifact, executable, floor))
 
     def variants_after(self, ordinal: int, kind: int, after: int = -1) -> Iterator[Artifact]:
-        """All variants in order of their numbers, behind ``after`` (-1: from the start)."""
+        """Yield all variants in order of their numbers, behind ``after`` (-1: from the start)."""
         best = self.artifact(ordinal, kind)
         prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
         start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, max(after, 0))
@@ -231,7 +231,7 @@ class Index:
             yield best
 
     def conflicts(self) -> Iterator[tuple[int, int]]:
-        """(ordinal, kind) of all artifacts that have several variants, in order."""
+        """Yield (ordinal, kind) of all artifacts that have several variants, in order."""
         start = b""
         while True:
             with self._env.read() as txn:
@@ -248,7 +248,7 @@ class Index:
 
     @whole
     def variants_with(self, digest: Digest, ordinal: int) -> list[tuple[int, int]]:
-        """(kind, variant) of each of them that has those bytes."""
+        """Return (kind, variant) of each variant of a build ID with those bytes."""
         value = self._env.get(self._digests, digest)
         if value is None:
             return []
@@ -329,7 +329,7 @@ class Index:
 
     @whole
     def knows_place(self, origin: Origin) -> bool:
-        """Return True if there is a place of an unchanged file, and its reach."""
+        """Return True if the index has the place of an unchanged file, with its reach."""
         key = schema.seen_key(origin.identity)
         value = None if key is None else self._env.get(self._seen, key)
         if value is None or len(value) == schema.SEEN.size:
@@ -346,13 +346,13 @@ class Index:
     # --- listings --------------------------------------------------------------------------
 
     def build_ids_from(self, after: int = 0) -> Iterator[tuple[int, BuildId]]:
-        """(ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
+        """Yield (ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
         start = schema.U64.pack(after) + b"\0"
         build_id_of = schema.build_id_of
         rows = self._linked(self._ordinals, b"", start, build_id_of, self._ids)
         for key, value, back in rows:
             if not value[0]:
-                continue  # removed; the rest of its rows will be cleared
+                continue  # removed; its other rows will be removed later
             ordinal = int.from_bytes(key, "big")
             if back != key:
                 raise _crossed(f"build ID number {ordinal}")
@@ -361,7 +361,7 @@ class Index:
     def build_ids_with_prefix(
         self, prefix: bytes, after: bytes | None = None
     ) -> Iterator[tuple[BuildId, int]]:
-        """(build ID, ordinal) in order of build IDs that start with ``prefix``."""
+        """Yield (build ID, ordinal) in order of build IDs that start with ``prefix``."""
         start = prefix if after is None or after < prefix else after + b"\0"
         rows = self._linked(self._ids, prefix, start, lambda value: value, self._ordinals)
         for key, value, back in rows:
@@ -386,7 +386,7 @@ class Index:
                 yield key, ordinal
 
     def match(self, text: str) -> BuildId:
-        """Return the only build ID whose hex digits start with ``text``, or equal it.
+        """Return the only build ID whose hex digits start with ``text`` or equal it.
 
         Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
         """
@@ -414,12 +414,16 @@ class Index:
     def rows(
         self, table: Table, prefix: bytes, after: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key starts with ``prefix``, behind the key ``after``, in order of keys."""
+        """Yield the rows whose key starts with ``prefix``, behind the key ``after``, in order of
+        keys.
+        """
         start = prefix if after is None or after < prefix else after + b"\0"
         yield from self.rows_at(table, prefix, start)
 
     def rows_at(self, table: Table, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key starts with ``prefix``, from the key ``start`` on, in order of keys."""
+        """Yield the rows whose key starts with ``prefix``, from the key ``start`` on, in order of
+        keys.
+        """
         for rows in self._batches(table, prefix, start):
             yield from rows
 
@@ -431,7 +435,9 @@ class Index:
         link: Callable[[bytes], bytes],
         other: Table,
     ) -> Iterator[tuple[bytes, bytes, bytes | None]]:
-        """`rows_at`, each with the row of another table at the key that ``link`` finds in it."""
+        """Yield each row of `rows_at` with a row of another table, whose key ``link`` derives from
+        it.
+        """
 
         def back(txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes | None]:
             try:
@@ -446,7 +452,7 @@ class Index:
     def _batches(
         self, table: Table, prefix: bytes, start: bytes
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield rows as `rows_at`, in one list for each transaction, which is faster."""
+        """Yield the rows of `rows_at` in one list per transaction, which is faster."""
         for rows, _ in self._batches_with(table, prefix, start, lambda txn, rows: None):
             yield rows
 
@@ -457,7 +463,7 @@ class Index:
         start: bytes,
         more: Callable[[Txn, list[tuple[bytes, bytes]]], R],
     ) -> Iterator[tuple[list[tuple[bytes, bytes]], R]]:
-        """Yield `_batches`, each with the result of ``more`` in the same transaction."""
+        """Yield each list of `_batches` with the result of ``more`` in the same transaction."""
         count = _FIRST_ROWS
         while True:
             with self._env.read() as txn:
@@ -472,7 +478,7 @@ class Index:
 def prefixed(
     txn: Txn, table: Table, prefix: bytes, start: bytes | None = None
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Rows whose key starts with ``prefix``, from ``start``; only while ``txn`` lives."""
+    """Yield the rows whose key starts with ``prefix``, from ``start``; only while ``txn`` lives."""
     with txn.cursor(table) as cursor:
         if not (cursor.set_range(start or prefix) if start or prefix else cursor.first()):
             return
@@ -488,12 +494,12 @@ def has_any(txn: Txn, table: Table, prefix: bytes) -> bool:
 
 
 def floor_in(key: bytes, value: bytes | None) -> int:
-    """The `belief` in a "floor" row of *meta*; 0 where there is none."""
+    """Return the `belief` in a "floor" row of *meta*; 0 if there is none."""
     return 0 if value is None else belief_in(*schema.unpack_floor(key, value))
 
 
 def floor_of(txn: Txn, ordinals: Table, meta: Table, ordinal: int) -> int:
-    """The `Index.floor` of the build ID with that number, in one transaction."""
+    """Return the `Index.floor` of an ordinal within a transaction."""
     named = txn.get(schema.U64.pack(ordinal), db=ordinals)
     if named is None:
         return 0
@@ -503,9 +509,9 @@ def floor_of(txn: Txn, ordinals: Table, meta: Table, ordinal: int) -> int:
 
 @whole
 def derivations(env: Environment, most: int) -> list[tuple[Digest, BuildId]]:
-    """Some blobs that a debug file is to be made of, and its build ID (`schema.derivation_key`).
+    """Return some blobs that debug files are to be made from, each with its build ID.
 
-    Raises `IntegrityError`.
+    See `schema.derivation_key`. Raises `IntegrityError`.
     """
     with env.read() as txn:
         rows = prefixed(txn, env.tables["meta"], schema.DERIVATION_PREFIX)
@@ -513,6 +519,6 @@ def derivations(env: Environment, most: int) -> list[tuple[Digest, BuildId]]:
 
 
 def derived(env: Environment, digest: Digest) -> None:
-    """A debug file was made of a blob, or none can be. Raises `StoreError`."""
+    """Record that a debug file was made from a blob, or cannot be made. Raises `StoreError`."""
     key = schema.derivation_key(digest)
     env.write(lambda txn: txn.delete(key, db=env.tables["meta"]))

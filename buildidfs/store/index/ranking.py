@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of variants: the served one, the withheld ones, and the reasons in words."""
+"""The order of variants: the served one, the withheld ones, and the reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tuple[int, ...]:
-    """Sort key of variants: the best is the least. ``executable`` is the one that is served."""
+    """Return the sort key of a variant: the best has the least. ``executable`` is the
+    served one.
+    """
     return (
         is_withheld(artifact, executable, floor),
         artifact.truncated,
@@ -25,7 +27,7 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
         contradicts(artifact, executable),
         artifact.first_seen_ns if is_settled(artifact) else 0,
         -artifact.quality,
-        -artifact.size,  # no header shows a cut behind the last section
+        -artifact.size,  # no header shows that the file was cut behind the last section
         artifact.first_seen_ns,
         artifact.variant,
     )
@@ -45,7 +47,7 @@ def is_settled(artifact: Artifact) -> bool:
 
 
 def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
-    """Return True if the program headers of debuginfo and executable do not fit together."""
+    """Return True if the program headers of debuginfo and executable contradict each other."""
     if artifact.kind is not Kind.DEBUGINFO or executable is None or executable.truncated:
         return False
     return 0 not in (executable.segments, artifact.segments) and (
@@ -54,7 +56,7 @@ def contradicts(artifact: Artifact, executable: Artifact | None) -> bool:
 
 
 def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> bool:
-    """Return True for debuginfo that must not name the functions of the served executable.
+    """Return True for debuginfo that is not trusted enough to be served for the executable.
 
     That is debuginfo with less belief than the executable or the ``floor`` of the build ID.
     Packages that the operator gave, and servers that the operator named, are always believed. A
@@ -84,7 +86,7 @@ _ENOUGH: Final = _OF_PLACES + int(Standing.UPSTREAM)
 
 
 def executable_in(ordinal: int, value: bytes | None) -> Artifact | None:
-    """The executable of a row of *artifacts*; None where there is none."""
+    """Return the executable in a row of *artifacts*; None if the row is missing."""
     return None if value is None else schema.unpack_artifact(ordinal, Kind.EXECUTABLE, value)
 
 
@@ -95,8 +97,8 @@ def executable_key(ordinal: int) -> bytes:
 def why(kept: Sequence[Artifact], executable: Artifact | None, floor: int = 0) -> list[str]:
     """Return for each variant of an artifact, best first, why it is served or not.
 
-    ``executable`` is the served one of the build ID, ``floor`` that of the index. The reason for
-    an only variant is empty unless it is withheld.
+    ``executable`` is the served one of the build ID, ``floor`` that of the index. If there is only
+    one variant, its reason is empty unless it is withheld.
     """
     if not kept:
         return []
@@ -148,7 +150,7 @@ def _worse(artifact: Artifact, best: Artifact, executable: Artifact | None) -> s
 
 
 def _less(artifact: Artifact, executable: Artifact) -> str:
-    """Return in one word why debuginfo has less belief than the executable."""
+    """Return the word that says why debuginfo has less belief than the executable."""
     same = artifact.trust == executable.trust or artifact.trust is Trust.PACKAGE
     return _name(artifact.standing if same else artifact.trust)
 
