@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The use cases: the one place where scanners, ingest, store and mount are put together.
+"""The use cases: the layer that connects scanners, ingest, store and mount.
 
-Each function is what one command does, and returns values; `buildidfs.cli` prints them. From the
-top down, each imports only from below:
+Each function does the work of one command and returns values; `buildidfs.cli` prints them. In this
+table each package imports only from lower lines:
 
     service                             up, down and status
     page                                the page for people, its JSON, the report
@@ -12,5 +12,5 @@ top down, each imports only from below:
     symbolize, symbolizers              names for addresses, and the programs that know them
     capture, sources, coverage, catalog, history     scans, and questions to a store
 
-Nothing here reads argv or the terminal, decodes bytes, or knows lmdb.
+Nothing here reads argv or the terminal, decodes bytes, or uses lmdb.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles: collect artifacts from a store into one file, and take them into another store.
+"""Bundles: collect artifacts from a store into one file, and import them into another store.
 
-With them goes a list of the source files that their debuginfo names, by llvm-dwarfdump(1). That
-program runs as symbolizers do, once for each file; its output is a claim of the file's author, and
-bounded.
+A bundle may also list the source files that its debuginfo names. llvm-dwarfdump(1) lists them; it
+runs confined, as symbolizers do, once for each file. Its output depends on the author of the file,
+so it is bounded and not trusted.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ NO_DEBUGINFO: Final = "no debuginfo is in the bundle"
 NOT_INSTALLED: Final = "llvm-dwarfdump is not installed; apt-get install llvm (15 or newer)"
 TOO_MUCH: Final = "it names more than is listed"
 TOO_LATE: Final = "no time was left for it"
-_SECONDS: Final = 1800.0  # for all files
-_PATHS: Final = 1 << 20  # of a file
+_SECONDS: Final = 1800.0  # for all files together
+_PATHS: Final = 1 << 20  # for one file
 _DIRECTORIES: Final = 1 << 14
 _LIST_BYTES: Final = 1 << 30
 _NAME_BYTES: Final = 1 << 13
@@ -73,10 +73,10 @@ _NAME_BYTES: Final = 1 << 13
 def collect(
     store: Store, wanted: Mapping[BuildId, bytes], inputs: Sequence[bundle_archive.Input]
 ) -> bundle_archive.Manifest:
-    """The manifest of a bundle: all files served under the build IDs ``wanted``, the dwz files
-    that their debuginfo refers to, and the build IDs of which something is missing.
+    """Return the manifest of a bundle of all files served under the build IDs ``wanted``.
 
-    The values of ``wanted`` are paths that the build IDs had where they were asked for, or empty.
+    It includes the dwz files that their debuginfo refers to, and lists the build IDs with missing
+    files. The values of ``wanted`` are the paths that the build IDs had in the input, or empty.
     """
     items: list[bundle_archive.Item] = []
     absent: list[bundle_archive.Absent] = []
@@ -115,7 +115,7 @@ def collect(
 def _named_containers(
     store: Store, items: Iterable[bundle_archive.Item]
 ) -> Iterator[bundle_archive.Container]:
-    """Yield the containers of the places of items that have names, each once."""
+    """Yield the containers with names at the places of items, each once."""
     names = Names(store)
     for label in sorted({place.container for item in items for place in item.places}):
         called = names.of(label)
@@ -129,7 +129,7 @@ def _item(
     build_id: BuildId, artifact: Artifact, origins: list[OriginRecord]
 ) -> bundle_archive.Item:
     seen = [record for record in origins if record.digest == artifact.digest]
-    # Of one at least everybody may know, if everybody may read the file.
+    # If all users may read the file, all may know at least one of its places.
     first = next((record for record in seen if record.origin.is_public), None)
     seen = [record for record in seen if record is not first]
     seen = ([] if first is None else [first]) + seen[: _PLACES - (first is not None)]
@@ -168,7 +168,7 @@ def _plain(text: str) -> str:
 
 
 def _path(store: Store, build_id: BuildId, origins: list[OriginRecord], given: bytes) -> str:
-    """Return a path for a build ID in the list of absent files: where it was seen, or ``given``."""
+    """Return a path for the list of absent files: where the build ID was seen, or ``given``."""
     path = origins[0].origin.path if origins else given
     if not path:
         rows = store.journal.of(build_id)
@@ -190,9 +190,10 @@ def _missing(
 
 
 def _supplement(store: Store, build_id: BuildId, artifact: Artifact) -> AltLink | None:
-    """The dwz file that debuginfo refers to.
+    """Return the reference of debuginfo to a dwz file.
 
-    Strip leaves the reference in executables, which have nothing any more that needs the file.
+    Executables are skipped: strip leaves the reference in them, but removes all sections that need
+    the file.
     """
     if artifact.kind is not Kind.DEBUGINFO or artifact.quality < Quality.DEBUGINFO:
         return None
@@ -211,14 +212,14 @@ def create(
     list_sources: bool = True,
     progress: Progress | None = None,
 ) -> tuple[bundle_archive.Manifest, int]:
-    """Write a bundle to a file, whole or not at all, or to a descriptor. Returns its contents, and
-    the number of bytes that were kept of an interrupted attempt.
+    """Write a bundle to a file, whole or not at all, or to a descriptor.
 
-    Such an attempt is in ``output`` with ".partial" behind it. A device, FIFO or symbolic link that
-    is there already is written to, not replaced. With ``list_sources`` the bundle says, too, which
-    source files the debuginfo in it names, as far as that can be found out here.
+    Returns the manifest, and the number of bytes that were kept from an interrupted attempt, which
+    is ``output`` with ".partial" appended. An existing device, FIFO or symbolic link is written to,
+    not replaced. With ``list_sources`` the bundle also lists the source files that its debuginfo
+    names, as far as this host can find them out.
 
-    Raises `UsageError` when a file cannot be read or written, `IntegrityError`, `StoreError`.
+    Raises `UsageError` if a file cannot be read or written, `IntegrityError`, `StoreError`.
     """
     done = total = 0
 
@@ -260,7 +261,7 @@ def create(
 
 
 def _scratch() -> IO[bytes]:
-    """An empty file without a name; in memory where no directory can be written to."""
+    """Return an empty file without a name; it is in memory if no directory can be written to."""
     try:
         return tempfile.TemporaryFile()
     except OSError:
@@ -318,8 +319,8 @@ def import_(
 ) -> tuple[bundle_archive.Manifest, Summary]:
     """Import the files of a bundle into the store; files that the store has are not read.
 
-    Every file is verified first, and nothing is believed more than ``trust``. Raises `UsageError`,
-    `IntegrityError` for what is not as it should be (then what came before is kept), `StoreError`.
+    Every file is verified first, and no file gets more trust than ``trust``. Raises `UsageError`,
+    `StoreError`, and `IntegrityError` for a damaged file; files before it stay imported.
     """
     from buildidfs.ingest import Ingest
 
@@ -337,7 +338,9 @@ def import_(
 def _pinned(
     store: Store, file: BundleFile, trust: Trust, access: Access, verified: set[Digest]
 ) -> Iterator[Found]:
-    """The files that the store does not have; ``verified`` gets those that the bundle has."""
+    """Yield the files that the store does not have; add those that the bundle has to
+    ``verified``.
+    """
     done: set[tuple[str, str]] = set()
     for item in file.manifest.items:
         digest = Digest(bytes.fromhex(item.sha256))
@@ -370,16 +373,16 @@ def _record_places(
     access: Access,
     verified: set[Digest],
 ) -> None:
-    """Record all places of what the store has by now."""
+    """Record the places of all files that the store has by now."""
     batch: list[NewCapture] = []
     for new in captures(manifest, trust, access, lambda digest, size: digest):
         assert isinstance(new.content, Digest)
         held = store.held(new.content)
         if held is None or held.build_id != new.build_id:
-            continue  # what the bytes say counts, not what the manifest says of them
+            continue  # the bytes count, not what the manifest says about them
         sighting = new.sighting
         if held.digest not in verified:
-            # The maker of the bundle knows the digest, but maybe could not read the bytes.
+            # The maker of the bundle knows the digest, but perhaps could not read the bytes.
             sighting = reached(sighting, 0)
         batch.append(
             NewCapture(
@@ -431,7 +434,9 @@ def write_source_list(
 
 
 def _with_debuginfo(items: Iterable[bundle_archive.Item]) -> list[bundle_archive.Item]:
-    """The file to ask for each build ID: that which a debugger would read."""
+    """Return the file with debug information of each build ID: the one that a debugger
+    would read.
+    """
     chosen: dict[str, bundle_archive.Item] = {}
     for item in items:
         if QUALITIES[item.quality] >= Quality.DEBUGINFO and item.kind_of is not Kind.KALLSYMS:
@@ -451,7 +456,7 @@ def _ask(
         digest = Digest(bytes.fromhex(item.sha256))
         slots.fill(item.size, functools.partial(_copy, store, digest, slots))
         until = min(deadline, time.monotonic() + programs.ANSWER_S)
-        # The query that takes longer, and more memory, comes last.
+        # The query that needs more time and memory comes last.
         for found, option in ((_paths, "--show-sources"), (_directories, "--recurse-depth=0")):
             child = SymbolizerProcess([program, option, os.fsdecode(slots.path(0))], slots)
             try:
@@ -473,7 +478,7 @@ def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
 
 
 def _paths(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines for source files, which llvm-dwarfdump has sorted."""
+    """Yield the lines of the source files, in the order of llvm-dwarfdump."""
     for number, name in enumerate(said):
         if number == _PATHS:
             raise Failed(TOO_MUCH)
@@ -482,7 +487,7 @@ def _paths(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _directories(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines for the directories in which compilers ran, each once."""
+    """Yield the lines of the compilation directories, each once."""
     known: set[bytes] = set()
     for line in said:
         name = symbolizer_output.directory_of_llvm(line)
@@ -494,7 +499,7 @@ def _directories(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _List:
-    """The list as it grows, in a file that is written from its beginning."""
+    """Writes the list of sources to a file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -503,7 +508,7 @@ class _List:
         self.files = 0
 
     def add(self, line: bytes, *, is_file: bool) -> None:
-        """One more line. Raises OSError, `Failed` where there is no room for it."""
+        """Add a line. Raises OSError, `Failed` if there is no room for it."""
         if self.size + len(line) > _LIST_BYTES:
             raise Failed(TOO_MUCH)
         self._file.write(line)
@@ -512,6 +517,6 @@ class _List:
         self.files += is_file
 
     def end(self) -> str:
-        """Write the rest, and return the digest of all as hex digits. Raises OSError."""
+        """Write the rest; return the digest of all lines as hex digits. Raises OSError."""
         self._file.flush()
         return self._hasher.hexdigest()

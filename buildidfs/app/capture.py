@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture: put scanners, ingest and store together, one function for each kind of scan."""
+"""Capture: connect scanners, ingest and store, with one function for each kind of scan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 
-# That an archive was read is known from when its files are safe: not only at the end of a scan.
+# An archive is remembered as read as soon as its files are safe, not only at the end of a scan.
 _PORTION: Final = 20_000
 
 
@@ -43,10 +43,11 @@ def scan_processes(
     containers_only: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Capture what the running processes have mapped, and the running kernel's symbols.
+    """Capture the files that running processes have mapped, and the running kernel's symbols.
 
-    ``containers`` are labels, or beginnings of container IDs. The kernel is part of a scan of
-    everything only. Raises `UsageError` for a container that is not there, `StoreFull`.
+    ``containers`` are labels, or the beginnings of container IDs. The kernel's symbols are captured
+    only if all processes are scanned. Raises `UsageError` for a container that does not exist,
+    `StoreFull`.
     """
     found = ProcessFiles(
         store, settings, pids=pids, containers=containers, containers_only=containers_only
@@ -71,8 +72,8 @@ def _keep_names(store: Store, settings: Settings, pids: Sequence[int]) -> None:
 class ProcessFiles:
     """The files that `scan_processes` captures, for callers that want only some of them.
 
-    ``share`` is the part of the processes that was looked at, 0 to 1, or None. ``generated`` are
-    those that may run generated code.
+    ``share`` is the part of the processes that were scanned so far, 0 to 1, or None. ``generated``
+    are the processes that may run generated code.
     """
 
     def __init__(
@@ -145,24 +146,24 @@ def scan_tree(
 def identify_tree(
     paths: Iterable[bytes],
 ) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
-    """The build ID of every regular file below ``paths``, without a store."""
+    """Yield the build ID of every regular file below ``paths``; needs no store."""
     from buildidfs.capture.scan import tree
 
     return tree.identify_tree(paths)
 
 
 def believe(store: Store, settings: Settings) -> None:
-    """Let the operator's rules decide the trust of all captures of a store from now on."""
+    """Let the operator's rules decide the trust in all captures of a store from now on."""
     if settings.trust.rules:
         store.believe(trust_of(settings.trust.rules))
 
 
 def name_containers(store: Store) -> None:
-    """Let a store look up the names of containers in the notes of this host's engines."""
+    """Let a store look up the names of containers in the state files of this host's engines."""
 
     def names_of(origin: Origin) -> ContainerNames:
         from buildidfs.capture.origin import (
-            container_names,  # which is not needed before there is one
+            container_names,  # imported when the first container is seen
         )
 
         return container_names.names_of(origin)
@@ -171,7 +172,9 @@ def name_containers(store: Store) -> None:
 
 
 class PackageScan(msgspec.Struct, frozen=True):
-    """The result of a scan; ``unchanged`` of the ``packages`` had been read before."""
+    """The result of a scan; ``unchanged`` of the ``packages`` had been read before and were
+    skipped.
+    """
 
     summary: Summary
     packages: int
@@ -181,9 +184,9 @@ class PackageScan(msgspec.Struct, frozen=True):
 def scan_packages(
     store: Store, paths: Sequence[bytes], *, again: bool = False, progress: Progress | None = None
 ) -> PackageScan:
-    """Capture the ELF files in packages, and in those below directories; raises `StoreFull`.
+    """Capture the ELF files in packages, and in packages below directories; raises `StoreFull`.
 
-    A package that was read within a month and has not changed is not read, unless ``again``.
+    A package that was read within a month and has not changed is skipped, unless ``again``.
     """
     from buildidfs.capture.archive.packages import PackageScanner
 
@@ -199,9 +202,10 @@ def scan_packages(
 
 
 class ImageScan(msgspec.Struct, frozen=True):
-    """The result of a scan; ``unchanged`` of the ``images`` had been read before.
+    """The result of a scan; ``unchanged`` of the ``images`` had been read before and were skipped.
 
-    ``corrupt`` has one error for each that does not have its digests, of which nothing was taken.
+    ``corrupt`` has one error for each image that does not match its digests; nothing of it was
+    taken.
     """
 
     summary: Summary
@@ -220,12 +224,12 @@ def scan_images(
     again: bool = False,
     progress: Progress | None = None,
 ) -> ImageScan:
-    """Capture the ELF files in images: all those at ``paths``, and at ``roots`` those meant by
-    ``references``: names, digests, or the beginnings of digests.
+    """Capture the ELF files in images: in all those at ``paths``, and in those at ``roots`` that
+    ``references`` select by names, digests, or the beginnings of digests.
 
-    ``platform`` is one such as ``linux/arm64``, or ``all``; by default that of this machine. An
-    image that was read within a month is not read, unless ``again``. Raises `StoreFull`, and
-    `UsageError` for a platform that is none and a reference that means nothing.
+    ``platform`` is a platform such as ``linux/arm64``, or ``all``; the default is that of this
+    machine. An image that was read within a month is skipped, unless ``again``. Raises `StoreFull`,
+    and `UsageError` for an invalid platform or a reference without an image.
     """
     scanner = image_scanner(store, paths, references, roots, platform=platform, again=again)
     summary = _ingest_archives(store, scanner, progress)
@@ -257,9 +261,9 @@ def image_scanner(
 
 
 class _Scanner(Protocol):
-    """A scanner of archives: ``whole`` stands for those that need not be read again.
+    """A scanner of archives: ``whole`` has the archives that need not be read again.
 
-    It is complete for what was yielded before.
+    It is complete for all items yielded before.
     """
 
     whole: list[FileIdentity]
@@ -271,7 +275,7 @@ class _Scanner(Protocol):
 
 
 def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None) -> Summary:
-    """Ingest everything, a portion at a time, and remember the archives that were read whole."""
+    """Ingest all archives, a portion at a time, and remember those that were read to the end."""
     total = Summary()
     found = iter(scanner)
     try:
@@ -283,7 +287,7 @@ def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None)
             except Interrupted as error:
                 raise interrupted(total.captured + error.kept) from error
             whole, scanner.whole = scanner.whole, []
-            # If one could not be stored, its archive is not known.
+            # If a file could not be stored, its archive is not remembered.
             if len(part.unreadable) == portion.unreadable and not part.noted:
                 now = time.time_ns()
                 store.remember([NewAbsence(mark, now, Absence.NOT_ELF) for mark in whole])
@@ -295,7 +299,7 @@ def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None)
 
 
 class _Continued(NamedTuple):
-    """The progress of a portion, after what came before."""
+    """Adds the progress of a portion to that of the portions before."""
 
     progress: Progress
     before: Summary
@@ -306,7 +310,7 @@ class _Continued(NamedTuple):
 
 
 class _Portion:
-    """The next items; ``is_last`` says that there are no others."""
+    """The next items; ``is_last`` is True if no others follow."""
 
     def __init__(self, found: Generator[Found, None, None]) -> None:
         self._found = found
@@ -314,7 +318,7 @@ class _Portion:
         self.is_last = False
 
     def items(self) -> Generator[Found, None, None]:
-        """The items, and not more than there are in a portion."""
+        """Yield the items of one portion."""
         for _ in range(_PORTION):
             item = next(self._found, None)
             if item is None:
@@ -334,8 +338,8 @@ def scan_kernel(
 ) -> Summary:
     """Capture the running kernel: its symbols, files and loaded modules, with debug files.
 
-    ``everything`` adds all kernels and modules that are installed. With a ``root`` it is only
-    these, below that directory. Raises `StoreFull`.
+    ``everything`` adds all installed kernels and modules. With a ``root`` only the kernels and
+    modules installed below that directory are captured. Raises `StoreFull`.
     """
     from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
 
@@ -388,10 +392,10 @@ def add(
 
 
 def trust_of(rules: Sequence[TrustRule]) -> Callable[[Origin], tuple[Trust, Standing]]:
-    """Return a function that tells the trust in a file, by the first rule that fits its place.
+    """Return a function that returns the trust in a file, by the first rule that fits its place.
 
     The rules are ``[trust]`` of buildidfs.toml(5). A rule is the operator's word and gives
-    `Standing.GIVEN` at least; without a rule the findings of the scanner stand.
+    `Standing.GIVEN` at least. Without a rule the trust that the scanner found stays.
     """
     compiled = [
         (_glob_matcher(rule.path), _glob_matcher(rule.container), Trust[rule.level.upper()])
@@ -408,8 +412,8 @@ def trust_of(rules: Sequence[TrustRule]) -> Callable[[Origin], tuple[Trust, Stan
 
 
 def _glob_matcher(glob: str | None) -> Callable[[bytes], object]:
-    """Return a function that is true of bytes that a glob fits; of all for None."""
+    """Return a function that is true for bytes that a glob fits; for None it is always true."""
     if glob is None:
         return lambda text: True
-    # As bytes: the paths of containers may be no text.
+    # Bytes, because the paths of containers may not be valid text.
     return re.compile(os.fsencode(fnmatch.translate(glob))).match

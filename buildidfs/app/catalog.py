@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the artifacts of a store, choose some, and report the files it lacks of a build ID."""
+"""List the artifacts of a store, choose some, and report the missing files of a build ID."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _FILES_SHOWN: Final = 10
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """A blob to be removed, one of the artifacts it is, and where it was seen last.
+    """A blob to be removed, one of its artifacts, and the place where it was last seen.
 
-    ``is_pinned`` says that a pin keeps what has that build ID.
+    ``is_pinned`` is True if a pin keeps the build ID.
     """
 
     build_id: BuildId
@@ -42,11 +42,12 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
-    """Return the blobs meant by build IDs, or beginnings of them, and patterns of paths.
+    """Return the blobs selected by build IDs, by the beginnings of build IDs, or by patterns of
+    paths.
 
-    Of a build ID everything is; of paths the files seen at one that matches, as a whole, with ``*``
-    for anything. Each blob comes once. Raises `ArtifactMissing` for what means nothing,
-    `AmbiguousBuildId`.
+    A build ID selects all its blobs. A pattern, in which ``*`` matches any text, selects the blobs
+    that were seen at a path which it matches as a whole. Each blob is returned once. Raises
+    `ArtifactMissing` for a text that selects nothing, `AmbiguousBuildId`.
     """
     chosen: dict[Digest, Chosen] = {}
     for text in wanted:
@@ -82,7 +83,7 @@ def _by_path(store: Store, glob: str) -> Iterator[Chosen]:
 def _blobs(
     store: Store, ordinal: int, build_id: BuildId, pattern: re.Pattern[bytes] | None = None
 ) -> Iterator[Chosen]:
-    """The blobs of a build ID, or those of them that were seen at a path which matches."""
+    """Yield the blobs of a build ID, or only those seen at a path that the pattern matches."""
     is_pinned = bool(store.pins.of(names.kept_for(build_id)))
     paths: dict[Digest, bytes] = {}
     for record in store.index.origins(ordinal):
@@ -96,10 +97,11 @@ def _blobs(
 
 
 class SplitDwarf(msgspec.Struct, frozen=True):
-    """Debug information that is in files of its own.
+    """Debug information in separate files.
 
-    ``units`` are so many, ``files`` the names of the first by which the compiler wrote them, and
-    ``package`` is what their .dwp file is kept under, if it was seen.
+    ``units`` is the number of compilation units in them, ``files`` has the first few file names
+    that the compiler recorded, and ``package`` is the ID under which the .dwp file is kept, if it
+    was seen.
     """
 
     units: int
@@ -131,8 +133,8 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
 
 
 class Asked(NamedTuple):
-    """The artifacts that a user asks for: a pattern of paths, a container, a kind, and since when
-    they have been seen (Unix time in nanoseconds, 0 for ever).
+    """A query for artifacts: a pattern of paths, a container, a kind, and the time since which they
+    have been seen (Unix time in nanoseconds, 0 for no limit).
     """
 
     glob: str | None = None
@@ -149,7 +151,7 @@ class Asked(NamedTuple):
 
 
 def origin_filter(store: Store, asked: Asked) -> Callable[[OriginRecord], bool] | None:
-    """The test that an origin has to pass, or None when every one does."""
+    """Return the test that an origin has to pass, or None if every origin does."""
     if asked.glob is None and asked.container is None and not asked.since_ns:
         return None
     pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
@@ -168,7 +170,7 @@ def origin_filter(store: Store, asked: Asked) -> Callable[[OriginRecord], bool] 
 def artifacts(
     store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
 ) -> Iterator[tuple[BuildId, Artifact, OriginRecord]]:
-    """Each artifact with the newest origin that passes the filter."""
+    """Yield each artifact with the newest origin that passes the filter."""
     kinds = list(Kind) if kind is None else [Kind[kind.upper()]]
     for ordinal, build_id in store.index.build_ids_from(0):
         records = store.index.origins(ordinal)
@@ -183,8 +185,8 @@ def artifacts(
 
 
 class Conflict(NamedTuple):
-    """An artifact with several variants: each, why it is served or is not, and where it was last
-    seen, if that is known. ``served`` is the number of the one that is, None for none.
+    """An artifact with several variants: for each, the reason why it is served or not, and the
+    place where it was last seen, if known. ``served`` is the number of the served variant, or None.
     """
 
     build_id: BuildId
@@ -196,7 +198,9 @@ class Conflict(NamedTuple):
 def conflicts(
     store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
 ) -> Iterator[Conflict]:
-    """Those of which at least one variant was seen at a place that passes the filter."""
+    """Yield the conflicts with at least one variant that was seen at a place which passes the
+    filter.
+    """
     for ordinal, number in store.index.conflicts():
         build_id = store.index.build_id(ordinal)
         if build_id is None or (kind is not None and Kind[kind.upper()] != number):
@@ -240,10 +244,10 @@ def why_no_artifacts(store: Store, asked: Asked) -> str:
 class Known(NamedTuple):
     """Further facts about a build ID.
 
-    ``missing`` is what a debugger will ask for and not get, in words; ``used`` is when bytes were
-    last of use, in seconds of Unix time; ``why`` says of each variant why it is served, or is not;
-    ``served`` are the numbers of those that are, ``truncated`` says why others are not whole, and
-    ``aliases`` are the other names of each.
+    ``missing`` names the files that a debugger will miss; ``used`` is the last use of its bytes, in
+    seconds of Unix time; ``why`` has the reason why each variant is served or not; ``served`` are
+    the numbers of the served variants, ``truncated`` has the reasons why debuggers refuse files,
+    and ``aliases`` are the other names of each variant.
     """
 
     missing: list[str]
@@ -261,7 +265,7 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
     owner = names.package_owner(build_id)
     missing = [] if owner is not None else _missing(store, store.index.ordinal(build_id) or 0)
     split = None
-    with contextlib.suppress(IntegrityError):  # which is among what is missing
+    with contextlib.suppress(IntegrityError):  # ``missing`` says that
         split = split_dwarf(store, build_id)
     if split is not None and split.package is None:
         units = f"{split.units} unit{'s' * (split.units != 1)}"
@@ -286,7 +290,7 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
 
 
 def _truncated(store: Store, artifact: Artifact) -> str:
-    """Return in words why debuggers refuse a file."""
+    """Return the reason why debuggers refuse a file."""
     from buildidfs.formats.elf.identify import ElfFile
 
     try:
@@ -305,14 +309,14 @@ def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
 
 
 def _missing(store: Store, ordinal: int) -> list[str]:
-    """Return in words the files that a debugger will miss."""
+    """Return descriptions of the files that a debugger will miss."""
     if store.aliases.is_ambiguous(ordinal):
         return ["a build ID of its own: unrelated programs have this one, and none is served"]
     executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
     debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
     withheld = debuginfo is None and bool(store.index.variants(ordinal, Kind.DEBUGINFO))
     if executable is None and debuginfo is None and not withheld:
-        return []  # the vDSO and kallsyms are whole as they are
+        return []  # the vDSO and kallsyms need no other files
     found = []
     if executable is None:
         found.append("executable: only its debuginfo was seen")
@@ -333,7 +337,7 @@ def _missing(store: Store, ordinal: int) -> list[str]:
         link = file.debuglink
         if artifact is executable and debuginfo is None and link is not None:
             found[-1] += f"; .gnu_debuglink names {show(link.name)}"
-        # Strip leaves the reference in executables, of which no debugger follows it.
+        # Strip leaves the reference in executables, but no debugger follows it there.
         has_dwarf = file.quality >= Quality.DEBUGINFO
         if has_dwarf and file.altlink and store.index.ordinal(file.altlink.build_id) is None:
             found.append(f"dwz file {file.altlink.build_id}, {show(file.altlink.name)}")

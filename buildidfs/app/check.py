@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a store: find faults, repair them, and capture lost bytes again.
 
-The check first strikes a damaged blob from its row, so that no reader gets it. A capture of the
-same bytes replaces it, with all that is known of them, so the check looks for the bytes at the
-paths where the blob was seen on this host, and in running processes. If it does not find them, it
-removes the blob from the index and keeps its file in quarantine.
+The check first strikes a damaged blob from its row, so that no reader gets it. Then it looks for
+the same bytes at the paths where the blob was seen on this host, and in running processes; a
+capture of the same bytes replaces the blob and keeps all its rows. If they are not found, the check
+removes the blob from the index and moves its file to quarantine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 State = Literal["found", "repaired", "captured again", "lost"]
 
 READING: Final = "Reading blobs"
-"""The step of a check whose progress is in bytes."""
+"""The step of a check whose progress is counted in bytes."""
 
 _MAP_BYTES: Final = 1 << 40
 _PASSES: Final = 3
@@ -61,9 +61,9 @@ class Result(NamedTuple):
 
 
 class Checked(msgspec.Struct):
-    """The result of a check. ``unreferenced`` blobs are no fault; ``unknown`` are those
-    that a new index was made without, since nothing tells what they are: they are in quarantine.
-    ``named`` are those of an earlier version that got their aliases.
+    """The result of a check. ``unreferenced`` blobs are not a fault. ``unknown`` are blobs that a
+    new index lacks because their origin is unknown; they are in quarantine. ``named`` is the number
+    of blobs of an earlier version that got their aliases.
     """
 
     faults: int = 0
@@ -78,15 +78,15 @@ class Checked(msgspec.Struct):
 
     @property
     def is_sound(self) -> bool:
-        """True if nothing is wrong now, and nothing was lost."""
+        """True if no fault is left and no bytes were lost."""
         return self.faults == self.repaired + self.captured_again
 
 
 def check(path: str, settings: Settings, options: Options, checked: Checked) -> Iterator[Result]:
-    """Look for faults in a store; gives each as it is found, and counts in ``checked``.
+    """Look for faults in a store; yield each one when it is found, and count in ``checked``.
 
-    Raises `StoreMissing`, `StoreVersionError`, `StoreError`, and `StoreLocked` when the index has
-    to be made again and the store is in use.
+    Raises `StoreMissing`, `StoreVersionError`, `StoreError`, and `StoreLocked` if the index has to
+    be made again while the store is in use.
     """
     for found in _check(path, settings, options, checked):
         checked.faults += found.state in ("found", "repaired")
@@ -127,7 +127,7 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
 
 
 def _damage(path: str) -> str | None:
-    """Return the damage of an index that cannot be used at all; None if it can."""
+    """Return the damage of an index that cannot be used at all; None if it can be used."""
     root = os.path.abspath(os.fsencode(path))
     if (version := layout.read_format(root)) != schema.FORMAT_VERSION:
         return f"the index has format {version}, not {schema.FORMAT_VERSION}"
@@ -164,7 +164,7 @@ def _check_rows(checker: Checker, options: Options) -> Iterator[Result]:
 
 
 def _check_names(store: Store, options: Options) -> Iterator[Result]:
-    """Look at the names of generated code; a file that has none is removed."""
+    """Check the files with names of generated code; remove those that are invalid."""
     for path in list(store.jit_maps.damaged()):
         fault = Fault(f"jit/{show(os.path.basename(path))} does not say of which process it is")
         if options.repair:
@@ -202,7 +202,7 @@ def _check_files(
 
 
 def restore(store: Store, settings: Settings) -> Iterator[Result]:
-    """Capture damaged blobs again; those found nowhere go to quarantine."""
+    """Capture damaged blobs again; move those whose bytes are found nowhere to quarantine."""
     checker = store.checker()
     damaged = checker.damaged()
     if not damaged:
@@ -221,8 +221,8 @@ def _lost(digest: Digest) -> Result:
 
 
 def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> None:
-    """Capture bytes again that the store has lost: from where they were seen on this host, else
-    from running processes.
+    """Capture bytes again that the store has lost, from their places on this host or from running
+    processes.
     """
     from buildidfs.capture.origin.builder import Here
     from buildidfs.capture.scan.tree import TreeScanner
@@ -244,10 +244,10 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
 
 
 def _paths(store: Store, digests: set[Digest], container: str) -> Iterator[bytes]:
-    """The paths of sightings of ``digests`` that may lead to the same file from here.
+    """Yield the paths of sightings of ``digests`` that may lead to the same file from here.
 
-    These are the host's, which a service with a mount namespace of its own has as well, and those
-    of ``container``, the one that this process runs in. Paths of other containers mean nothing.
+    They are paths of the host, which a service with a mount namespace of its own also has, and
+    paths in ``container``, if this process runs in it. Paths in other containers lead nowhere here.
     """
     host, seen = machine.host_name(), set()
     for digest in digests:
@@ -269,7 +269,7 @@ def _is_file(path: bytes) -> bool:
 
 
 def _those(found: Iterable[Found], store: Store, digests: set[Digest]) -> Iterator[Found]:
-    """Those of the files found that have these bytes."""
+    """Yield the found files that have these bytes."""
     for item in found:
         if not isinstance(item, PinnedFile):
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers as people know them: their names, their files, and the container a word means."""
+"""Containers by their user-given names: names, files, and the container that a user means."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Names:
         self._known: dict[str, ContainerNames] = {"": NO_NAMES}
 
     def of(self, label: str, cgroup: bytes = b"") -> ContainerNames:
-        """Return the names of a container. With ``cgroup`` it runs: its engine is looked at, too.
+        """Return the names of a container; `NO_NAMES` if none are known.
 
-        `NO_NAMES` if none are known.
+        If ``cgroup`` is given, the container runs, and the state files of its engine are read, too.
         """
         names = self._known.get(label)
         if names is None:
@@ -50,7 +50,7 @@ class Names:
         return names
 
     def short(self, label: str) -> str:
-        """Return the name of a container, or its label if it has no name that is known."""
+        """Return the name of a container, or its label if no name is known."""
         return self.of(label).shown or label
 
     def long(self, label: str) -> str:
@@ -76,10 +76,9 @@ class Names:
 
 
 def meant(store: Store, text: str) -> Callable[[str], bool]:
-    """Return the test that the label of a container has to pass to be the one a user means.
+    """Return a test for labels, which is true for the container that a user means by ``text``.
 
-    ``text`` may be a label, the beginning of an ID, or a name of those that `ContainerNames.fits`
-    knows.
+    ``text`` may be a label, the beginning of an ID, or a name, see `ContainerNames.fits`.
     """
     from buildidfs.capture.origin.container import fits
 
@@ -88,7 +87,7 @@ def meant(store: Store, text: str) -> Callable[[str], bool]:
 
 
 def last_ones(store: Store) -> str:
-    """Say which containers were seen last."""
+    """Return a sentence that names the containers seen last."""
     seen: dict[str, int] = {}
     for each in store.containers.every():
         name = each.called.shown or each.label
@@ -127,10 +126,11 @@ def build_ids(store: Store, container: Container) -> dict[BuildId, bytes]:
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """A container and what the store has of it.
+    """A container and the files of it that the store has.
 
-    ``build_ids`` is their number and ``size`` the bytes of the different files. The shares (0 to 1)
-    are those of the build IDs whose executable can be read, that have symbols, or debuginfo.
+    ``build_ids`` is the number of their build IDs, ``size`` the total bytes of the different files.
+    The shares (0 to 1) are the parts of the build IDs with a readable executable, with symbols, and
+    with debuginfo.
     """
 
     container: Container
@@ -147,7 +147,7 @@ def contents(
     holdings: Holdings,
     each: Callable[[ContainerEntry, bytes, Row], object] = lambda entry, path, row: None,
 ) -> Contents:
-    """Count the files of a container in the store; ``each`` is called with files and paths."""
+    """Count the files of a container in the store; call ``each`` with files and paths."""
     sizes: dict[Digest, int] = {}
     rows: dict[int, Row | None] = {}
     for entry, path in files(store, container.number):
@@ -158,7 +158,7 @@ def contents(
         if ordinal not in rows:
             build_id = store.index.build_id(ordinal)
             if build_id is not None and kept_for(build_id) != build_id:
-                continue  # split DWARF, or sources, of another one
+                continue  # split DWARF or sources of another build ID
             rows[ordinal] = (
                 None if build_id is None else holdings.row(container.label, path, build_id, 1)
             )
@@ -186,7 +186,7 @@ def last_seen(
 
 
 def files(store: Store, number: int) -> Iterator[tuple[ContainerEntry, bytes]]:
-    """The files of the container with a number, each with its path there."""
+    """Yield the files of the container with a number, each with its path there."""
     waiting: list[tuple[int, bytes]] = [(0, b"")]
     while waiting:
         directory, path = waiting.pop()

@@ -40,10 +40,10 @@ _NO_VDSO: Final = "not all of it is in the core"
 
 
 class Binary(msgspec.Struct):
-    """A binary that was mapped: ``state`` is `HELD`, `CAPTURED` (now) or `MISSING`.
+    """A mapped binary: ``state`` is `HELD`, `CAPTURED` (by this scan) or `MISSING`.
 
-    ``why`` says in words why it is missing. ``main`` is the program itself, ``deleted`` had lost
-    its name. ``path`` is that of the process, empty where the core tells none.
+    ``why`` is the reason why it is missing. ``main`` is True for the program itself, ``deleted``
+    for a file whose name was gone. ``path`` is that of the process, empty if the core has none.
     """
 
     path: bytes
@@ -55,11 +55,11 @@ class Binary(msgspec.Struct):
 
 
 class Dump(msgspec.Struct):
-    """The process that a core file is of, and the state of its binaries.
+    """The process of a core file, and the state of its binaries.
 
-    ``pid``, ``name``, ``arguments`` and ``signal`` are those of `formats.elf.core.Core`,
-    ``containers`` the labels of those in which the program was seen, the last one first (empty: the
-    host), for the core does not tell. ``cut_off`` says in words that the file is not whole.
+    ``pid``, ``name``, ``arguments`` and ``signal`` are those of `formats.elf.core.Core`. The core
+    does not name its container, so ``containers`` has the labels of all in which the program was
+    seen, the last one first (empty: the host). ``cut_off`` has the reason if the file is not whole.
     """
 
     path: bytes
@@ -97,9 +97,9 @@ def scan_cores(
 ) -> CoreScan:
     """Capture the files that core files name, as far as they still exist.
 
-    That is: the vDSO in the core; what processes have mapped; and files with these build IDs at
-    their paths, here and in the mount namespaces of all processes. A file that is no core, or not
-    whole, is unreadable in the summary. Raises `StoreFull`, `StoreError`.
+    These are the vDSO in the core, files that processes have mapped, and files with these build IDs
+    at their paths, here and in the mount namespaces of all processes. A file that is not a core
+    file, or not whole, is unreadable in the summary. Raises `StoreFull`, `StoreError`.
     """
     dumps = []
     unreadable = []
@@ -117,7 +117,7 @@ def scan_cores(
 
 
 def _read(store: Store, path: bytes) -> Dump:
-    """Read a core file; the store tells where its program was seen."""
+    """Read a core file; look up in the store where its program was seen."""
     with CoreFile(path) as file:
         core = file.core
         found: dict[tuple[bytes, BuildId | None], Binary] = {}
@@ -144,7 +144,7 @@ def _containers(store: Store, main: Binary | None) -> list[str]:
 
 
 class _Scan:
-    """The search for the binaries of some dumps that the store lacks."""
+    """The search for the binaries of dumps that the store lacks."""
 
     def __init__(self, store: Store, settings: Settings, dumps: list[Dump]) -> None:
         self._store = store
@@ -164,8 +164,9 @@ class _Scan:
                     self._missing.append((binary.build_id, binary))
 
     def run(self, progress: Progress | None) -> Summary:
-        """Look for the missing files and capture them; files that the store holds count as
-        found."""
+        """Look for the missing files and capture them; files that the store holds count
+        as found.
+        """
         before = Summary(files=len(self._held), held=len(self._held))
         if not self._missing:
             return before
@@ -202,7 +203,7 @@ class _Scan:
         return wanted
 
     def _vdso(self, memo: StoreMemo, dump: Dump, wanted: set[BuildId]) -> Iterator[Found]:
-        """The vDSO in a core, if it is missing."""
+        """Yield the vDSO in a core if it is missing."""
         if not any(each.path == VDSO and each.build_id in wanted for each in dump.binaries):
             return
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show how much of a profile, a core file or the running processes the store can name."""
+"""The share of a profile, a core file or the running processes that the store can name."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _KALLSYMS: Final = b"[kernel.kallsyms]"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One binary in one container, and what the store has of it.
+    """One binary in one container, and the files that the store has for it.
 
-    ``container`` is its label, empty for the host and if it is not known; ``path`` as its users saw
-    it, or a name in brackets. ``weight`` is what it counts for: samples, mappings, frames.
-    ``executable`` and ``debuginfo`` say whether the store has them; ``symbols`` is the best table
-    of symbols in either (`Quality.DEBUGINFO` where there is DWARF). ``why`` says in words what is
-    missing, and is empty where nothing is but perhaps DWARF.
+    ``container`` is its label, empty for the host or if it is not known; ``path`` is the path as
+    its users saw it, or a name in brackets. ``weight`` is the number of samples, mappings or
+    frames. ``executable`` and ``debuginfo`` are True if the store has these files; ``symbols`` is
+    the better symbol table of the two (`Quality.DEBUGINFO` for DWARF). ``why`` is the reason for
+    missing names, empty if at most DWARF is missing.
     """
 
     container: str
@@ -51,10 +51,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct):
-    """Rows, whatever their order, and what their weight counts ("samples").
+    """Rows in any order, and the unit of their weight ("samples").
 
-    ``notes`` is what a reader should know of how this was found out, one line each; ``incomplete``
-    in words what could not be read of the input, or empty.
+    ``notes`` has one line each on how the result was found; ``incomplete`` is the reason if part of
+    the input could not be read, or empty.
     """
 
     rows: list[Row]
@@ -64,7 +64,7 @@ class Coverage(msgspec.Struct):
 
     @property
     def weight(self) -> int:
-        """The weight of all rows."""
+        """Return the total weight of all rows."""
         return sum(row.weight for row in self.rows)
 
     def executable(self) -> float:
@@ -84,12 +84,12 @@ class Coverage(msgspec.Struct):
         return self._share(row for row in self.rows if row.debuginfo)
 
     def _share(self, rows: Iterable[Row]) -> float:
-        """Return 1 for no weight at all: nothing is missing."""
+        """Return the share of the weight; 1 if the weight is 0, because then no name is missing."""
         whole = self.weight
         return sum(row.weight for row in rows) / whole if whole else 1.0
 
     def worst_first(self) -> list[Row]:
-        """Return the rows: missing files first, the heaviest of them first."""
+        """Return the rows: first those with missing files, the heaviest first."""
         return sorted(
             self.rows,
             key=lambda row: (
@@ -102,7 +102,7 @@ class Coverage(msgspec.Struct):
 class Holdings:
     """Looks up the files that a store holds for build IDs, each once.
 
-    For a ``viewer`` it finds only what they may read, and nothing else looks held.
+    With a ``viewer``, files that this viewer may not read count as missing.
     """
 
     def __init__(self, store: Store, viewer: Viewer | None = None) -> None:
@@ -113,7 +113,7 @@ class Holdings:
     def row(
         self, container: str, path: bytes, build_id: BuildId | None, weight: int, why: str = ""
     ) -> Row:
-        """The row of a binary; ``why`` says why there is no build ID, if there is none."""
+        """Return the row of a binary; ``why`` is the reason if it has no build ID."""
         if build_id is None:
             return Row(container, path, None, weight, why=why or NO_BUILD_ID)
         known = self._known.get(build_id)
@@ -135,8 +135,9 @@ class Holdings:
         return NOT_CAPTURED if self._viewer is None else NOT_SERVED
 
     def of(self, ordinal: int) -> tuple[bool, Quality, bool, str]:
-        """``executable``, ``symbols``, ``debuginfo`` and ``why`` of a `Row`, by the number of a
-        build ID. Nothing is remembered.
+        """Return ``executable``, ``symbols``, ``debuginfo`` and ``why`` of a `Row` for an ordinal.
+
+        The result is not cached.
         """
         store = self._store
         found = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
@@ -149,7 +150,7 @@ class Holdings:
             return True, Quality.SYMTAB, False, ""
         symbols = max(artifact.quality for artifact in held.values())
         if Kind.VDSO in held:
-            symbols = max(symbols, Quality.SYMTAB)  # its dynamic symbols are all that it has
+            symbols = max(symbols, Quality.SYMTAB)  # the store has its dynamic symbols only
         executable = Kind.EXECUTABLE in held or Kind.VDSO in held
         debuginfo = symbols >= Quality.DEBUGINFO
         if not executable:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examine whether this machine, this user and this store are fit for capturing.
+"""Examine if this machine, this user and this store are fit for capturing.
 
-`probe` has the values and asks each probe in a child process; `machine` and `storage` have the
-probes. A probe tries what it tells of and compares no versions: kernels are patched, and containers
-and security modules take away what a version promises. No probe changes anything.
+`probe` has the values and runs each probe in a child process; `machine` and `storage` have the
+probes. A probe tries the feature and compares no versions: kernels are patched, and containers and
+security modules take away features that a version has. No probe changes anything.
 
 Outsiders use `examine`, `Finding` and `PRIVILEGES`. Nothing here captures or writes to a store.
 """
@@ -30,10 +30,10 @@ def examine(
     *,
     seconds: float = probe.PATIENCE,
 ) -> Iterator[Finding]:
-    """Run all probes; yields their findings one by one, those of an area together.
+    """Run all probes; yield their findings one by one, grouped by area.
 
     A probe without an answer within ``seconds`` is a finding as well. The probes run in child
-    processes: call this while the process has a single thread.
+    processes, so the caller must have a single thread.
     """
     root = os.path.abspath(os.fsencode(store_path))
     yield from probe.ask(

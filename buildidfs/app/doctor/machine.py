@@ -36,21 +36,21 @@ _KERNEL = "kernel"
 _NOT_THERE = (errno.ENOTTY, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EXDEV)
 _SHOWN = 5  # processes named by number
 _LIMITS = "limits"
-#: A file that waits to be copied is one descriptor; this many wait when an image is unpacked.
+#: Each file that waits to be copied takes a descriptor; this many wait when an image is unpacked.
 _FILES_WANTED = 4096
 _FILES_NEEDED = 512
 #: The size of the ring between the kernel and `watch`, for each CPU.
 _RING_KIB = 4096
 _CLOCK = "clock"
-#: The year of this program: no clock that is right shows an earlier one.
+#: The year of this program: a right clock cannot show an earlier one.
 _RELEASED = 2026
-#: Made by the kernel while it starts, on every machine.
+#: The kernel makes this file while it starts, on every machine.
 _MADE_AT_BOOT = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty")
-_CLOCK_TOLERANCE_S = 60  # seconds: NTP puts a clock right by a few, once
+_CLOCK_TOLERANCE_S = 60  # seconds: NTP once corrects a clock by a few seconds
 
 
 class _Need(NamedTuple):
-    """Any of ``any_of`` will do ``what``; without it, ``lost``."""
+    """A need for ``what``, which any of ``any_of`` satisfies; without it, ``lost`` is lost."""
 
     name: str
     any_of: tuple[str, ...]
@@ -135,7 +135,7 @@ _FOR_OWNERS = tuple(
 
 
 def privilege_probes(settings: Settings) -> list[Probe]:
-    """The checks of capabilities and namespaces."""
+    """Return the probes of capabilities and namespaces."""
     wanted: list[tuple[_Need, _Verdict]] = [(need, failed) for need in (*_NEEDED, _FOR_PERF)]
     wanted += [(need, degraded) for need in _USEFUL]
     if settings.capture.fuse_as_owner:
@@ -162,7 +162,7 @@ def _capability(need: _Need, lacking: _Verdict) -> Answer:
 
 
 def paranoid() -> int:
-    """kernel.perf_event_paranoid; an unreadable value is taken as the most restrictive one."""
+    """Return kernel.perf_event_paranoid; an unreadable value counts as the most restrictive one."""
     try:
         with open("/proc/sys/kernel/perf_event_paranoid", encoding="ascii") as file:
             return int(file.read())
@@ -198,7 +198,7 @@ def _mount_namespace() -> Answer:
 
 
 def kernel_probes() -> list[Probe]:
-    """The checks of kernel interfaces."""
+    """Return the probes of kernel interfaces."""
     return [
         Probe(_KERNEL, "processes", _processes),
         Probe(_KERNEL, "memory maps", _memory_maps),
@@ -222,7 +222,7 @@ def _processes() -> Answer:
         try:
             pid_fd = procfs.open_pid(pid)
         except OSError:
-            continue  # it ended
+            continue  # the process ended
         try:
             os.close(procfs.open_maps(pid_fd))
             seen += 1
@@ -329,7 +329,9 @@ def _mount_namespace_ids() -> Answer:
 
 
 def _leases() -> Answer:
-    """Try a lease on a file of our own; on other files it takes CAP_LEASE and their filesystem."""
+    """Try a lease on a file of our own; other files may need CAP_LEASE, and support by their
+    filesystem.
+    """
     with tempfile.TemporaryFile() as file:
         fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -404,7 +406,7 @@ def _perf_build_ids() -> Answer:
 
 
 def limit_probes() -> list[Probe]:
-    """The checks of limits."""
+    """Return the probes of limits."""
     return [
         Probe(_LIMITS, "open files", _open_files),
         Probe(_LIMITS, "locked memory", _locked_memory),
@@ -413,7 +415,7 @@ def limit_probes() -> list[Probe]:
 
 
 def read_number(path: str) -> int:
-    """The number that a file of /proc/sys holds. Raises OSError, ValueError."""
+    """Return the number in a file of /proc/sys. Raises OSError, ValueError."""
     with open(path, encoding="ascii") as file:
         return int(file.read())
 
@@ -431,9 +433,10 @@ def _open_files() -> Answer:
 
 
 def _locked_memory() -> Answer:
-    """Rings of perf count against perf_event_mlock_kb for each CPU, then against RLIMIT_MEMLOCK.
+    """Check the limits of locked memory for the rings of perf.
 
-    Source: perf_mmap() of kernel/events/core.c.
+    The rings count against perf_event_mlock_kb for each CPU, then against RLIMIT_MEMLOCK. Source:
+    perf_mmap() of kernel/events/core.c.
     """
     if "CAP_IPC_LOCK" in credentials.effective_capabilities():
         return ok("CAP_IPC_LOCK: rings of perf may have any size")
@@ -454,7 +457,7 @@ def _locked_memory() -> Answer:
 
 
 def _real_time() -> Answer:
-    """Tried on this process, which is a child that ends soon."""
+    """Set a real-time priority on this process, which is a child that ends soon."""
     period = 0
     try:
         period = read_number("/proc/sys/kernel/sched_rt_runtime_us")
@@ -479,7 +482,7 @@ def _real_time() -> Answer:
 
 
 def clock_probes() -> list[Probe]:
-    """The checks of the clock of this machine."""
+    """Return the probes of the clock of this machine."""
     return [
         Probe(_CLOCK, "time", _time),
         Probe(_CLOCK, "steps", _steps),
@@ -499,10 +502,10 @@ def _time() -> Answer:
 
 
 def _steps() -> Answer:
-    """Find out whether the clock was set back since the kernel started.
+    """Find out if the clock was set back since the kernel started.
 
-    The boot time that /proc/stat shows moves with the clock, and tells nothing. A file that the
-    kernel made while it started can only be from the future if the clock was put back.
+    The boot time in /proc/stat moves with the clock, so it shows nothing. But if a file that the
+    kernel made while it started is from the future, the clock was set back.
     """
     now = time.time()
     made = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask each probe in a child process, so that a probe that dies or hangs ends nothing else.
+"""Run each probe in a child process, so that a probe that dies or hangs does not end the others.
 
-A damaged index is mapped memory that kills its reader; a filesystem whose server is gone holds a
-reader for ever; trying a scheduling class changes it. The parent leaves a silent child behind, and
-another child goes on after the probe that was asked last.
+A damaged index kills its reader, because it is mapped memory; a filesystem without its server
+blocks a reader for ever; trying a scheduling class changes it. The parent abandons a silent child,
+and another child continues with the next probe.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import msgspec
 from buildidfs.linux import child
 
 State = Literal["ok", "degraded", "failed"]
-#: Longer than any probe takes on a machine that is merely busy.
+#: Longer than any probe takes on a busy machine.
 PATIENCE = 5.0
-_LAST_WAIT = 0.5  # seconds for a child to be gone that is killed
+_LAST_WAIT = 0.5  # seconds to wait for the end of a killed child
 _CHUNK = 1 << 16
-_MOST_BYTES = 1000  # of one text: whatever is in it has another source
+_MOST_BYTES = 1000  # of one text; the rest does not come from a probe
 _encode = msgspec.json.Encoder().encode
 
 
 class Finding(msgspec.Struct, frozen=True):
     """The finding of one probe.
 
-    ``failed``: without a remedy captures are missing, or nothing can be captured or served at all.
-    ``degraded``: it works, but costs more, promises less, or may fail soon. ``found`` and
-    ``remedy`` are for people, on one line each; the remedy of what is ok is empty.
+    ``failed``: unless this is remedied, captures are missing, or the store can capture or serve
+    nothing. ``degraded``: the feature works, but costs more, guarantees less, or may fail soon.
+    ``found`` and ``remedy`` are for people, one line each; the remedy of an ``ok`` is empty.
     """
 
     area: str
@@ -43,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A finding without the name of what was asked; made by `ok`, `degraded` and `failed`."""
+    """A finding without the name of its probe; made by `ok`, `degraded` and `failed`."""
 
     state: State
     found: str
@@ -53,8 +53,8 @@ class Answer(msgspec.Struct, frozen=True):
 class Probe(msgspec.Struct, frozen=True):
     """One check: ``ask`` looks, and changes nothing.
 
-    It may raise OSError and the like where the answer is not to be had. ``place`` is what may never
-    answer: after one silence, no other probe of the same place is asked.
+    It may raise OSError and similar errors if it finds no answer. ``place`` names a place that may
+    never answer: after one timeout, no other probe of the same place runs.
     """
 
     area: str
@@ -64,7 +64,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def ok(found: str) -> Answer:
-    """All is well."""
+    """Return the finding that all is well."""
     return Answer("ok", found)
 
 
@@ -82,10 +82,10 @@ _decoder = msgspec.json.Decoder(Answer)
 
 
 def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[Finding]:
-    """The finding of each probe, in order, as they come.
+    """Yield the finding of each probe in order, as they come.
 
-    One that does not answer within so many ``seconds``, or dies, is a finding too. It forks: call
-    it while this process has one thread.
+    A probe that does not answer within ``seconds``, or dies, is a finding too. This function forks,
+    so the process must have a single thread.
     """
     rest, silent = list(probes), set[str]()
     while rest:
@@ -101,12 +101,12 @@ def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[Finding]
                     if answers.is_silent and probe.place:
                         silent.add(probe.place)
                     break
-        # A probe that would wait for the same place again is left out: one finding says it.
+        # A probe that would wait for the same place again is left out: one finding is enough.
         rest = [probe for probe in rest if probe.place not in silent]
 
 
 class _Answers:
-    """A process that answers the probes one after the other, one line of JSON each."""
+    """A process that runs the probes one after another and answers with one line of JSON each."""
 
     def __init__(self, probes: Sequence[Probe]) -> None:
         self.is_over = self.is_silent = False
@@ -119,12 +119,12 @@ class _Answers:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """End it, unless the kernel holds it: then it ends when that lets go of it."""
+        """End the process; if the kernel blocks it, it ends when the kernel releases it."""
         os.close(self._pipe)
         self._process.end(_LAST_WAIT)
 
     def answer(self, seconds: float) -> Answer:
-        """The next answer, or what became of it."""
+        """Return the next answer, or a finding on why there is none."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while b"\n" not in self._text:
@@ -165,7 +165,7 @@ def _answer(probe: Probe) -> Answer:
     except OSError as error:
         where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         answer = _unknown(f"{error.strerror or error}{where}")
-    except Exception as error:  # the top of a process: a fault of one probe is not that of others
+    except Exception as error:  # the top of a process: a fault of one probe must not end the others
         answer = _unknown(f"{type(error).__name__}: {error}")
     return Answer(answer.state, _one_line(answer.found), _one_line(answer.remedy))
 
@@ -176,6 +176,6 @@ def _unknown(why: str) -> Answer:
 
 
 def _one_line(text: str) -> str:
-    """Whatever it is, as printable text on one line."""
+    """Return a text as one printable line."""
     text = text.encode("utf-8", "backslashreplace").decode()[:_MOST_BYTES]
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -30,7 +30,7 @@ _FEW_INODES = 10_000
 _LEAST_INODES = 100
 _VOLATILE = frozenset((b"tmpfs", b"ramfs"))
 _LAYERED = frozenset((b"overlay", b"aufs"))
-# Memory mapped by several machines is not the same memory, and the index is mapped.
+# The index is mapped memory, which several machines cannot share.
 _REMOTE = frozenset(
     (
         b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"9p", b"afs", b"lustre", b"gfs2", b"ocfs2",
@@ -43,7 +43,7 @@ _FREE = "free some room, or move the store to a larger filesystem (--store)"
 
 
 def fuse_probes() -> list[Probe]:
-    """The checks of FUSE, one for each mount of ours among them."""
+    """Return the probes of FUSE, with one for each mount of ours."""
     found = [
         Probe(_FUSE, "device", _device),
         Probe(_FUSE, "library", _library),
@@ -54,7 +54,7 @@ def fuse_probes() -> list[Probe]:
     if not points:
         return [*found, Probe(_FUSE, "mounts", lambda: ok("no store is mounted"))]
     for point in points:
-        # Each may be silent by itself.
+        # Each mount may hang by itself.
         name = f"mount {show(point)}"
         found.append(Probe(_FUSE, name, functools.partial(_mounted, point), name))
     return found
@@ -75,7 +75,7 @@ def _device() -> Answer:
     except (FileNotFoundError, NotADirectoryError):
         return failed(f"{_DEVICE} does not exist", mounts.how_to_get_fuse())
     except PermissionError as error:
-        if os.geteuid() == 0:  # a control group of a container forbids it
+        if os.geteuid() == 0:  # the control group of a container forbids it
             return failed(f"{_DEVICE}: {error.strerror}", mounts.how_to_get_fuse())
         return failed(
             f"{_DEVICE} may not be opened by this user",
@@ -133,7 +133,7 @@ def _other_users() -> Answer:
 
 
 def _mounted(point: bytes) -> Answer:
-    # Not stat(2): its answer may come from the kernel's cache long after the server was killed.
+    # Not stat(2): the kernel's cache may answer it long after the server was killed.
     try:
         os.statvfs(point)
     except PermissionError:
@@ -151,7 +151,7 @@ def _mounted(point: bytes) -> Answer:
 
 
 def store_probes(root: bytes) -> list[Probe]:
-    """The checks of the store at ``root``, or of the place where it would be made."""
+    """Return the probes of the store at ``root``, or of the place where it would be made."""
     asked = {
         "directory": _directory,
         "filesystem": _filesystem,
@@ -175,7 +175,7 @@ def _is_there(root: bytes) -> bool:
 
 
 def _place(root: bytes) -> bytes:
-    """The store, or the nearest directory above it that there is."""
+    """Return the store, or the nearest existing directory above it."""
     while not os.path.isdir(root) and root != b"/":
         root = os.path.dirname(root)
     return root
@@ -240,7 +240,10 @@ def _filesystem(root: bytes) -> Answer:
 
 
 def _mount_of(place: bytes) -> proc_text.MountInfo:
-    """The mount that a directory is on; by number, since devices of btrfs and overlayfs differ."""
+    """Return the mount that a directory is on.
+
+    It is found by number, because device numbers of btrfs and overlayfs differ.
+    """
     fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
@@ -310,7 +313,7 @@ def _unnamed_files(root: bytes) -> Answer:
 
 
 def _unnamed(root: bytes) -> int:
-    """Open a file without a name, which ends when it is closed. Raises OSError."""
+    """Open a file without a name, which vanishes when it is closed. Raises OSError."""
     return os.open(_place(root), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
@@ -341,7 +344,7 @@ def _index(root: bytes) -> Answer:
 
     try:
         if not os.path.exists(os.path.join(root, b"index", b"lock.mdb")):
-            # To open it would make the file.
+            # Opening it would create the file.
             return degraded("lock.mdb is missing from it", "the next scan makes it again")
         with Store.open(root, read_only=True) as store:
             held = store.stats()

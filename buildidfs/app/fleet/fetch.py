@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch what a store, a profile or a core file lacks from upstream servers.
+"""Fetch the files that a store, a profile or a core file lacks from upstream servers.
 
 `main` is the process that fetches for a mount or a server, which may not write to the store.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 KINDS: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 WORKERS: Final = 8
-"""Files that are fetched at a time."""
+"""Files that are fetched at the same time."""
 
 _KERNEL: Final = b"[kernel.kallsyms]"
 
@@ -44,16 +44,16 @@ NO_UPSTREAM: Final = (
 )
 
 Lacking = tuple[BuildId, Kind]
-"""A file that is to be fetched."""
+"""A file to fetch."""
 
 
 def options_of(settings: Settings, environ: Mapping[str, str]) -> Options:
-    """Return the servers, and the limits for them. Raises `UsageError`."""
+    """Return the servers and the limits for them. Raises `UsageError`."""
     return of_settings(settings.upstream, environ)
 
 
 def check(options: Options) -> None:
-    """Raise `UsageError` for a URL that is none, or a package that is missing."""
+    """Raise `UsageError` for an invalid URL or a missing Python package."""
     for server in servers_of(options, Spool(b"/", options.max_size), b"/", ""):
         server.close()
 
@@ -68,7 +68,7 @@ def lacking_in(store: Store, path: bytes) -> list[Lacking]:
         if row.build_id is None:
             continue
         if row.path.startswith(b"["):
-            # A vDSO is in no package. The kernel's own symbols name its functions.
+            # No package has a vDSO. The kernel's own symbols name its functions.
             if row.path == _KERNEL and row.symbols < Quality.SYMTAB:
                 found[row.build_id, Kind.DEBUGINFO] = None
             continue
@@ -87,9 +87,9 @@ def fetch(
     again: bool = False,
     progress: Progress | None = None,
 ) -> list[Fetched]:
-    """Fetch files, several at a time; the answers are in the order of ``wanted``.
+    """Fetch files, several at a time; return the answers in the order of ``wanted``.
 
-    On Ctrl-C what has not come yet is cut off. Raises `UsageError` for a URL that is none.
+    On Ctrl-C, unfinished fetches are cancelled. Raises `UsageError` for an invalid URL.
     """
     files = list(dict.fromkeys(wanted))
     done: dict[int, Fetched] = {}
@@ -113,7 +113,7 @@ def fetch(
 
 
 class _Meter:
-    """Says how far it is: by files, and by bytes, which come in several threads."""
+    """Reports progress by files, and by bytes, which arrive in several threads."""
 
     def __init__(self, progress: Progress | None, files: int, done: Mapping[int, Fetched]) -> None:
         self._progress = progress
@@ -127,37 +127,38 @@ class _Meter:
         self.show("")
 
     def show(self, what: str) -> None:
-        """Tell of it."""
+        """Report the progress."""
         if self._progress is not None:
             done = len(self._done)
             self._progress(done, what, size=self._bytes, share=done / max(self._files, 1))
 
 
-# --- for front doors, which may not write --------------------------------------------------------
+# --- for mount and server, which may not write ---------------------------------------------------
 
 
 def agent_of(
     store_path: str | bytes | os.PathLike[str], settings: Settings, options: Options
 ) -> Agent:
-    """Return an agent that fetches in another process, which starts when it is needed."""
+    """Return an agent that fetches in another process, which starts at the first request."""
     words = (os.path.abspath(os.fsencode(store_path)).hex(),)
-    # Passwords and headers are in it, and each user may read the words of a process.
+    # The settings have passwords and headers, but each user may read the arguments of a process.
     introduction = msgspec.json.encode((settings, options))
     token = token_of(os.fsencode(store_path))
     return agent.Agent(__name__, words, introduction, options.wait, options.absent_s, token)
 
 
 def main(words: Sequence[str]) -> None:
-    """Fetch what the process at the other end of a socket asks for, until it closes that.
+    """Fetch files on request of the process at the other end of a socket, until it closes the
+    socket.
 
-    The words are the socket, and those of `agent_of`; settings and options come first over it.
+    The arguments are the socket and those of `agent_of`; settings and options come first over it.
     """
     fd, path = words
     log.setup(0, journald="JOURNAL_STREAM" in os.environ)
     with socket.socket(fileno=int(fd)) as pipe:
         introduction = pipe.recv(agent.INTRODUCTION_MAX)
         if not introduction:
-            return  # the asker was killed
+            return  # the requesting process was killed
         settings, options = msgspec.json.decode(introduction, type=tuple[config.Settings, Options])
 
         def opened() -> Store:

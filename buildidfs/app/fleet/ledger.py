@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of files that this store has pushed: `Ledger`, a file beside the store's index.
 
-It spares requests and nothing more: the receiver has the last word. A ledger that is lost, or that
-is of a bucket which was made anew, costs a comparison of each file.
+It only saves requests; the receiver decides which files it has. If the ledger is lost, or the
+bucket was made anew, the next push compares each file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _CLOCK_S: Final = 60
 
 
 class Entry(NamedTuple):
-    """A file that the receiver has, and how: `manifests.Row.state`, or `symbol_push.State`."""
+    """A file that the receiver has, and its state: `manifests.Row.state`, or
+    `symbol_push.State`.
+    """
 
     build_id: BuildId
     kind: Kind
@@ -65,13 +67,14 @@ class Ledger:
             )
             try:
                 database.execute("pragma journal_mode = wal")
-                # The next push compares entries that a crash loses with the bucket again.
+                # If a crash loses entries, the next push compares their files with the bucket
+                # again.
                 database.execute("pragma synchronous = normal")
                 database.executescript(_TABLES)
             except sqlite3.DatabaseError:
                 database.close()
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path)  # damaged, and worth nothing
+                    os.unlink(self._path)  # damaged: it holds nothing of value
             else:
                 return database
         raise StoreError(f"{show(self._path)} cannot be used")
@@ -81,7 +84,7 @@ class Ledger:
         return _key(build_id, kind, digest) in self._known
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Record files that are in the bucket, which its filter may not have yet."""
+        """Record files that are in the bucket; its filter may lack them so far."""
         rows = [
             (bytes(each.build_id), int(each.kind), bytes(each.digest), each.state, _now(), 0)
             for each in entries
@@ -90,7 +93,9 @@ class Ledger:
         self._known.update(_key(*row[:3]) for row in rows)
 
     def noted(self, build_id: bytes, kind: Kind) -> dict[Digest, tuple[str, int]]:
-        """The states of the files with a build ID and kind, each with its time (Unix time)."""
+        """Return the states of the files with a build ID and kind, each with its time
+        (Unix time).
+        """
         with self._lock:
             rows = self._db.execute(
                 "select digest, state, at from pushed where build_id = ? and kind = ?",
@@ -99,22 +104,23 @@ class Ledger:
         return {Digest(row[0]): (row[1], row[2]) for row in rows}
 
     def unfiltered(self) -> list[Entry]:
-        """The files that the filter of the bucket may lack."""
+        """Return the files that the filter of the bucket may lack."""
         return [
             Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3])
             for row in self._rows("select build_id, kind, digest, state", "where filtered = 0")
         ]
 
     def set_filtered(self, entries: Iterable[Entry]) -> None:
-        """Record that the filter has these."""
+        """Record that the filter has these files."""
         rows = [(bytes(each.build_id), int(each.kind), bytes(each.digest)) for each in entries]
         self._write(
             "update pushed set filtered = 1 where build_id = ? and kind = ? and digest = ?", rows
         )
 
     def older_than(self, age_s: float) -> list[Entry]:
-        """The files that were pushed, or touched, longer ago than that, or in the future: by a
-        clock that was wrong.
+        """Return the files that were pushed or touched more than ``age_s`` seconds ago.
+
+        Files with a time in the future are included, because a wrong clock set it.
         """
         now = _now()
         found = self._rows(
@@ -124,7 +130,7 @@ class Ledger:
         return [Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3]) for row in found]
 
     def set_touched(self, entry: Entry) -> None:
-        """Record that the bucket was seen to keep a file for a while."""
+        """Record that the bucket was seen to keep a file for some time."""
         row = (_now(), bytes(entry.build_id), int(entry.kind), bytes(entry.digest))
         self._write(
             "update pushed set at = ? where build_id = ? and kind = ? and digest = ?", [row]
@@ -137,7 +143,9 @@ class Ledger:
         self._known.discard(_key(*row))
 
     def recognise(self, bucket: str) -> bool:
-        """Take the ID of the bucket; False if the ledger was of another one, and is empty now."""
+        """Record the ID of the bucket; return False if the ledger was of another bucket, and is now
+        empty.
+        """
         known = self.value("bucket")
         if known == bucket:
             return True
@@ -148,14 +156,14 @@ class Ledger:
         return known == ""
 
     def token(self) -> str:
-        """Return a name that no other ledger has, of a host with the same name either."""
+        """Return a name that no other ledger has, not even that of a host with the same name."""
         with self._lock, self._db:
             row = ("token", secrets.token_hex(8))
             self._db.execute("insert or ignore into about values (?, ?)", row)
         return self.value("token")
 
     def value(self, name: str) -> str:
-        """Return a value that was set; empty if it was not."""
+        """Return a value that was set; empty if none was."""
         with self._lock:
             row = self._db.execute("select value from about where name = ?", (name,)).fetchone()
         return row[0] if row is not None else ""

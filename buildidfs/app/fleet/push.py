@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Push: upload the files of a store that a bucket lacks.
 
-A file goes below ``buildid/`` if the store serves it and the bucket has none, else below
-``variant/`` if the bytes differ. Nothing is overwritten: of two hosts that push one build ID the
-first one wins, and the other one's bytes become a variant, unless they are the same. A file appears
-in the bucket as a whole, so a process may be killed at any moment; the next push compares what the
-ledger does not know with the bucket. The filter is told of files before they are uploaded: it may
-claim a file that the bucket lacks, and never denies one that it has.
+If the store serves a file and the bucket has none for the build ID and kind, the file goes below
+``buildid/``; if the bucket has other bytes, it goes below ``variant/``. Nothing is overwritten: if
+two hosts push one build ID, the first one wins, and different bytes of the other one become a
+variant. A file appears in the bucket as a whole, so a process may be killed at any moment; the next
+push compares files that the ledger does not know with the bucket. A push adds files to the filter
+before it uploads them: the filter may claim a file that the bucket lacks, and never denies one that
+it has.
 
-Files that not everybody could read where they were captured go to a bucket of their own, or
-nowhere. The same holds for places: a manifest has only those that everybody may know of.
+Files that not all users could read where they were captured go to a separate bucket, or nowhere.
+Likewise a manifest has only the places that all users may know of.
 """
 
 from __future__ import annotations
@@ -42,34 +43,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ASK_FIRST: Final = 1 << 20
-"""Larger files are looked up before they are sent; smaller ones are sent on condition."""
+"""The bucket is asked for larger files before they are sent; smaller ones are sent on condition."""
 _LARGE: Final = 64 << 20
-"""Larger files are uploaded in parts, which takes a lease: parts know no condition."""
+"""Larger files are uploaded in parts, which takes a lease: uploads in parts have no condition."""
 _LEASE_S: Final = 3600.0
 _MOST_PLACES: Final = 64
 _MANIFEST_ROWS: Final = 10_000
 _CLAIMED: Final = 1024
-"""Files that the filter is told of at a time."""
+"""The number of files added to the filter at a time."""
 _NS: Final = 1_000_000_000
 
 
 Put = Literal["sent", "same", "other", "leased"]
 """The result for a file: it was written; the bucket has the same bytes, or other bytes, under that
-key; another host is uploading it."""
+key; another host is uploading it.
+"""
 
 
 class Target:
-    """A bucket that is pushed to, with its filter and its ledger."""
+    """The bucket of a push, with its filter and its ledger."""
 
     def __init__(self, store: Store, url: str) -> None:
-        """Make no request yet. Raises `UsageError`, `StoreError`."""
+        """Makes no request yet. Raises `UsageError`, `StoreError`."""
         self.bucket = Bucket(url)
         self.ledger = Ledger(store.path, url)
         self._filter = Filter(self.bucket)
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Find out if the bucket is the one that the ledger knows; load its filter, or make one.
+        """Find out if the bucket is the one that the ledger knows; load its filter or make one.
 
         Raises `RemoteError`.
         """
@@ -81,7 +83,7 @@ class Target:
             self._filter.rebuild()
 
     def claim(self, jobs: Sequence[_Job]) -> None:
-        """Tell the filter of files that are about to be uploaded. Raises `RemoteError`."""
+        """Add files that are about to be uploaded to the filter. Raises `RemoteError`."""
         with self._lock:
             for job in jobs:
                 job.is_new = not self._filter.may_have(job.build_id, job.artifact.kind)
@@ -91,12 +93,12 @@ class Target:
                 job.claimed = now
 
     def claim_again(self, job: _Job) -> None:
-        """Tell the filter once more of a file whose upload begins late. Raises `RemoteError`."""
+        """Add a file whose upload begins late to the filter once more. Raises `RemoteError`."""
         if job.served and _boot_time() - job.claimed > CLAIM_S:
             self.claim([job])
 
     def complete_filter(self) -> None:
-        """Tell the filter of files pushed that it lacks, because it was made anew meanwhile.
+        """Add pushed files that the filter lacks because it was made anew meanwhile.
 
         Raises `RemoteError`.
         """
@@ -111,10 +113,10 @@ class Target:
 
 
 class _Job(Job):
-    """A file to push. ``served`` says that it is the one that the store serves.
+    """A file to push. ``served`` is True if the store serves it.
 
-    ``claimed`` is when the filter was told of it, in seconds since the machine was started. The
-    filter knew no such file before if it ``is_new``.
+    ``claimed`` is the time at which it was added to the filter, in seconds since the machine was
+    started. ``is_new`` is True if the filter did not have it before.
     """
 
     target: Target
@@ -144,7 +146,7 @@ class Pusher(Uploader[_Job]):
         for target in self._targets:
             target.close()
 
-    # --- one pass ------------------------------------------------------------------------------
+    # --- one pass over the store ----------------------------------------------------------------
 
     def run(
         self,
@@ -157,7 +159,7 @@ class Pusher(Uploader[_Job]):
         began = time.time_ns()
         since = int(self._public.ledger.value("told") or 0)
         if since > began:
-            since = 0  # of a clock that was wrong
+            since = 0  # a time in the future, of a wrong clock
         chosen = self._store.index.build_ids_from() if ordinals is None else ordinals
         summary = Summary()
         is_complete = False
@@ -184,7 +186,7 @@ class Pusher(Uploader[_Job]):
             self._targets[number].refresh()
 
     def _target(self, artifact: Artifact) -> Target | None:
-        """The bucket for a file; None if it must not leave this host."""
+        """Return the bucket for a file; None if the file must not leave this host."""
         if artifact.mode & READABLE == READABLE:
             return self._public
         return self._targets[1] if len(self._targets) > 1 else None
@@ -192,7 +194,7 @@ class Pusher(Uploader[_Job]):
     def _jobs(
         self, chosen: Iterable[tuple[int, BuildId]], since_ns: int, summary: Summary
     ) -> Iterator[_Job]:
-        """Yield the files that may have to be sent, and note in the manifest those seen again."""
+        """Yield the files that may have to be sent; add files seen again to the manifest."""
         index = self._store.index
         for ordinal, build_id in chosen:
             origins: list[OriginRecord] | None = None
@@ -216,7 +218,7 @@ class Pusher(Uploader[_Job]):
                     yield _Job(build_id, artifact, target, is_served, origins)
 
     def _claimed(self, jobs: Iterator[_Job]) -> Iterator[_Job]:
-        """Yield files of which the filters were told before."""
+        """Add files to the filters, then yield them."""
         while some := list(itertools.islice(jobs, _CLAIMED)):
             for target in self._targets:
                 its = [job for job in some if job.target is target]
@@ -232,7 +234,7 @@ class Pusher(Uploader[_Job]):
     # --- one file ------------------------------------------------------------------------------
 
     def _sent(self, job: _Job) -> Summary:
-        """Send a file unless the bucket has it; in a thread."""
+        """Send a file unless the bucket has it; runs in a thread."""
         target = job.target
         state, put = self._persistently(lambda: self._placed(job))
         if put == "leased":
@@ -248,7 +250,7 @@ class Pusher(Uploader[_Job]):
         return Summary(pushed=1, bytes=artifact.size)
 
     def _placed(self, job: _Job) -> tuple[str, Put]:
-        """Put a file where it belongs; returns its state."""
+        """Upload a file under the right key; return its state."""
         artifact, target = job.artifact, job.target
         if job.served:
             key = objects.blob_key(job.build_id, artifact.kind)
@@ -262,7 +264,7 @@ class Pusher(Uploader[_Job]):
         return VARIANT, put
 
     def _put(self, bucket: Bucket, key: str, job: _Job, *, ask: bool) -> Put:
-        """Write an object unless there is one. With ``ask`` the bucket is asked first."""
+        """Write an object unless it exists. With ``ask``, query the bucket first."""
         artifact = job.artifact
         if artifact.size > _LARGE or (ask and artifact.size > _ASK_FIRST):
             found = self._compared(bucket, key, artifact)
@@ -286,7 +288,7 @@ class Pusher(Uploader[_Job]):
         return found
 
     def _compared(self, bucket: Bucket, key: str, artifact: Artifact) -> Put | None:
-        """Return "same" or "other" for the object with a key; None if there is none."""
+        """Compare the object at a key: return "same" or "other"; None if it does not exist."""
         head = bucket.head(key)
         if head is None:
             return None
@@ -294,7 +296,7 @@ class Pusher(Uploader[_Job]):
         if digest is not None or head.size != artifact.size:
             is_same = digest == artifact.digest and head.size == artifact.size
             return "same" if is_same else "other"
-        # Another program has uploaded it: an object in one part has its MD5 for a tag.
+        # Another program has uploaded it: the tag of an object in one part is its MD5.
         hasher = hashlib.md5(usedforsecurity=False)
         with self._store.blobs.open(artifact.digest) as blob:
             for chunk in blob.chunks():
@@ -307,7 +309,7 @@ class Pusher(Uploader[_Job]):
         if not self._leased(job.target, lease):
             return "leased"
         found = self._compared(bucket, key, artifact)
-        if found is not None:  # the last holder of the lease has written it since we asked
+        if found is not None:  # the last holder of the lease has written it since the query
             bucket.delete(lease)
             return found
         with self._store.blobs.open(artifact.digest) as blob:
@@ -316,7 +318,7 @@ class Pusher(Uploader[_Job]):
             metadata = _described(job, self._host).metadata()
             bucket.upload(key, self._paced(blob.chunks(), job), metadata)
         bucket.delete(lease)
-        # Another host whose lease has run out may have been faster, or slower.
+        # Another host, whose lease has expired, may have finished before or after us.
         return "sent" if self._compared(bucket, key, artifact) == "same" else "other"
 
     def _paced(self, chunks: Iterable[bytes], job: _Job) -> Iterator[bytes]:
@@ -330,24 +332,24 @@ class Pusher(Uploader[_Job]):
     def _leased(self, target: Target, key: str) -> bool:
         """Return True if this store may upload a large file now.
 
-        A lease is good for an hour by the clock of the storage. One that could not be deleted then
-        counts no more; a lifecycle rule removes it.
+        A lease is valid for an hour by the clock of the storage. If it could not be deleted, it
+        expires; a lifecycle rule removes it.
         """
         bucket = target.bucket
         owner = f"{self._host} {target.ledger.token()}".encode()
         if bucket.create(key, owner, {}):
             return True
         if bucket.get(key) == owner:
-            return True  # of a push of this store that was killed
+            return True  # a lease of an earlier push of this store that was killed
         held = bucket.head(key)
         return held is None or bucket.now() - held.modified > _LEASE_S
 
-    # --- what follows --------------------------------------------------------------------------
+    # --- after the files ------------------------------------------------------------------------
 
     def _note(
         self, build_id: BuildId, artifact: Artifact, state: str, origins: list[OriginRecord]
     ) -> None:
-        """Queue a row of the manifest."""
+        """Queue a row for the manifest."""
         places = [
             Place(
                 each.origin.path.decode("utf-8", "backslashreplace"),
@@ -380,14 +382,14 @@ class Pusher(Uploader[_Job]):
                 del self._rows[: len(some)]
         except RemoteError as error:
             _log.warning("the next push completes the manifest and the filter: %s", error)
-            # The next pass over all files notes all of them again.
+            # The next pass over all files queues all of them again.
             self._rows.clear()
             self._public.ledger.set_value("told", "0")
             return False
         return True
 
     def _keep(self, keep_s: int) -> None:
-        """Touch objects of this host's files that a lifecycle rule would remove."""
+        """Touch the objects of this host's files before a lifecycle rule removes them."""
         for target in self._targets:
             entries = target.ledger.older_than(keep_s / 2)
             if not entries:
@@ -399,9 +401,11 @@ class Pusher(Uploader[_Job]):
                 self._persistently(functools.partial(self._keep_one, target, entry, old))
 
     def _keep_one(self, target: Target, entry: Entry, old: float) -> None:
-        """Touch the object of a file that was written before ``old`` (s, of the storage)."""
+        """Touch the object of a file that was written before ``old`` (seconds, clock of the
+        storage).
+        """
         if not self._store.index.held(entry.digest):
-            target.ledger.forget(entry)  # other hosts that have it keep it
+            target.ledger.forget(entry)  # other hosts that have the file touch it
             return
         if entry.state == PUSHED:
             key = objects.blob_key(entry.build_id, entry.kind)
@@ -410,13 +414,13 @@ class Pusher(Uploader[_Job]):
         head = target.bucket.head(key)
         is_old = head is not None and head.modified < old
         if head is None or (is_old and not target.bucket.touch(key)):
-            target.ledger.forget(entry)  # the next pass pushes it
+            target.ledger.forget(entry)  # the next pass pushes the file again
             return
         target.ledger.set_touched(entry)
 
 
 def _boot_time() -> float:
-    """Seconds since the machine was started, with those in which it slept."""
+    """Return the seconds since the machine was started, including suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions about all hosts that push to a bucket, answered from their manifests.
 
-No host has to run, or to have a store. What other hosts say is a claim, and text from strangers.
+No host has to run, and the caller needs no store. Manifests of other hosts are claims and contain
+untrusted text.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4,240}")
 _KINDS: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 _WHOLE: Final = 16
-"""A build ID with fewer digits is taken for the beginning of one."""
+"""A text with fewer digits counts as the beginning of a build ID."""
 _MOST_VARIANTS: Final = 1000
 _NS: Final = 1_000_000_000
 
 
 class Host(msgspec.Struct):
-    """A host: its manifests, and the files in them. ``last_ns`` is when the newest was written."""
+    """A host, the number of its manifests and of the files in them. ``last_ns`` is the time of the
+    newest.
+    """
 
     name: str
     manifests: int = 0
@@ -60,7 +63,7 @@ class Location(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """One kind of file of a build ID: its state in words, and the remedy."""
+    """One kind of file of a build ID: its state, and the remedy."""
 
     kind: str
     state: str
@@ -79,7 +82,7 @@ class FilterState(msgspec.Struct, frozen=True):
 
 
 def bucket_of(settings: RemoteSettings) -> Bucket:
-    """Return the bucket of the fleet, which exists. Raises `UsageError`, `RemoteError`."""
+    """Return the bucket of the fleet, which must exist. Raises `UsageError`, `RemoteError`."""
     if not settings.url:
         raise UsageError(NO_BUCKET)
     bucket = Bucket(settings.url)
@@ -114,8 +117,9 @@ def status(bucket: Bucket) -> list[Host]:
 
 
 def which(bucket: Bucket, pattern: str) -> list[Location]:
-    """Return the places at paths that fit a pattern, the one seen last first. ``*`` fits slashes,
-    too. Raises `RemoteError`.
+    """Return the places at paths that match a pattern, the one seen last first.
+
+    ``*`` matches slashes, too. Raises `RemoteError`.
     """
     fits = re.compile(fnmatch.translate(pattern)).match
     return _newest(bucket, lambda each: fits(each.path) is not None)
@@ -139,10 +143,10 @@ def where(bucket: Bucket, text: str) -> list[Location]:
 
 
 def why(bucket: Bucket, text: str) -> list[Reason]:
-    """Say for each kind of a build ID if the bucket has it, and if not, why.
+    """Return for each kind of a build ID if the bucket has it, and if not, the reason.
 
-    The beginning of the ID is enough, unless no host has told of a place of it: private files are
-    found by the whole one only. Raises `RemoteError`, `InvalidBuildId`, `AmbiguousBuildId`,
+    ``text`` may be the beginning of an ID if a host has listed a place of it; private files are
+    found by the whole ID only. Raises `RemoteError`, `InvalidBuildId`, `AmbiguousBuildId`,
     `ArtifactMissing`.
     """
     build_id = _told(bucket, text)
@@ -154,7 +158,7 @@ def why(bucket: Bucket, text: str) -> list[Reason]:
 
 
 def _told(bucket: Bucket, text: str) -> BuildId:
-    """Return the build ID that hosts have told of; else the one that ``text`` is as a whole."""
+    """Return the build ID that hosts have listed; else ``text`` itself as a whole build ID."""
     prefix = _prefix(text)
     ids = {
         seen.row.id
@@ -169,7 +173,7 @@ def _told(bucket: Bucket, text: str) -> BuildId:
 
 
 def _only(prefix: str, ids: Collection[str]) -> str:
-    """Return the ID that begins so; empty if there is none. Raises `AmbiguousBuildId`."""
+    """Return the ID with a prefix; empty if there is none. Raises `AmbiguousBuildId`."""
     if len(ids) > 1:
         shown = ", ".join(sorted(ids)[:3]) + ", ..." * (len(ids) > 3)
         raise AmbiguousBuildId(f"{prefix} is ambiguous: {shown}")
@@ -228,7 +232,8 @@ def _reason(
 
 
 def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
-    """Return the state of the filter; with ``rebuild``, after it was made of what the bucket lists.
+    """Return the state of the filter; with ``rebuild``, make it again from the listing of the
+    bucket first.
 
     Raises `RemoteError`.
     """
@@ -250,7 +255,7 @@ def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
 
 
 def _newest(bucket: Bucket, fits: Callable[[Location], bool]) -> list[Location]:
-    """The places that fit: of several rows of one place, the last one."""
+    """Return the places that fit: of several rows for one place, the last one."""
     found: dict[tuple[str, str, str, str, str, str], Location] = {}
     for each in _locations(bucket):
         if fits(each):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a store together with the buckets of the fleet, and keep what was read of them.
+"""Open a store together with the buckets of the fleet, and keep the files that were read from them.
 
-A mount and a server open their store for reading. So a process of its own commits the files that
-are complete; it gets the bytes by a descriptor, and ends when the file is committed.
+A mount and a server open their store for reading only. So a separate process commits the complete
+files. It gets the bytes through a descriptor, and ends after the commit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COMMIT_S: Final = 600.0
 
 
 class _Order(msgspec.Struct):
-    """A file to be committed."""
+    """A file to commit."""
 
     store: bytes
     settings: bytes
@@ -47,8 +47,10 @@ class _Order(msgspec.Struct):
 
 
 def opener(settings: Settings, *, private: bool = True) -> Callable[[bytes], Store] | None:
-    """Return a function that opens a store with the buckets of the settings; None if there are
-    none to read from. Without ``private``, the bucket of private files is left out.
+    """Return a function that opens a store with the buckets of the settings.
+
+    Returns None if there are none to read from. Without ``private``, the bucket of private files is
+    left out.
     """
     remote = settings.remote
     if not remote.read or not (remote.url or remote.tiers):
@@ -57,7 +59,7 @@ def opener(settings: Settings, *, private: bool = True) -> Callable[[bytes], Sto
 
 
 def _opened(path: bytes, settings: Settings, *, private: bool) -> Store:
-    """Raises `UsageError`, `StoreError`."""
+    """Open a store with its buckets. Raises `UsageError`, `StoreError`."""
     from buildidfs.resolve.remote_files import RemoteFiles, Tier
     from buildidfs.resolve.tiered_store import TieredStore
 
@@ -76,7 +78,7 @@ def _opened(path: bytes, settings: Settings, *, private: bool) -> Store:
 
 
 class Keeper:
-    """Has remote files committed to a store, one after the other; never fails, and never waits."""
+    """Has remote files committed to a store, one after another; it never fails and never waits."""
 
     def __init__(self, store_path: bytes, settings: Settings) -> None:
         self._store_path = store_path
@@ -86,14 +88,16 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def keep(self, file: RemoteFile, fd: int) -> None:
-        """Commit a file whose bytes ``fd`` has, unless too many wait; takes a duplicate."""
+        """Commit a file with the bytes of ``fd``, unless too many wait; duplicates the
+        descriptor.
+        """
         if not os.access(self._store_path, os.W_OK):
             return
         own = os.dup(fd)
         try:
             self._queue.put_nowait((file, own))
         except queue.Full:
-            os.close(own)  # it is read again from the bucket
+            os.close(own)  # a later reader fetches it again from the bucket
             return
         with self._lock:
             if self._thread is None:
@@ -122,7 +126,7 @@ class Keeper:
             bytes(file.build_id),
             file.artifact.kind,
         )
-        # Passwords may be in the settings, and each user may read the words of a process.
+        # The settings may have passwords, but each user may read the arguments of a process.
         with open(os.memfd_create("buildidfs-order"), "wb", buffering=0) as told:
             told.write(msgspec.msgpack.encode(order))
             words = (str(fd), str(told.fileno()))
@@ -139,7 +143,7 @@ class Keeper:
 
 
 def main(words: Sequence[str]) -> None:
-    """Commit one file. The words are descriptors of its bytes and of an order of `Keeper`."""
+    """Commit one file. The arguments are descriptors of its bytes and of an order of `Keeper`."""
     from buildidfs.app import upkeep
     from buildidfs.capture.base import PinnedFile
     from buildidfs.ingest import Ingest

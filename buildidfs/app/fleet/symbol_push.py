@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Push to a server of profiles: upload the files that it lacks to name functions with.
+"""Push to a server of profiles: upload the files from which it can name functions.
 
-A server has one place for a build ID, so only what the store serves goes there, and of a build ID
-that unrelated programs have nothing at all. It gets the file that names the most functions: the
-debug file, else the executable. Parca gets each executable as well, which it disassembles.
+A server has one place for a build ID, so a push sends only served files, and no file of a build ID
+that unrelated programs have. The server gets the file that names the most functions: the debug
+file, else the executable. Parca also gets each executable, which it disassembles.
 
-The server is asked about each file; the ledger spares the question for a day, because servers drop
-files. It also tells which uploads were begun here: the push after one that was killed takes them up
-again, which the server refuses all others.
+The push asks the server about each file. The ledger saves the question for a day only, because
+servers drop files. The ledger also records which uploads this store has begun: if a push is killed,
+the next one resumes these uploads, which the server does not allow to other clients.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 60.0
 _ATTEMPTS: Final = 3
-"""Uploads of a file that are tried while the server answers."""
+"""Attempts to upload a file while the server answers."""
 _ASK_AGAIN_S: Final = 86_400
 _STALE_S: Final = 3600
-"""Servers let others upload a file that was not finished much earlier than that."""
+"""After this time a server lets others upload a file whose upload was not finished."""
 
 _NAMELESS: Final = "it has no symbols that help, and no debuginfo was captured"
 _TRUNCATED: Final = "half of it is missing"
@@ -45,18 +45,19 @@ _TRUNCATED: Final = "half of it is missing"
 _BEGUN: Final = "begun"
 _PUSHED: Final = "pushed"
 _PRESENT: Final = "present"
-"""The states in the ledger: the server was asked to take the file and may wait for it; it has our
-file; it had one before. The worth of the file follows, see `_worth`."""
+"""The states in the ledger: the upload was begun and the server may wait for the file; the server
+has our file; it had one before. The worth of the file follows, see `_worth`.
+"""
 
 
 class _Job(Job):
-    """A file for a place of the server."""
+    """A file, and its place on the server."""
 
     file: File
 
 
 class SymbolPusher(Uploader[_Job]):
-    """Pushes the files of a store to a server of profiles, which it closes."""
+    """Pushes the files of a store to a server of profiles; `close` also closes the server."""
 
     workers = 4
 
@@ -85,7 +86,7 @@ class SymbolPusher(Uploader[_Job]):
             _log.info("stopped before all files were pushed")
         return summary
 
-    # --- what is sent --------------------------------------------------------------------------
+    # --- which files are sent --------------------------------------------------------------------
 
     def _jobs(self, chosen: Iterable[tuple[int, BuildId]], summary: Summary) -> Iterator[_Job]:
         for ordinal, build_id in chosen:
@@ -111,7 +112,7 @@ class SymbolPusher(Uploader[_Job]):
     def _fitting(
         self, ordinal: int, build_id: BuildId, summary: Summary
     ) -> list[tuple[Kind, Artifact]]:
-        """The files of a build ID that the server gets, and for which place."""
+        """Return the files of a build ID that the server gets, each with its place."""
         held: dict[Kind, Artifact] = {}
         why = ""
         for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO, Kind.VDSO):
@@ -140,14 +141,14 @@ class SymbolPusher(Uploader[_Job]):
         return found
 
     def _naming(self, held: dict[Kind, Artifact]) -> Artifact | None:
-        """The file that names the most functions."""
+        """Return the file that names the most functions."""
         debug = held.get(Kind.DEBUGINFO)
         program = held.get(Kind.EXECUTABLE) or held.get(Kind.VDSO)
         if program is None:
             return debug
         if debug is None:
             return program if program.quality >= self._server.least_quality else None
-        # Servers read the table of a Go program, of which the debug file was made.
+        # Servers read the table of a Go program itself; its debug file was made from this table.
         is_of_go = debug.quality is Quality.GOPCLNTAB
         is_same = debug.digest == program.digest
         return program if is_of_go or is_same or _worth(program) > _worth(debug) else debug
@@ -159,7 +160,7 @@ class SymbolPusher(Uploader[_Job]):
         return is_there and is_recent and not self._options.verify
 
     def _name(self, artifact: Artifact) -> str:
-        """The name of a file for people, of a place that everybody may know; empty if none is."""
+        """Return a name of the file from a public place, for people; empty if there is none."""
         for each in self._store.index.origins(artifact.ordinal):
             if each.digest == artifact.digest and each.origin.is_public:
                 return os.path.basename(each.origin.path).decode("utf-8", "backslashreplace")
@@ -176,7 +177,8 @@ class SymbolPusher(Uploader[_Job]):
             try:
                 self._upload(asked, job.file)
             except RemoteUnavailable as error:
-                failure = error  # is it the server, or this file? The next question tells
+                # The cause is the server or this file; the next question to the server shows which.
+                failure = error
                 continue
             self._note_pushed(job)
             return Summary(pushed=1, bytes=job.file.size)
@@ -186,12 +188,12 @@ class SymbolPusher(Uploader[_Job]):
         )
 
     def _begun(self, job: _Job) -> Upload | Declined:
-        """Ask the server to take a file, and note its answer."""
+        """Announce an upload to the server, and record its answer."""
         file = job.file
         noted = self._ledger.noted(file.build_id, file.slot)
         state, at = noted.pop(file.digest, ("", 0))
         if not state:
-            self._note(job, _BEGUN)  # before the server does
+            self._note(job, _BEGUN)  # recorded before the server is asked
         resume = state.startswith(_BEGUN) and time.time() - at < _STALE_S
         replace = any(_is_worse(other, job.artifact) for other, _ in noted.values())
         asked = self._server.begin(file, resume=resume, replace=replace)
@@ -212,7 +214,7 @@ class SymbolPusher(Uploader[_Job]):
         self._ledger.add([Entry(file.build_id, file.slot, file.digest, noted)])
 
     def _note_pushed(self, job: _Job) -> None:
-        """Note that the server has a file, and in its place no other one any more."""
+        """Record that the server has a file, and no other one in its place any more."""
         self._note(job, _PUSHED)
         for digest in self._ledger.noted(job.build_id, job.file.slot):
             if digest != job.file.digest:
@@ -226,7 +228,7 @@ class SymbolPusher(Uploader[_Job]):
         with self._store.blobs.open(file.digest) as blob:
             if blob.computed() != file.digest:
                 raise IntegrityError(DAMAGED)
-            # Servers limit the time of an upload, so the pause comes before and not within it.
+            # Servers limit the time of an upload, so the pause comes before it and not within it.
             self._pace.wait(file.size)
             self._server.send(upload, file, self._until_stopped(blob.chunks()))
         self._server.finish(upload, file)
@@ -239,12 +241,12 @@ class SymbolPusher(Uploader[_Job]):
 
 
 def _worth(artifact: Artifact) -> int:
-    """How many functions a file names, compared with others of the build ID."""
+    """Return a number that ranks files of a build ID by how many functions they name."""
     return 2 * artifact.quality + (artifact.kind is Kind.DEBUGINFO)
 
 
 def _is_worse(state: str, artifact: Artifact) -> bool:
-    """Return True if a state is that of a file of ours which names less than another one."""
+    """Return True if a state is that of a file of ours which names fewer functions than another."""
     what, _, worth = state.partition(" ")
     return what == _PUSHED and worth.isdecimal() and int(worth) < _worth(artifact)
 
@@ -252,6 +254,6 @@ def _is_worse(state: str, artifact: Artifact) -> bool:
 def pusher_of(
     store: Store, kind: str, url: str, headers_file: str, options: Options
 ) -> SymbolPusher:
-    """A pusher to a server of a kind at a URL. Raises `UsageError`, `StoreError`."""
+    """Return a pusher to a server of a kind at a URL. Raises `UsageError`, `StoreError`."""
     headers = upstream_options.headers_in(headers_file)
     return SymbolPusher(store, symbol_server(kind, url, _TIMEOUT_S, headers), options)

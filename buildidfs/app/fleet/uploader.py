@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of all pushes: `Uploader` sends the files of a store in threads, again and again.
 
-It keeps the rate, waits while the receiver does not answer, and follows the commits to the store.
-A subclass knows the receiver: `push` a bucket, `symbol_push` a server of profiles.
+It limits the rate, waits while the receiver does not answer, and follows the commits to the store.
+A subclass knows the receiver: that of `push` a bucket, that of `symbol_push` a server of profiles.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 60.0
-"""How long a push that is no watch waits for a receiver that does not answer."""
+"""Seconds that a push without --watch waits for a receiver that does not answer."""
 
 READABLE: Final = 0o444
-"""The mode of a file that may leave this host: everybody could read it."""
+"""The mode bits of a file that may leave this host: all users could read it."""
 DAMAGED: Final = "the blob is damaged: run buildidfs check --repair"
 
 _AHEAD: Final = 4
@@ -58,7 +58,7 @@ _MOST_CHANGES: Final = 100_000
 class Options(msgspec.Struct, frozen=True):
     """Options of a push. ``rate`` is in bytes per second, 0 for no limit. ``patience_s`` is the
     time to wait for a receiver that does not answer, None for ever. ``verify`` compares all files
-    with it, whatever the ledger says. Objects of a bucket older than half of ``keep_s`` are
+    with the receiver and ignores the ledger. Objects of a bucket older than half of ``keep_s`` are
     touched.
     """
 
@@ -69,11 +69,11 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct):
-    """Counts of files: sent as the first of their build ID (``pushed``) or as ``variants``, there
-    before (``present``), left out because not everybody could read them (``private``), being
+    """Counts of files: sent as the first of their build ID (``pushed``) or as ``variants``, already
+    there (``present``), left out because not all users could read them (``private``), being
     uploaded by another host (``leased``). A server of profiles gets no files of an ``ambiguous``
-    build ID, and none that are ``unsuitable`` for it. ``bytes`` were sent. ``failed`` has the files
-    that could not be sent, with the reason.
+    build ID, and none that are ``unsuitable`` for it. ``bytes`` is the number of bytes sent.
+    ``failed`` has the files that could not be sent, with the reason.
     """
 
     pushed: int = 0
@@ -88,13 +88,13 @@ class Summary(msgspec.Struct):
 
     @property
     def files(self) -> int:
-        """The number of files that were dealt with."""
+        """Return the number of files that were processed."""
         sent = self.pushed + self.variants
         left_out = self.private + self.leased + self.ambiguous + self.unsuitable
         return sent + self.present + left_out
 
     def add(self, other: Summary) -> None:
-        """Add the counts of another one."""
+        """Add the counts of another summary."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failed += other.failed
@@ -104,7 +104,7 @@ _COUNTS: Final = tuple(name for name in Summary.__struct_fields__ if name != "fa
 
 
 class Pace:
-    """Keeps a number of bytes a second, over all threads."""
+    """Limits the bytes per second of all threads together."""
 
     def __init__(self, rate: int, stop: threading.Event) -> None:
         self._rate = rate
@@ -113,7 +113,7 @@ class Pace:
         self._free_at = 0.0
 
     def wait(self, size: int) -> None:
-        """Wait until a number of bytes may be sent."""
+        """Wait until ``size`` bytes may be sent."""
         if not self._rate:
             return
         with self._lock:
@@ -124,7 +124,7 @@ class Pace:
 
 
 class Stopped(Exception):
-    """The push was told to end."""
+    """`stop` was called."""
 
 
 class Job(msgspec.Struct):
@@ -141,7 +141,7 @@ class Uploader(ABC, Generic[J]):
     """Sends the files of a store; a context manager. `stop` may be called from any thread."""
 
     workers: int
-    """Files that are sent at a time."""
+    """Number of files that are sent at the same time."""
 
     def __init__(self, store: Store, options: Options) -> None:
         self._store = store
@@ -160,7 +160,7 @@ class Uploader(ABC, Generic[J]):
         """Close files and connections."""
 
     def stop(self) -> None:
-        """End the push soon; what was begun is finished or left out."""
+        """End the push soon; each file is finished or left out."""
         self._stop.set()
 
     @abstractmethod
@@ -169,18 +169,18 @@ class Uploader(ABC, Generic[J]):
         ordinals: Iterable[tuple[int, BuildId]] | None = None,
         progress: Progress | None = None,
     ) -> Summary:
-        """Push the files of some build IDs, or all; returns what was done.
+        """Push the files of some build IDs, or all; return the summary.
 
         Waits while the receiver does not answer. Raises `RemoteUnavailable` if that takes longer
-        than the options say, `RemoteDenied`, `StoreError`.
+        than ``patience_s``, `RemoteDenied`, `StoreError`.
         """
 
     @abstractmethod
     def _sent(self, job: J) -> Summary:
-        """Send a file unless the receiver has it; in a thread."""
+        """Send a file unless the receiver has it; runs in a thread."""
 
     def _send(self, jobs: Iterator[J], summary: Summary, progress: Progress | None) -> None:
-        """Send the files in threads, a few more at a time than there are threads."""
+        """Send the files in threads; a few files per thread are queued."""
         waiting: deque[tuple[J, Future[Summary]]] = deque()
         with ThreadPoolExecutor(self.workers, "push") as pool:
             try:
@@ -209,7 +209,7 @@ class Uploader(ABC, Generic[J]):
     # --- outages -------------------------------------------------------------------------------
 
     def _persistently(self, work: Callable[[], T]) -> T:
-        """Do something again until the receiver answers, or patience or the push ends.
+        """Repeat ``work`` until the receiver answers, the time is up, or the push is stopped.
 
         Raises `RemoteUnavailable`, `RemoteDenied`, `Stopped`.
         """
@@ -226,7 +226,7 @@ class Uploader(ABC, Generic[J]):
                     raise
                 if pause >= _MOST_PAUSE_S:
                     _log.warning("%s; trying again", error)
-                # Many hosts must not come back at the same moment.
+                # Hosts must not all come back at the same moment.
                 self._stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _MOST_PAUSE_S)
 
@@ -265,7 +265,8 @@ class Uploader(ABC, Generic[J]):
 
 
 class _Changes:
-    """Collects the ordinals that commits change, in a thread: committers wait for no network.
+    """Collects the ordinals that commits change, in a thread, so that commits never wait for a
+    network.
 
     A context manager.
     """
@@ -311,7 +312,9 @@ class _Changes:
         return taken
 
     def wait(self, stop: threading.Event) -> set[int] | None:
-        """Wait a while for a change, and a little more for those that come with it."""
+        """Wait for a change, and a little longer for further changes; None if everything may have
+        changed.
+        """
         for _ in range(int(_POLL_S / _SETTLE_S)):
             if stop.wait(_SETTLE_S):
                 return set()
@@ -323,7 +326,7 @@ class _Changes:
 def settings_of(
     settings: RemoteSettings, *, rate: str | None, verify: bool, patience_s: float | None
 ) -> Options:
-    """The options of a push, from the settings and the command line. Raises `UsageError`."""
+    """Return the options of a push, from the settings and the command line. Raises `UsageError`."""
     keep = settings.keep
     return Options(
         config.size(settings.rate if rate is None else rate),
