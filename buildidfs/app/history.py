@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which build IDs a path had, and where a build ID was: one answer of origins and journal.
+"""The build IDs that a path had, and the places of a build ID: origins and journal merged.
 
-Origins are of bytes that the store holds or held; the journal also knows what could not be had.
+Origins are places of bytes that the store holds or held; the journal also has files that could not
+be captured.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     JournalRow: TypeAlias = JournalRecord | Lost
 
 _ROOT: Final = 0
-# Files of packages and images were never in a namespace: the label names the package or image.
+# Files of packages and images were never in a namespace: their label names the package or image.
 _PACKED: Final = ("package", "image")
 
 
 class Place(msgspec.Struct):
     """A build ID at a path, in a container (its label; empty: the host) of the machine ``host``.
 
-    Times are in nanoseconds of Unix time. ``held`` says that the store has bytes of the build ID.
+    Times are in nanoseconds of Unix time. ``held`` is True if the store has bytes of the build ID.
     """
 
     build_id: BuildId
@@ -50,11 +51,12 @@ class Place(msgspec.Struct):
 def at_path(
     store: Store, path: bytes, label: str | None = None, *, others: Iterable[bytes] = ()
 ) -> list[Place]:
-    """Every build ID that was seen at that path or one of the ``others``, the last seen first.
+    """Return every build ID that was seen at that path or one of the ``others``, the last seen
+    first.
 
-    ``label`` is a container as a user names it, see `containers.meant`. Reads rows of that path
-    only, and of its other name where /usr is merged (`names.merged`); what the store holds is found
-    whatever it is there: executable, debug file, vDSO or kallsyms.
+    ``label`` is a container as a user names it, see `containers.meant`. The function reads the rows
+    of that path only, and of its other name if /usr is merged (`names.merged`). Artifacts that the
+    store holds are found whatever their kind.
     """
     found = _Places(store, label)
     spellings = (name for one in (path, *others) for name in (one, *names.merged(one)))
@@ -67,9 +69,9 @@ def at_path(
 
 
 def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
-    """The same for all paths that fit a pattern, in which ``*`` matches slashes, too.
+    """Return the same for all paths that match a pattern, in which ``*`` matches slashes, too.
 
-    Looks at every path.
+    Reads every path.
     """
     import os
 
@@ -83,7 +85,7 @@ def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
 
 
 def of_build_id(store: Store, build_id: BuildId) -> list[Place]:
-    """Every place that a build ID was seen at, the last one first."""
+    """Return every place at which a build ID was seen, the last one first."""
     found = _Places(store, None)
     found.origins(build_id, store.index.origins(store.index.ordinal(build_id) or 0))
     found.journal(store.journal.of(build_id))
@@ -100,7 +102,7 @@ class _Places:
         self._held: dict[bytes, bool] = {}
 
     def held(self, number: int, path: bytes) -> None:
-        """Take in what hangs from a path of the store's tree."""
+        """Add the build IDs of a path in the store's tree."""
         name = path.lstrip(b"/")
         for ordinal in self._store.paths.ids(number):
             build_id = self._store.index.build_id(ordinal)
@@ -110,18 +112,18 @@ class _Places:
                 self.origins(build_id, here)
 
     def origins(self, build_id: BuildId, records: Iterable[OriginRecord]) -> None:
-        """Take in where bytes were seen."""
+        """Add the origins of a build ID."""
         for record in records:
             origin = record.origin
             self._add(build_id, origin.path, origin.container, origin.host, record)
 
     def journal(self, records: Iterable[JournalRecord]) -> None:
-        """Take in rows of the journal."""
+        """Add rows of the journal."""
         for record in records:
             self._add(record.build_id, record.path, record.container, record.host, record)
 
     def last_first(self) -> list[Place]:
-        """All places."""
+        """Return all places, the last seen first."""
         return sorted(
             self._found.values(),
             key=lambda place: (-place.last_seen_ns, place.container, place.path, place.build_id),
@@ -153,7 +155,7 @@ class _Places:
 
 
 def _number(store: Store, path: bytes) -> int | None:
-    """The number of a path in the store's tree; None if nothing was seen there."""
+    """Return the number of a path in the store's tree; None if no file was seen there."""
     number: int | None = _ROOT
     for name in path.split(b"/"):
         if name and number is not None:
@@ -162,12 +164,12 @@ def _number(store: Store, path: bytes) -> int | None:
 
 
 def _paths(store: Store) -> Iterator[tuple[int, bytes]]:
-    """Number and spelling of every path in the store's tree."""
+    """Yield number and spelling of every path in the store's tree."""
     waiting: list[tuple[int, bytes]] = [(_ROOT, b"")]
     while waiting:
         parent, path = waiting.pop()
         for name, number in store.paths.children(parent):
-            # A name without a slash has no place in the filesystem: [vdso].
+            # A name without a slash, such as [vdso], has no place in the filesystem.
             is_name = parent == _ROOT and name.startswith(b"[")
             child = name if is_name else path + b"/" + name
             yield number, child
@@ -177,7 +179,8 @@ def _paths(store: Store) -> Iterator[tuple[int, bytes]]:
 def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> str:
     """Return the label of the container of a sighting; empty for the host.
 
-    ``names`` are the namespaces that define a container; None takes the label of the time.
+    ``names`` are the namespaces that define a container; None uses the label at the time of the
+    sighting.
     """
     if names is None or seen.scanner in _PACKED:
         return seen.container
@@ -192,7 +195,7 @@ def journal_filter(
         return lambda row: True
     import os
 
-    # A path may have what is special in a pattern, and can still be given as it is.
+    # A path may contain wildcard characters, and still be given literally.
     exact = {os.fsencode(glob) for glob in globs}
     patterns = [re.compile(os.fsencode(fnmatch.translate(glob))) for glob in globs]
 
@@ -228,7 +231,7 @@ def journal_rows(store: Store, since: int, lost: bool) -> Iterator[JournalRow]:
 
 
 def last_in_journal(store: Store, *, lost: bool) -> int:
-    """Return when a watch last lost a file, or without ``lost`` also when it last saw one.
+    """Return the time at which a watch last lost a file, or unless ``lost`` last saw or lost one.
 
     In nanoseconds of Unix time; 0 for never.
     """

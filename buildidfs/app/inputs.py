@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles and core files: the build IDs that they name, and the share of them that a store has.
 
-The first bytes of a file tell which of the two it is.
+The first bytes of a file show which of the two it is.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ _NAMELESS: Final = "the file has no build ID"
 
 
 class Nameless(msgspec.Struct, frozen=True):
-    """A file of a profile or core file whose build ID is not known, and ``why``.
+    """A file of a profile or core file whose build ID is not known, and the reason ``why``.
 
-    ``container`` is its label, empty for the host or where that is not known, and ``called`` the
-    name that people have for it, or the label. ``samples`` are those
-    that fell into the file or were called from there, ``share`` the same in per cent of all
-    samples; both are None in a core file.
+    ``container`` is its label, empty for the host or if it is not known; ``called`` is its
+    user-given name, or the label. ``samples`` counts the samples in the file or called from it,
+    ``share`` is their part of all samples in per cent; both are None in a core file.
     """
 
     path: bytes
@@ -54,9 +53,10 @@ class Nameless(msgspec.Struct, frozen=True):
 class Named(msgspec.Struct):
     """The build IDs that a file names, each with a path or name that it has there.
 
-    ``nameless`` are the files that have none, the heaviest first. ``is_resolved`` says that some of
-    the build IDs are not in the file itself: the store knows them. ``incomplete`` says in words
-    that the file is not whole, or is empty. ``is_profile`` is False for core files and binaries.
+    ``nameless`` are the files without a build ID, the heaviest first. ``is_resolved`` is True if
+    some of the build IDs are not in the file itself, but come from the store. ``incomplete`` is the
+    reason if the file is not whole or is empty. ``is_profile`` is False for core files and
+    binaries.
     """
 
     paths: dict[BuildId, bytes]
@@ -67,9 +67,9 @@ class Named(msgspec.Struct):
 
 
 def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = None) -> Named:
-    """The build IDs that a profile of perf or a core file speaks of, or the one of a binary.
+    """Return the build IDs that a profile of perf or a core file names, or the one of a binary.
 
-    Raises `UsageError` for a file that is none of these, or cannot be read.
+    Raises `UsageError` for any other file, and for one that cannot be read.
     """
     try:
         if os.path.isdir(path):  # perf record --threads
@@ -91,7 +91,7 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
 
 
 def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
-    """All that a profile names itself, and what the store knows of the rest that was sampled."""
+    """Return the build IDs in a profile, and those that the store knows for other sampled files."""
     from buildidfs.app.profile import reading as profile_reading
     from buildidfs.app.profile import repair
     from buildidfs.app.remedies import TOO_LONG
@@ -118,7 +118,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
                     names.short(each.container),
                 )
                 for each in repair.unresolved_in(reading, hits)
-                if each.why != TOO_LONG  # perf cannot hold it, the store can
+                if each.why != TOO_LONG  # perf cannot record it, but the store may have it
             ]
         if profile.truncated:
             named.incomplete = f"{show(path)} is not whole: {profile.truncated}"
@@ -126,7 +126,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
 
 
 def _lacks_build_ids(reading: Reading) -> bool:
-    """Return True unless each record of a file that was mapped has its build ID."""
+    """Return True unless each mapping of a file in the profile has its build ID."""
     from buildidfs.app.profile.reading import is_anonymous
 
     return any(
@@ -165,7 +165,7 @@ def _own(path: bytes) -> BuildId:
 
 
 def build_id_of_binary(path: bytes) -> BuildId:
-    """The build ID of a binary. Raises `UsageError` for a file that has none."""
+    """Return the build ID of a binary. Raises `UsageError` for a file without one."""
     try:
         return _own(path)
     except OSError as error:
@@ -179,9 +179,10 @@ def coverage_of_file(
     address: int | None = None,
     progress: Progress | None = None,
 ) -> Coverage:
-    """The coverage of a profile or a core file, or of the samples of a profile at an address.
+    """Return the coverage of a profile or a core file, or of the samples of a profile at an
+    address.
 
-    Raises `UsageError` for a file that is neither.
+    Raises `UsageError` for any other file.
     """
     if cores.is_core(path):
         return cores.coverage(store, path)
@@ -189,7 +190,7 @@ def coverage_of_file(
 
 
 def is_profile_or_core(path: bytes) -> bool:
-    """Return True if `coverage_of_file` is for this file."""
+    """Return True if `coverage_of_file` accepts this file."""
     if os.path.isdir(path):  # perf record --threads
         return True
     try:
@@ -204,7 +205,10 @@ def is_profile_or_core(path: bytes) -> bool:
 def coverage_of_processes(
     store: Store, settings: Settings, *, progress: Progress | None = None
 ) -> Coverage:
-    """The coverage of all files that running processes have mapped executable, each of each."""
+    """Return the coverage of all files that running processes have mapped executable.
+
+    Each mapping of each process counts.
+    """
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper, Mappers
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reasons why a file has no names, and the remedy for each: the one place that has both.
+"""The reasons why a file has no names, and the remedy for each, in one place.
 
-A reason is a clause for a person, and the key of its remedy. ``code`` is the stable name that
-programs get. `coverage`, `repair`, `why` and `status` print them.
+A reason is a clause for a person, and the key of its remedy. ``code`` is the stable name for
+programs. `coverage`, `repair`, `why` and `status` print reasons and remedies.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ MAY_BE_HERE: Final = (
 
 
 class Remedy(msgspec.Struct, frozen=True):
-    """The remedy for a reason, as a clause; ``command`` is the first step, empty if none helps.
+    """The remedy for a reason, as a clause; ``command`` is the first step, empty if no command
+    helps.
 
-    A command may have ``{file}`` (the profile or core file), ``{scan}`` (the command of scan that
-    takes it), ``{path}`` and ``{id}`` in it.
+    A command may contain ``{file}`` (the profile or core file), ``{scan}`` (the scan command for
+    it), ``{path}`` and ``{id}``.
     """
 
     code: str
@@ -226,7 +227,7 @@ def of_reason(why: str) -> Remedy:
 
 
 def of_own_build(remedy: Remedy) -> Remedy:
-    """Return the remedy for a stripped file of this host that no package has."""
+    """Return the remedy for a stripped file of this host that no package contains."""
     return Remedy(
         remedy.code,
         "no package of this host has it: capture the file with its symbols, from the directory"
@@ -236,7 +237,7 @@ def of_own_build(remedy: Remedy) -> Remedy:
 
 
 def of_loss(reason: str) -> str:
-    """Return the remedy for losses of a watch for one reason, as its journal has it."""
+    """Return the remedy for losses of a watch, by the reason in its journal."""
     for words, remedy in _OF_LOSS:
         if any(word in reason for word in words):
             return remedy
@@ -260,7 +261,9 @@ _INSTALL: Final = {
 
 
 def install_debug_packages(manager: str, packages: Sequence[str]) -> str:
-    """Return the command that installs and captures the debug files of packages, or nothing."""
+    """Return the command that installs and captures the debug files of packages; empty if none is
+    known.
+    """
     names = [name for each in packages if (name := debug_package(manager, each))]
     if not names:
         return ""
@@ -268,7 +271,7 @@ def install_debug_packages(manager: str, packages: Sequence[str]) -> str:
 
 
 def debug_archive(manager: str) -> str:
-    """Return the rest of a clause that says where a package manager finds debug packages."""
+    """Return the end of a clause that says where a package manager finds debug packages."""
     if manager == "dpkg":
         return "; apt finds -dbgsym packages in the archive debian-debug (Ubuntu: ddebs.ubuntu.com)"
     return ""

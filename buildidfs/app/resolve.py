@@ -29,20 +29,21 @@ _SHA256_DIGITS: Final = 64
 
 
 def is_path(text: str) -> bool:
-    """Return True if a user means a file by ``text``.
+    """Return True if ``text`` is meant as the path of a file.
 
-    What consists of hexadecimal digits is a build ID or another alias of a file, and so is what
-    begins with the type of an alias (``htl:``). A Go build ID looks like a path.
+    Hexadecimal digits are a build ID or an alias, and so is a text that begins with the type of an
+    alias (``htl:``). A Go build ID looks like a path.
     """
     return bool(text) and not _HEX.fullmatch(text) and not is_typed(text)
 
 
 def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
-    """Return the build ID that a user means: the beginning of one that is known, an alias, a path.
+    """Return the build ID that a user means by the beginning of a known build ID, an alias, or a
+    path.
 
-    A path means the file that is there now, if the store knows it, else the last one that was seen
-    there: on this host, or in containers if all had the same build ID. ``container`` is the one
-    that is meant. An ID that is in the journal only has to be whole. Raises `InvalidBuildId`,
+    A path means the file that is there now if the store knows it, else the last file that was seen
+    there on this host, or in containers if all had the same build ID. ``container`` restricts the
+    search to one container. An ID that only the journal has must be whole. Raises `InvalidBuildId`,
     `AmbiguousBuildId`, `ArtifactMissing`.
     """
     if is_path(text):
@@ -62,7 +63,7 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
 
 
 def file(store: Store, build_id: BuildId, text: str) -> Artifact | None:
-    """Return the very file that a user means by its SHA-256; None if ``text`` is none."""
+    """Return the file that a user means by its SHA-256; None if ``text`` is not a SHA-256."""
     digits = text.lower().removeprefix("sha256:")
     ordinal = store.index.ordinal(build_id)
     if len(digits) != _SHA256_DIGITS or not _HEX.fullmatch(digits) or ordinal is None:
@@ -72,7 +73,9 @@ def file(store: Store, build_id: BuildId, text: str) -> Artifact | None:
 
 
 def why_ambiguous(store: Store, build_id: BuildId) -> str:
-    """Say that unrelated programs share a build ID, and which IDs tell them apart; else nothing."""
+    """Return a note that unrelated programs share a build ID, with their other IDs; empty
+    otherwise.
+    """
     ordinal = store.index.ordinal(build_id)
     if ordinal is None or not store.aliases.is_ambiguous(ordinal):
         return ""
@@ -87,7 +90,7 @@ def why_ambiguous(store: Store, build_id: BuildId) -> str:
 
 
 def future_build_id(store: Store, text: str, container: str | None = None) -> BuildId:
-    """Return the same, or one in full that the store may get to know."""
+    """Return the build ID of `build_id`, or a whole build ID that the store does not know yet."""
     try:
         return build_id(store, text, container)
     except ArtifactMissing:
@@ -101,10 +104,10 @@ def future_build_id(store: Store, text: str, container: str | None = None) -> Bu
 
 
 def unless_file(store: Store, text: str) -> BuildId | None:
-    """Return the build ID that a user means, None if it is that of a file which has to be read.
+    """Return the build ID that a user means; None if the text is a file to be read for build IDs.
 
-    Such a file names build IDs: a profile, a core file, a binary. Raises as `future_build_id`, and
-    `UsageError` for a path of which nothing is known.
+    Such a file is a profile, a core file or a binary. Raises as `future_build_id`, and `UsageError`
+    for a path that is not known.
     """
     if is_path(text) and os.path.lexists(text):
         return None
@@ -153,7 +156,9 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
 
 
 def _present(path: bytes) -> BuildId | None:
-    """The build ID of the file that is at a path now; None if it has none, or is not to be read."""
+    """Return the build ID of the file that is at a path now; None if it has none or
+    cannot be read.
+    """
     from buildidfs.capture import elf_file
 
     try:

@@ -3,8 +3,8 @@
 
 Debug information is a claim: a file of a stranger may name any file of the host as its source. So a
 source file is captured only below directories that the operator gave, and only if all users can
-read it; no path is resolved outside of these directories. If the line table has the MD5 of a file,
-the file must have it.
+read it; no path is resolved outside of these directories. If the line table has an MD5 for a file,
+the file must match it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SOURCES: Final = b"/[sources]"
 _MOST_NAMED: Final = 2_000_000
 _MOST_UNPACKED: Final = 4 << 30
 _DEBUG_FILE: Final = re.compile(rb".*/\.build-id/([0-9a-f]{2})/([0-9a-f]+)(?:\.debug)?", re.DOTALL)
-"""The names of debug files and programs in packages that tell their build ID."""
+"""The names of debug files and programs in packages that contain their build ID."""
 
 
 class Root(NamedTuple):
@@ -64,10 +64,10 @@ class Root(NamedTuple):
 
 
 class SourceCounts(msgspec.Struct):
-    """The result: source files captured, of how many build IDs, and why others were not.
+    """The number of captured source files, of their build IDs, and of other source files by reason.
 
-    ``elsewhere`` are below no directory that was given, ``absent`` is not there or cannot be read
-    by all users, ``different`` has another MD5, ``large`` exceeds a limit.
+    ``elsewhere`` are not below a given directory, ``absent`` do not exist or cannot be read by all
+    users, ``different`` have another MD5, ``large`` exceed a limit.
     """
 
     files: int = 0
@@ -108,8 +108,8 @@ def capture_packaged_sources(
 ) -> SourceCounts:
     """Capture the sources in packages that debug files in these packages name.
 
-    The packages are read twice, after they were scanned: for the build IDs of their debug files,
-    and for the files that these name. Raises `StoreFull`.
+    After the scan, the packages are read twice more: for the build IDs of their debug files, and
+    for the source files that these name. Raises `StoreFull`.
     """
     counts = SourceCounts()
     chosen = _packaged_debuginfo(store, paths)
@@ -127,9 +127,9 @@ def capture_image_sources(
 ) -> SourceCounts:
     """Capture the sources in images that debuginfo in the same image names.
 
-    ``scanner`` makes a scanner of the images, which were scanned before. It is needed twice: for
-    the build IDs, and for the files that their debuginfo names. An image may come from anywhere, so
-    it brings no sources for a build ID that has some. Raises `StoreFull`.
+    ``scanner`` makes a scanner of the images, which were scanned before. The images are read twice:
+    for the build IDs, and for the source files that their debuginfo names. An image may come from
+    anywhere, so it adds no sources to a build ID that has some. Raises `StoreFull`.
     """
     counts = SourceCounts()
     chosen = []
@@ -155,18 +155,18 @@ def capture_image_sources(
 
 
 _Place = tuple[str, str]
-"""Where sources may come from: an image, by its label and digest, or all given packages."""
+"""The origin of sources: an image, by its label and digest, or all given packages."""
 
 _PACKAGES: Final = ("", "")
 
 
 def _place(container: str, host: str) -> _Place:
-    """The image of a file, by the container and the host that its origin has."""
+    """Return the image of a file, by the container and the host of its origin."""
     return container, host.rpartition("/")[0]
 
 
 class _Chosen(NamedTuple):
-    """Debuginfo, the ID that its sources are kept under, and the places that may have them."""
+    """Debuginfo, the ID under which its sources are kept, and the places that may have them."""
 
     kept_under: BuildId
     artifact: Artifact
@@ -174,7 +174,7 @@ class _Chosen(NamedTuple):
 
 
 def _named(store: Store, chosen: Iterable[_Chosen]) -> dict[_Place, set[bytes]]:
-    """The paths of the source files that debuginfo names, for each place; the first so many."""
+    """Return the paths of the source files that debuginfo names, for each place, up to a limit."""
     found: dict[_Place, set[bytes]] = {}
     room = _MOST_NAMED
     for each in chosen:
@@ -202,9 +202,10 @@ def _capture_archived(
 
 
 def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[_Chosen]:
-    """The debuginfo that packages have.
+    """Return the debuginfo in packages.
 
-    Only if the debuginfo that is served is that of the packages: they say nothing of other files.
+    Debuginfo is included only if the served one comes from the packages, because packages describe
+    no other files.
     """
     containers: set[str] = set()
     build_ids: dict[BuildId, None] = {}
@@ -230,10 +231,10 @@ def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[_Chosen]:
 
 
 def _image_debuginfo(store: Store, scanner: ImageScanner) -> list[_Chosen]:
-    """The debuginfo that images have, each with those of the images that show it.
+    """Return the debuginfo in images, each with the images that contain it.
 
-    Only if the debuginfo that is served is that of the image, and was at no better place: an image
-    says nothing of other files.
+    Debuginfo is included only if the served one comes from the image and was at no better place,
+    because an image describes no other files.
     """
     seen: dict[BuildId, set[_Place]] = {}
     for item in scanner:
@@ -259,7 +260,7 @@ def _image_debuginfo(store: Store, scanner: ImageScanner) -> list[_Chosen]:
 
 
 def _build_id(item: PinnedFile | SeenAgain) -> BuildId | None:
-    """The build ID of a file that a scanner found, which is closed."""
+    """Return the build ID of a file that a scanner found; close the file."""
     if isinstance(item, SeenAgain):
         return item.known.build_id
     try:
@@ -272,7 +273,7 @@ def _build_id(item: PinnedFile | SeenAgain) -> BuildId | None:
 
 
 def _described(store: Store, build_id: BuildId) -> Artifact | None:
-    """The file with the debug information of a build ID; None if the store has none."""
+    """Return the file with the debug information of a build ID; None if the store has none."""
     ordinal = store.index.ordinal(build_id) or 0
     for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
         artifact = store.index.artifact(ordinal, kind)
@@ -282,23 +283,24 @@ def _described(store: Store, build_id: BuildId) -> Artifact | None:
 
 
 class _TooLarge(Exception):
-    """A source file is larger than any that is captured."""
+    """A source file is larger than the limit."""
 
 
 class _Files(Protocol):
-    """Where source files come from."""
+    """A source of source files."""
 
     def read(self, path: bytes) -> bytes | None:
-        """The bytes of a file by its path in debug information; None for one that is elsewhere.
+        """Return the bytes of a file by its path in debug information; None if the path is
+        elsewhere.
 
-        Raises OSError if it is not there, or not for all users, and `_TooLarge`.
+        Raises OSError if the file does not exist, or not all users may read it, and `_TooLarge`.
         """
 
 
 class _Archived:
-    """Files out of packages and images, one after the other in ``content``.
+    """Files from packages and images, one after another in ``content``.
 
-    ``named`` has the paths of those that are taken from each.
+    ``named`` has the paths of the files to take from each.
     """
 
     def __init__(self, named: Mapping[_Place, set[bytes]], content: IO[bytes]) -> None:
@@ -309,12 +311,12 @@ class _Archived:
         self._is_private: dict[tuple[_Place, bytes], bool] = {}
 
     def is_wanted(self, place: _Place, path: bytes, size: int) -> bool:
-        """Return True if a file is named, not too large, and not here yet."""
+        """Return True if a file is named, not too large, and not stored yet."""
         is_named = path in self._named.get(place, ()) and (place, path) not in self._extents
         return is_named and size <= _MOST_FILE and self._end + size <= _MOST_UNPACKED
 
     def add(self, places: Iterable[_Place], file: PlainFile) -> None:
-        """Take in a file that is at the same path in several places."""
+        """Add a file that has the same path in several places."""
         keys = [
             (place, file.path)
             for place in places
@@ -331,7 +333,7 @@ class _Archived:
         self._end += file.size
 
     def read(self, place: _Place, path: bytes) -> bytes | None:
-        """The bytes of a file that a place has. Raises what `_Files.read` does."""
+        """Return the bytes of a file at a place. Raises the errors of `_Files.read`."""
         extent = self._extents.get((place, path))
         if extent is not None:
             return os.pread(self._content.fileno(), extent.size, extent.offset)
@@ -342,7 +344,7 @@ class _Archived:
 
 
 class _At(NamedTuple):
-    """Archived files as some places have them; the first one that has a file decides."""
+    """The archived files of some places; the first place that has a file decides."""
 
     files: _Archived
     places: Sequence[_Place]
@@ -364,12 +366,12 @@ class _At(NamedTuple):
 
 
 def _private() -> PermissionError:
-    """The error of a file that not all users may read."""
+    """Return the error for a file that not all users may read."""
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 class _Roots:
-    """The directories that sources are taken from; a context manager."""
+    """The directories from which sources are taken; a context manager."""
 
     def __init__(self, here: Here, roots: Sequence[Root]) -> None:
         self._here = here
@@ -389,7 +391,7 @@ class _Roots:
             os.close(fd)
 
     def read(self, path: bytes) -> bytes | None:
-        """The bytes of a file that all users can read."""
+        """Return the bytes of a file that all users can read."""
         opened = self._open(path)
         if opened is None:
             return None
@@ -405,9 +407,9 @@ class _Roots:
             os.close(fd)
 
     def _open(self, path: bytes) -> tuple[int, bytes] | None:
-        """Open a source file by its path in debug information, and tell where it is.
+        """Open a source file by its path in debug information, and return its real path, too.
 
-        None if the path is below no root. Raises OSError.
+        Returns None if the path is below no root. Raises OSError.
         """
         failure: OSError | None = None
         for root, fd in self._roots:
@@ -454,7 +456,7 @@ def _collect(
     counts: SourceCounts,
     content: IO[bytes],
 ) -> dict[bytes, int]:
-    """Write the sources of a file one after the other; returns their paths and sizes."""
+    """Write the sources of a file one after another; return their paths and sizes."""
     found: dict[bytes, int] = {}
     total = 0
     with store.blobs.open(artifact.digest) as blob:
@@ -475,7 +477,7 @@ def _collect(
 
 
 def _source(files: _Files, path: bytes, md5: bytes, counts: SourceCounts) -> bytes | None:
-    """The bytes of a source file; None if it is not captured, which is counted."""
+    """Return the bytes of a source file; None if it is not captured, which is counted."""
     try:
         data = files.read(path)
     except _TooLarge:
@@ -496,7 +498,7 @@ def _source(files: _Files, path: bytes, md5: bytes, counts: SourceCounts) -> byt
 def _commit(
     store: Store, here: Here, kept_under: BuildId, artifact: Artifact, archive: IO[bytes]
 ) -> None:
-    """Keep an archive in place of the one before it. Raises `StoreFull`, `StoreError`."""
+    """Commit an archive in place of the earlier one. Raises `StoreFull`, `StoreError`."""
     ordinal = store.index.ordinal(kept_under)
     before = set() if ordinal is None else {
         each.digest for each in store.index.variants(ordinal, Kind.DEBUGINFO)
@@ -512,7 +514,7 @@ def _commit(
         staged.close()
         raise IntegrityError("the index has no place of a file that it has")
     place = next((each for each in places if may_see(PUBLIC, each)), places[0])
-    # It is believed as its debuginfo is, and for those who could read that: it tells of its paths.
+    # The archive gets the trust and the readers of its debuginfo, because it shows the paths in it.
     theirs = place.identity
     identity = msgspec.structs.replace(
         new.origin.identity, scope=None, mode=theirs.mode, uid=theirs.uid, gid=theirs.gid

@@ -2,9 +2,9 @@
 """Count the build IDs of a store that can be named: of all, of the host, of containers and images.
 
 A survey reads a few rows for each build ID and each file of the containers seen last, which takes
-seconds for 100,000 of them. So a process that shows a survey keeps it (`Surveyor`), and counts
-again when that is due. The shares of a container are those of `containers.contents`, the reasons
-those of `coverage.Holdings`: the page, the history and the commands say the same.
+seconds for 100,000 build IDs. So a process that shows a survey keeps it (`Surveyor`), and counts
+again when that is due. The shares of a container come from `containers.contents`, the reasons from
+`coverage.Holdings`, so the page, the history and the commands agree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_CONTAINERS: Final = 64
-"""The containers that are counted: those seen last."""
+"""The number of containers that are counted: those seen last."""
 
 MOST_LACKING: Final = 200
 MOST_GOING: Final = 8
@@ -54,7 +54,7 @@ _SEVERITY: Final = {remedies.NO_DEBUGINFO: 0, remedies.WITHHELD: 1}
 
 
 class Counted(msgspec.Struct):
-    """Build IDs, and how many of them have an executable, a table of symbols, and DWARF."""
+    """The number of build IDs, and of those with an executable, a table of symbols, and DWARF."""
 
     build_ids: int = 0
     executable: int = 0
@@ -62,7 +62,7 @@ class Counted(msgspec.Struct):
     debuginfo: int = 0
 
     def add(self, executable: bool, symbols: Quality, debuginfo: bool) -> None:
-        """Count one more."""
+        """Count one build ID."""
         self.build_ids += 1
         self.executable += executable
         self.symbols += symbols >= Quality.SYMTAB
@@ -70,10 +70,11 @@ class Counted(msgspec.Struct):
 
 
 class Lacking(msgspec.Struct, frozen=True):
-    """A build ID with something missing, and ``why`` (see `remedies`).
+    """A build ID with missing files, and the reason ``why`` (see `remedies`).
 
-    ``path`` and ``container`` (a label) are of the last place where every user could read the file.
-    ``containers`` counts those of the survey that have it. ``seen_ns`` is Unix time.
+    ``path`` and ``container`` (a label) are those of the last place where every user could read the
+    file. ``containers`` is the number of containers in the survey that have it. ``seen_ns`` is Unix
+    time.
     """
 
     build_id: BuildId
@@ -85,7 +86,7 @@ class Lacking(msgspec.Struct, frozen=True):
 
 
 class Going(msgspec.Struct, frozen=True):
-    """A blob that every user may read, when it was last of use (Unix time, s), and its place."""
+    """A blob that every user may read, its last use (Unix time, s), and its place."""
 
     build_id: BuildId
     path: bytes
@@ -94,12 +95,13 @@ class Going(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct):
-    """The counts of one moment, which is Unix time in seconds; ``took_s`` is what counting took.
+    """The counts of one moment, which is Unix time in seconds; ``took_s`` is the duration of the
+    count.
 
-    ``containers`` are those that every user may know of, the one seen last first, and ``left_out``
-    the number of others; ``images`` has the counts of those with the same image. ``reasons``
-    counts build IDs by what is missing of them, and ``lacking`` has the most important.
-    ``going`` are the blobs that were not used for longest, and may be removed.
+    ``containers`` are the public containers, the one seen last first, and ``left_out`` the number
+    of public containers that were not counted; ``images`` has the sums for containers with the same
+    image. ``reasons`` counts build IDs by the reason for missing files, and ``lacking`` has the
+    most important of them. ``going`` are the blobs that were unused for longest and may be removed.
     """
 
     time: float
@@ -119,7 +121,7 @@ def _nothing() -> None:
 
 
 def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
-    """Count now. ``go_on`` is called often, and may wait, or raise to end it."""
+    """Count now. ``go_on`` is called often; it may wait, or raise to end the count."""
     began = time.monotonic()
     survey = Survey(time.time())
     holdings = Holdings(store)
@@ -132,14 +134,16 @@ def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
 
 
 def why_lacking(executable: bool, symbols: Quality, debuginfo: bool, why: str) -> str:
-    """Return the reason of `Holdings.of`, or that only DWARF is missing; empty for nothing."""
+    """Return the reason of `Holdings.of`, or that only DWARF is missing; empty if nothing is
+    missing.
+    """
     if why or debuginfo or not executable or symbols is not Quality.SYMTAB:
         return why
     return remedies.NO_DEBUGINFO
 
 
 def severity(why: str) -> int:
-    """Return the rank of a reason by the amount that is missing; more is worse, -1 is nothing."""
+    """Return the rank of a reason: the more is missing, the higher; -1 if nothing is missing."""
     return _SEVERITY.get(why, 2) if why else -1
 
 
@@ -150,7 +154,9 @@ def _count_containers(
     spread: Counter[int],
     go_on: Callable[[], None],
 ) -> None:
-    """Count the public containers seen last; ``spread`` gets the number of those of each ordinal"""
+    """Count the public containers seen last; ``spread`` gets the number of containers
+    by ordinal.
+    """
     every = [each for each in store.containers.every() if each.public]
     last = heapq.nlargest(MOST_CONTAINERS, every, key=lambda each: each.last_seen_ns)
     files = 0
@@ -180,7 +186,7 @@ def _count_containers(
 
 
 def image_of(container: Container) -> str:
-    """The name of the image of a container; empty if it is not known."""
+    """Return the name of the image of a container; empty if unknown."""
     return container.called.image.partition("\n")[0]
 
 
@@ -191,14 +197,14 @@ def _count_all(
     spread: Counter[int],
     go_on: Callable[[], None],
 ) -> None:
-    """Count every build ID, and keep those that lack most."""
+    """Count every build ID, and keep those with the most missing."""
     index = store.index
     worst: list[tuple[int, int, int, BuildId, str]] = []
     for number, (ordinal, build_id) in enumerate(index.build_ids_from()):
         if not number % STEP:
             go_on()
         if names.kept_for(build_id) != build_id:
-            continue  # split DWARF, or sources, of another one
+            continue  # split DWARF or sources of another build ID
         executable, symbols, debuginfo, said = holdings.of(ordinal)
         survey.all.add(executable, symbols, debuginfo)
         artifact = index.artifact(ordinal, Kind.EXECUTABLE)
@@ -226,9 +232,9 @@ def _count_all(
 
 
 def _going(store: Store, go_on: Callable[[], None]) -> Iterator[Going]:
-    """The public blobs that were not used for longest, and are not pinned."""
+    """Yield the public blobs that were unused for longest and are not pinned."""
     found = 0
-    everything = Policy(max_age=-_DAY_S)  # also what is used just now
+    everything = Policy(max_age=-_DAY_S)  # also blobs in use just now
     for choice in islice(store.plan(everything, lambda digest: None), _MOST_LOOKED_AT):
         go_on()
         candidate = choice.candidate
@@ -243,7 +249,7 @@ def _going(store: Store, go_on: Callable[[], None]) -> Iterator[Going]:
 
 
 def _public_place(store: Store, build_id: BuildId, digest: Digest) -> bytes | None:
-    """The last path at which every user could read a blob that every user may read; else None."""
+    """Return the last path at which every user could read a blob; None if the blob is private."""
     ordinal = store.index.ordinal(build_id) or 0
     for kind, variant in store.index.variants_with(digest, ordinal):
         artifact = store.index.artifact_variant(ordinal, kind, variant)
@@ -260,14 +266,14 @@ class _Ended(Exception):
 
 
 class Surveyor:
-    """Keeps a survey that is not much older than what it costs allows, within a ``with`` block.
+    """Keeps a recent survey within a ``with`` block.
 
-    A thread of its own counts, for half of the time of one processor at most, and again a minute
-    after it began, or after 50 times as long as it took.
+    A thread counts, with at most half of the time of one processor. It starts the next count a
+    minute after the last one began, or after a pause of 50 times its duration, whichever is later.
     """
 
     def __init__(self, store: Store, every_s: float = EVERY_S, *, first_s: float = 0.0) -> None:
-        """``first_s`` is how long it waits before it begins, in seconds."""
+        """``first_s`` is the time in seconds before the first count."""
         self._store = store
         self._every_s = every_s
         self._first_s = first_s
@@ -277,7 +283,7 @@ class Surveyor:
         self._thread = threading.Thread(target=self._run, name="buildidfs-survey", daemon=True)
 
     def latest(self, wait_s: float = 0.0) -> Survey | None:
-        """The survey that was taken last; None if none was after ``wait_s`` seconds."""
+        """Return the last survey; wait up to ``wait_s`` seconds for the first, then return None."""
         if self._latest is None and wait_s:
             self._counted.wait(wait_s)
         return self._latest
@@ -305,7 +311,10 @@ class Surveyor:
                 pause = max(self._every_s, self._latest.took_s * _EFFORT)
 
     def _pace(self) -> Callable[[], None]:
-        """A function that waits as long as the caller has worked, and raises `_Ended` at the end"""
+        """Return a function that sleeps as long as the caller has worked.
+
+        It raises `_Ended` at the end of the block.
+        """
         worked = time.monotonic()
 
         def go_on() -> None:

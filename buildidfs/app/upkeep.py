@@ -36,28 +36,29 @@ if TYPE_CHECKING:
 
 
 UPKEEP_S: Final = 60.0
-"""Between two looks at what has become too old, or too much, while nothing is captured."""
+"""Seconds between two checks of the limits while nothing is captured."""
 
 _COLLECT_S: Final = 24 * 3600.0
 _REMOVED_AT_ONCE: Final = 256
 
 _log = logging.getLogger(__name__)
 EVERY_S: Final = 30 * 86_400
-"""A blob that was read or written within this time is not read again."""
+"""Seconds: a blob that was read or written within this time is not read again."""
 _PAUSE_S: Final = 3600.0
 _FIRST_S: Final = 60.0
-# The default of keep-free: journald keeps as much free (or 15 %), and so do others.
+# The default of keep-free: journald keeps as much free (or 15 %), and so do other programs.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 4 << 30
 _DERIVERS: Final = 2
 _DERIVE_WAIT_S: Final = 1.0
 _FEW: Final = 2
-# A table of 256 MB, the largest that is read, takes some 300 MB; more is a hostile one.
+# A table of 256 MB, the largest that is read, takes some 300 MB; a program that takes more is
+# hostile.
 _DERIVER_BYTES: Final = 1 << 30
 
 
 def compress_after(settings: Settings) -> int | None:
-    """Return the age in seconds at which unused blobs are compressed; None is never."""
+    """Return the age in seconds at which unused blobs are compressed; None for never."""
     age = settings.retention.compress_after
     return None if age is None else config.seconds(age)
 
@@ -67,7 +68,7 @@ def compress(
 ) -> tuple[int, int, int]:
     """Compress blobs that were unused for a number of seconds; ``enough`` ends it early.
 
-    Returns how many blobs that were, and the bytes they took before and take now. Raises
+    Returns the number of compressed blobs, and the bytes they took before and take now. Raises
     `StoreError`.
     """
     count = before = now = 0
@@ -79,9 +80,9 @@ def compress(
 
 
 class Upkeep:
-    """Keeps a store within its policy and clean while something else writes to it.
+    """Keeps a store within its policy and clean while other code writes to it.
 
-    A context manager: a thread of its own works within the block. What goes wrong is logged.
+    A context manager: a thread works within the block. Errors are logged.
     """
 
     def __init__(
@@ -124,13 +125,13 @@ class Upkeep:
 
 
 class _Ended(Exception):
-    """The block is over, in the middle of a file."""
+    """The block has ended while a file was read."""
 
 
 class Scrubbing:
     """Reads blobs of a store in a thread of its own, within a ``with`` block.
 
-    What is found is logged. ``first_s`` is how long it waits before it begins, in seconds.
+    Faults are logged. ``first_s`` is the time in seconds before it begins.
     """
 
     def __init__(self, store: Store, settings: Settings, first_s: float = _FIRST_S) -> None:
@@ -193,10 +194,11 @@ def _is_due(row: DigestRow) -> bool:
 
 
 def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[str]) -> Policy:
-    """The policy that settings mean for a store, whose filesystem is asked for its size.
+    """Return the policy of the settings for a store; it depends on the size of the filesystem.
 
-    Without ``keep_free`` a twentieth of the filesystem is kept free, 4 GiB at most, as far as it is
-    the store that would take it: what others take costs no captures. Raises `UsageError`.
+    Without ``keep_free``, a twentieth of the filesystem is kept free, 4 GiB at most. This limit
+    only stops growth of the store: space that other programs take costs no captures. Raises
+    `UsageError`.
     """
     from buildidfs.store.retention.policy import Policy
 
@@ -221,8 +223,8 @@ def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[st
 class Pruning:
     """One removal of the blobs that exceed the limits of a store.
 
-    ``blobs`` and ``freed`` count what has gone, or would go with ``dry_run``, in bytes on the disk.
-    With ``stays`` the choices name what is kept as well.
+    ``blobs`` and ``freed`` (bytes on disk) count the removed blobs, or with ``dry_run`` those that
+    would be removed. With ``stays``, the choices include the kept blobs.
     """
 
     def __init__(self, store: Store, policy: Policy, *, dry_run: bool, stays: bool) -> None:
@@ -233,8 +235,7 @@ class Pruning:
         self.blobs = self.freed = 0
 
     def choices(self) -> Iterator[Choice]:
-        """Yield each blob with the decision about it, when it has been carried out. Raises
-        `StoreError`."""
+        """Yield each blob with its decision, after this was carried out. Raises `StoreError`."""
         if not self._dry_run:
             self._store.fold_uses()
         plan = self._store.plan(self._policy, altlinks(self._store), stays=self._stays)
@@ -249,7 +250,7 @@ class Pruning:
             yield from batch
 
     def exceeded(self) -> dict[str, int]:
-        """Return the limits that cannot be met, each with the bytes that are lacking."""
+        """Return the limits that cannot be met, each with the number of missing bytes."""
         freed = self.freed
         if not self._dry_run:
             self._store.collect()
@@ -259,14 +260,14 @@ class Pruning:
         if left and not self._dry_run:
             more = self._store.plan(self._policy, altlinks(self._store))
             if next(more, None) is not None:
-                return {}  # there is more to remove: another process captures at this moment
+                return {}  # more has to be removed: another process captures at this moment
         return left
 
 
 def retain(store: Store, settings: Settings) -> None:
-    """Let a store make room for captures, as the settings say."""
+    """Let a store make room for captures according to the settings."""
     kept = settings.retention
-    # Default limits are not worth the time to find out that nothing has to go.
+    # With default limits the check is not worth its time.
     always = kept != config.RetentionSettings()
     store.retain(lambda: policy(kept, store.path), altlinks(store), always=always)
 
@@ -301,25 +302,25 @@ def _open(path: str | bytes | os.PathLike[str], settings: Settings) -> Store:
 
 
 class Deriver:
-    """Starts processes that make debug files of executables in a store (`ingest.derived`).
+    """Starts processes that make debug files from executables in a store (`ingest.derived`).
 
-    Such a process outlives this one, and ends when there are none left to make.
+    Such a process may outlive this one, and ends when no requests are left.
     """
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
-        # Each user may read the words of a process, and URLs may have passwords in them.
+        # Each user may read the arguments of a process, and URLs may have passwords in them.
         needed = msgspec.structs.replace(settings, upstream=config.UpstreamSettings())
         self._words = (store.path.hex(), msgspec.json.encode(needed).decode())
         self._children: list[Child] = []
 
     def start(self) -> None:
-        """Have all files made that the store asks for by now; does not wait, or raise."""
+        """Start making all debug files that the store requests now; does not wait or raise."""
         self._children = [child for child in self._children if child.poll() is None]
-        # Of two, the second waits for the first, and then looks at what the store asks for.
+        # A second process waits for the first, and then looks for further requests.
         if len(self._children) == _DERIVERS:
             return
-        from buildidfs.linux import child as child_process  # most commands make none
+        from buildidfs.linux import child as child_process  # most commands need none
 
         program = child_process.python(__name__, *self._words, paths=list(filter(None, sys.path)))
         try:
@@ -336,7 +337,7 @@ class Deriver:
             self._children.append(started)
 
     def end(self) -> None:
-        """Wait at most a second if there are few files to make: a command may want them next."""
+        """Wait up to a second if few files are requested: the next command may want them."""
         if not self._children or self._asked(_FEW + 1) > _FEW:
             return
         until = time.monotonic() + _DERIVE_WAIT_S
@@ -344,20 +345,20 @@ class Deriver:
             child.wait(max(until - time.monotonic(), 0))
 
     def resume(self) -> None:
-        """Have files made that the store asks for since a process was killed."""
+        """Start making files whose requests were left by a killed process."""
         if self._asked(1):
             self.start()
 
     def _asked(self, most: int) -> int:
-        """The number of files that the store asks for, up to ``most``."""
+        """Return the number of requested files, up to ``most``."""
         try:
             return len(self._store.derivations(most))
         except IntegrityError:
-            return 0  # the check of the store reports it
+            return 0  # a check of the store reports it
 
 
 def main(words: Sequence[str]) -> None:
-    """Make the debug files that a store asks for. The words are those of `Deriver`."""
+    """Make the debug files that a store requests. The arguments are those of `Deriver`."""
     from buildidfs.ingest import derived
 
     path, settings = words

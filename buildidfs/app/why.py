@@ -45,8 +45,8 @@ _LACKING: Final = (remedies.STRIPPED, remedies.NO_SYMBOLS, remedies.NO_DEBUGINFO
 class Finding(msgspec.Struct, frozen=True):
     """One reason and its remedy, as clauses for a person.
 
-    ``reason`` is its stable name, ``command`` the first step of the remedy, empty if there is none.
-    ``package`` is the one whose debug package that step installs.
+    ``reason`` is the stable name of the reason, ``command`` the first step of the remedy, empty if
+    there is none. ``package`` is the one whose debug package that step installs.
     """
 
     reason: str
@@ -59,8 +59,8 @@ class Finding(msgspec.Struct, frozen=True):
 class Explained(msgspec.Struct, frozen=True):
     """A file and the findings on it, the most important first.
 
-    ``weight`` and ``share`` (0 to 1) are those of a `coverage.Row` among all rows; 0 and None for
-    a build ID that was asked for by itself.
+    ``weight`` and ``share`` (0 to 1) are those of a `coverage.Row` among all rows; they are 0 and
+    None if the query was for a build ID.
     """
 
     path: bytes
@@ -74,7 +74,8 @@ class Explained(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """The files of a profile or core file that lack names, the heaviest first.
 
-    ``unit`` is what their weight counts. ``incomplete`` says in words what could not be read.
+    ``unit`` is the unit of their weight. ``incomplete`` is the reason if part of the file could not
+    be read.
     """
 
     files: list[Explained]
@@ -83,10 +84,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    """Finds reasons and remedies, with what one store knows.
+    """Finds reasons and remedies from the content of one store.
 
-    A ``viewer`` hears of no place whose files they may not read. For them the journal, which does
-    not say who may read a file, is not asked, nor is this machine.
+    A ``viewer`` learns of no place whose files they may not read. For a viewer the journal is not
+    read, because it does not record who may read a file, nor is this machine examined.
     """
 
     def __init__(self, store: Store, viewer: Viewer | None = None) -> None:
@@ -97,10 +98,10 @@ class Explainer:
         self._packages = PackageNotes()
         self._lost: dict[str, Lost] | None = None
         self._scan = "perf-data"
-        self._named: Collection[BuildId] | None = None  # by the profile at hand
+        self._named: Collection[BuildId] | None = None  # from the present profile
 
     def build_id(self, build_id: BuildId) -> Explained:
-        """Explain which files of a build ID are missing."""
+        """Explain which files of a build ID are missing, and why."""
         ordinal = self._store.index.ordinal(build_id)
         origins = [] if ordinal is None else self._store.index.origins(ordinal)
         rows = [] if self._viewer is not None else self._store.journal.of(build_id)
@@ -115,14 +116,14 @@ class Explainer:
         return Explained(path, container, build_id, self._findings(row, ""))
 
     def not_served(self, build_id: BuildId) -> list[Finding]:
-        """The findings on a build ID of which a viewer may know nothing."""
+        """Return the findings on a build ID without facts for the viewer."""
         return [self._finding(remedies.NOT_SERVED, Row("", b"", build_id, 1), "")]
 
     def file(self, path: bytes, frame: str | None, *, progress: Progress | None = None) -> Answer:
         """Explain the files of a profile or core file that have no symbols, or those of a frame.
 
         ``frame`` is an address, a path, the last part of a path, or a pattern of paths. Raises
-        `UsageError`, and `ArtifactMissing` if no sample is there.
+        `UsageError`, and `ArtifactMissing` if the frame has no sample.
         """
         self._named = None
         self._scan = "core" if cores.is_core(path) else "perf-data"
@@ -184,7 +185,7 @@ class Explainer:
         return self._named
 
     def _withheld(self, row: Row, file: str) -> list[Finding]:
-        """The finding on debuginfo that no reader gets."""
+        """Return the finding on withheld debuginfo."""
         ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
         if ordinal is None or self._store.index.artifact(ordinal, Kind.DEBUGINFO) is not None:
             return []
@@ -193,7 +194,7 @@ class Explainer:
         return [self._finding(remedies.WITHHELD, row, file)]
 
     def _missed(self, row: Row, file: str) -> list[Finding]:
-        """The findings on a build ID that the store has no bytes of."""
+        """Return the findings on a build ID without bytes in the store."""
         assert row.build_id is not None
         records = self._store.journal.of(row.build_id)
         found: list[Finding] = []
@@ -235,7 +236,7 @@ class Explainer:
             remedy = remedies.of_own_build(remedy)
         text, command = remedy.text, remedy.command
         if why == remedies.STILL_HERE and file:
-            command = remedies.of_reason(remedies.NOT_CAPTURED).command  # for all of them
+            command = remedies.of_reason(remedies.NOT_CAPTURED).command  # the same for all of them
         if install := remedies.install_debug_packages(package.manager, [package.name]):
             command = install
             text += remedies.debug_archive(package.manager)
@@ -284,7 +285,7 @@ class Explainer:
         return UNKNOWN
 
     def _losses(self) -> dict[str, Lost]:
-        """The last loss of each build ID."""
+        """Return the last loss of each build ID."""
         if self._lost is None:
             self._lost = {each.build_id: each for each in self._store.lost_since() if each.build_id}
         return self._lost
@@ -292,7 +293,7 @@ class Explainer:
     def _still_here(
         self, build_id: BuildId, path: bytes, records: list[JournalRecord]
     ) -> bytes | None:
-        """A path on this host where a file with a build ID is now; None if none is known."""
+        """Return a path on this host that has a file with a build ID now; None if none is known."""
         host = machine.host_name()
         seen = [each.path for each in records if not each.container and each.host == host]
         for each in list(dict.fromkeys((path, *seen)))[:_MOST_PATHS]:
@@ -324,7 +325,7 @@ def _fits(frame: str, path: bytes) -> bool:
 
 
 def _word(path: bytes) -> str:
-    """A path as a word of a command line that a person can copy."""
+    """Return a path as a word of a command line that a person can copy."""
     import shlex
 
     return shlex.quote(show(path)) if path else "PATH"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the names of generated code while its processes live, and once more when each ends.
 
-The catcher tells which processes have mapped anonymous memory executable; all others cost nothing.
-Each of them is looked at a few times soon, since a compiler makes its file before or after the
-first mapping, and once a minute from then on. A descriptor of the process says when it ends, and
-the open file still has all names then, whatever became of its filesystem.
+The catcher reports processes that have mapped anonymous memory executable; all others cost nothing.
+`JitFollower` looks at each of them a few times soon, since a compiler makes its file before or
+after the first mapping, and from then on once a minute. A pidfd reports the end of the process; the
+open file still has all names then, even if its filesystem is gone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 EACH_S: Final = 60.0
-"""Between two looks at a process, in seconds."""
+"""Seconds between two looks at a process."""
 
 _FIRST_LOOKS_S: Final = (0.0, 0.02, 0.1, 0.5, 2.0, 10.0)
 _MOST: Final = 1024
 _MOST_OF_A_SHARE: Final = 256
 _MOST_TOLD: Final = 4096
 _MOST_FILES: Final = 4  # of a process, which may run one program after another
-# In a minute: of a container, and of all together.
+# Limits for a minute: for a container, and for all together.
 _MOST_BYTES_OF_A_SHARE: Final = 64 << 20
 _MOST_BYTES: Final = 256 << 20
 _END_S: Final = 5.0
@@ -60,10 +60,10 @@ class _Followed:
 
 
 class JitFollower:
-    """Keeps in ``store`` the names of the processes that it is told of, in a thread of its own.
+    """Keeps the names of reported processes in ``store``, in a thread of its own.
 
-    ``is_wanted`` is asked about the origin of each file. ``most`` processes are followed at once, a
-    quarter of them of one container.
+    ``is_wanted`` decides by the origin of each file. At most ``most`` processes are followed at
+    once, a quarter of them of one container.
     """
 
     def __init__(
@@ -78,30 +78,30 @@ class JitFollower:
         self._told: deque[int] = deque(maxlen=_MOST_TOLD)
         self._lock = threading.Lock()
         self._wake = -1
-        self._followed: dict[int, _Followed] = {}  # by number
+        self._followed: dict[int, _Followed] = {}  # by process ID
         self._by_fd: dict[int, _Followed] = {}
         self._shares: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._minute = 0.0
-        self._due: list[tuple[float, int, int]] = []  # time, number, descriptor of the process
+        self._due: list[tuple[float, int, int]] = []  # time, process ID, pidfd
         self._ending = threading.Event()
         self._warned = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-jit")
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread.start()
         if self._told:
             self._notify()
 
     def met(self, pid: int) -> None:
-        """A process has mapped memory without a file executable. Does not wait."""
+        """Report that a process has mapped memory without a file executable. Does not wait."""
         self._told.append(pid)
         self._notify()
 
     def close(self) -> None:
-        """Keep the new names of all processes, and end. Safe to call twice."""
+        """Keep the new names of all processes, and end the thread. Safe to call twice."""
         self._ending.set()
         self._notify()
         if self._wake < 0:
@@ -128,9 +128,10 @@ class JitFollower:
                 self._turn()
                 pause = _PAUSE_S
             except Exception:
-                # The top of this thread: names of one process must not end those of all others.
+                # The top of this thread: an error with one process must not end the work for the
+                # others.
                 _log.exception("names of generated code could not be kept")
-                # A cause that lasts must not use a CPU and fill the log.
+                # A lasting error must not use a CPU and fill the log.
                 self._ending.wait(pause)
                 pause = min(2 * pause, EACH_S)
         for followed in list(self._followed.values()):
@@ -159,7 +160,7 @@ class JitFollower:
         known = self._followed.get(pid)
         if known is not None:
             if not known.files and known.looks >= len(_FIRST_LOOKS_S):
-                self._look(known)  # it may be another program by now
+                self._look(known)  # the process may run another program by now
             return
         if len(self._followed) >= _MOST:
             return
@@ -179,7 +180,7 @@ class JitFollower:
         self._plan(followed)
 
     def _plan(self, followed: _Followed) -> None:
-        """Have a process looked at again, soon if it is new and has no file yet."""
+        """Schedule the next look at a process: soon if it is new and has no file yet."""
         if followed.pid not in self._followed:
             return
         looks = followed.looks
@@ -193,7 +194,7 @@ class JitFollower:
         try:
             found = self._finder.find(followed.pid)
         except OSError:
-            return  # it is ending, which its descriptor tells
+            return  # the process is ending, which its pidfd reports
         for file in found:
             is_known = file.file in followed.files or len(followed.files) >= _MOST_FILES
             if is_known or not self._is_wanted(file.process.origin):
@@ -219,7 +220,7 @@ class JitFollower:
                 self._failed(file, error)
 
     def _left(self, share: str) -> int:
-        """The bytes that may still be read in this minute for a container."""
+        """Return the bytes that may still be read in this minute for a container."""
         of_all = _MOST_BYTES - self._bytes.total()
         return min(_MOST_BYTES_OF_A_SHARE - self._bytes[share], of_all)
 
@@ -230,7 +231,7 @@ class JitFollower:
         _log.log(level, "names of generated code in %s are not kept: %s", path, error)
 
     def _end(self, followed: _Followed) -> None:
-        """A process has ended: keep the rest, and let go of its files."""
+        """Keep the last names of an ended process, and close its files."""
         del self._followed[followed.pid], self._by_fd[followed.pidfd]
         self._shares[followed.share] -= 1
         if not self._shares[followed.share]:

@@ -2,12 +2,12 @@
 """Metrics of a watch and its store for Prometheus: over HTTP, or in a file for node_exporter.
 
 The values are those that ``status`` reads: the facts of the watch, the counts of the store and the
-run files of mounts. Only the coverage of this host, which takes seconds, is looked at here, every
+run files of mounts. Only the coverage of this host, which takes seconds, is counted here, every
 `COVERAGE_S`. The names are documented in buildidfs(1), METRICS.
 
 The HTTP side binds the given address only. One thread serves one connection at a time, which may
-take `_REQUEST_S` and send `_REQUEST_BYTES`; values are collected at most once a second, so a
-flood of requests costs no more than that.
+take `_REQUEST_S` and send `_REQUEST_BYTES`; values are collected at most once a second, so a flood
+of requests costs no more than that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COVERAGE_S: Final = 600.0
-"""Between two looks at the coverage of the running processes, in seconds."""
+"""Seconds between two counts of the coverage of the running processes."""
 
 _FILE_S: Final = 15.0
 _REQUEST_S: Final = 2.0
@@ -57,7 +57,7 @@ _PORT: Final = re.compile(r"(?:(?P<host>[^:\[\]]*|\[[^\[\]]+\]):)?(?P<port>\d{1,
 
 
 class Target(NamedTuple):
-    """The place where metrics go: a file, or the address of a listening socket."""
+    """The destination of metrics: a file, or the address of a listening socket."""
 
     path: str = ""
     host: str = ""
@@ -65,9 +65,9 @@ class Target(NamedTuple):
 
 
 def target(text: str) -> Target:
-    """Return the target that a user means: ``FILE.prom``, ``ADDRESS:PORT`` or ``PORT``.
+    """Return the target in a text: ``FILE.prom``, ``ADDRESS:PORT`` or ``PORT``.
 
-    Without an address it is that of this machine only. Raises `UsageError`.
+    The default address is reachable from this machine only. Raises `UsageError`.
     """
     if text.endswith(".prom"):
         return Target(path=os.path.abspath(text))
@@ -95,9 +95,9 @@ def require_library() -> None:
 
 
 class Exporter:
-    """Gives out the metrics of a watch until the end of the context.
+    """Exports the metrics of a watch until the end of the context.
 
-    ``state`` returns how the watch is doing. Raises `UsageError` if the library is missing, the
+    ``state`` returns the state of the watch. Raises `UsageError` if the library is missing, the
     address cannot be bound, or the file cannot be written.
     """
 
@@ -152,19 +152,19 @@ class Exporter:
         if self._socket is not None:
             self._socket.close()
         else:
-            # A reader would take old counts for those of now.
+            # A reader would take old counts for present ones.
             with contextlib.suppress(OSError):
                 os.unlink(self._place.path)
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address that is listened at."""
+        """Return the address of the listening socket."""
         assert self._socket is not None
         host, port, *_ = self._socket.getsockname()
         return host, port
 
     def text(self) -> bytes:
-        """Return the metrics in the text format of Prometheus, not older than a second."""
+        """Return the metrics in the text format of Prometheus, at most a second old."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         if time.monotonic() - self._made_at >= _FRESH_S:
@@ -186,7 +186,7 @@ class Exporter:
             yield from _of_coverage(self._coverage)
 
     def _lost(self, state: WatchState) -> Metric:
-        """Return the lost files by reason; a reason beyond the bound counts as another."""
+        """Return the lost files by reason; reasons beyond the limit count as one other reason."""
         from prometheus_client.core import CounterMetricFamily
 
         lost = CounterMetricFamily(
@@ -231,7 +231,7 @@ class Exporter:
         """Replace the file. Raises `UsageError`."""
         directory, name = os.path.split(self._place.path)
         try:
-            # The name begins with a dot, so that no collector takes it for a file of metrics.
+            # The name begins with a dot, so that no collector reads it as a file of metrics.
             fd, draft = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
         except OSError as error:
             raise _not_written(self._place.path, error) from error
@@ -285,11 +285,11 @@ class Exporter:
 
 
 class _Ended(Exception):
-    """The exporter is closed; no request waits for the coverage any more."""
+    """The exporter is closed, so no request waits for the coverage any more."""
 
 
 class _Collected:
-    """A collector, as the registry of prometheus-client wants one."""
+    """A collector for the registry of prometheus-client."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect
@@ -311,9 +311,9 @@ def _not_written(path: str, error: OSError) -> UsageError:
 
 
 def of_store(store: Store) -> bytes:
-    """The metrics of a store, its watch and its mounts, as a process beside them can tell them.
+    """Return the metrics of a store, its watch and its mounts, as another process sees them.
 
-    Empty if prometheus-client is not installed.
+    The result is empty if prometheus-client is not installed.
     """
     try:
         from prometheus_client import CollectorRegistry, generate_latest
@@ -322,7 +322,8 @@ def of_store(store: Store) -> bytes:
 
     def families() -> Iterator[Metric]:
         for each in run_files.present(store.path, "watch")[:1]:
-            with contextlib.suppress(KeyError):  # it is just starting, or of another version
+            # the process is just starting, or is of another version
+            with contextlib.suppress(KeyError):
                 yield from list(_of_watch(each.facts, each.since / 1e9))
         yield from _of_store(store)
         yield from _of_mounts(store.path)

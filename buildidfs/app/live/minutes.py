@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history that a watch writes: each minute a row of what the store holds and was lost."""
+"""The history that a watch writes: each minute one row of the store's content and the losses."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _IMAGE: Final = 1
 class Minutes:
     """Writes the history of a store within a ``with`` block, in a thread of its own.
 
-    ``state`` returns how the watch does. A row that cannot be written, as on a full disk, is left
-    out: what it would have counted is in the next one.
+    ``state`` returns the state of the watch. If a row cannot be written, as on a full disk, its
+    counts are added to the next row.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Minutes:
 
 
 def _groups(survey: Survey) -> Iterator[HistoryGroup]:
-    """The containers seen last, and all images that there is room for."""
+    """Yield the containers seen last, and as many images as a row has room for."""
     images = list(survey.images.items())[: MAX_HISTORY_GROUPS // 2]
     for each in survey.containers[: MAX_HISTORY_GROUPS - len(images)]:
         its = each.container
@@ -114,6 +114,6 @@ def _groups(survey: Survey) -> Iterator[HistoryGroup]:
 
 
 def group_name(name: str) -> str:
-    """The name of a container or image as a row has it."""
+    """Return the name of a container or image in the form for a row."""
     plain = name.encode("utf-8", "surrogateescape")[:MAX_HISTORY_NAME]
     return plain.decode("utf-8", "replace")

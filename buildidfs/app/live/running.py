@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that have certain files mapped at this moment. Needs no store."""
+"""The processes that have certain files mapped now. Needs no store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Asked(NamedTuple):
     """The conditions for mapped files; a file must meet all that are given.
 
     ``id_or_path`` is the beginning of a build ID, or a path, ``glob`` a pattern of paths, in which
-    ``*`` matches slashes, too. ``deleted`` files have lost the path that they were mapped by.
+    ``*`` matches slashes, too. ``deleted`` selects files whose path at the time of the mapping is
+    gone.
     """
 
     id_or_path: str | None = None
@@ -49,8 +50,8 @@ class Asked(NamedTuple):
 def who_maps(settings: Settings, asked: Asked) -> tuple[list[Mapper], list[Unreadable]]:
     """Return the processes that map matching files, and those that could not be inspected.
 
-    By container, then by process. Raises `InvalidBuildId`, and `AmbiguousBuildId` if what is mapped
-    has several build IDs with the digits that were given.
+    The result is sorted by container, then by process. Raises `InvalidBuildId`, and
+    `AmbiguousBuildId` if several mapped build IDs begin with the given digits.
     """
     text = asked.id_or_path
     digits = text.lower() if text is not None and _HEX.fullmatch(text) else ""
@@ -102,7 +103,7 @@ def _is_in(container: str | None, mapper: Mapper) -> bool:
 
 
 def _only(digits: str, found: list[Mapper]) -> list[Mapper]:
-    """Return those with one build ID. Raises `AmbiguousBuildId`."""
+    """Return the mappers if all have one build ID. Raises `AmbiguousBuildId`."""
     if any(mapper.build_id.hex() == digits for mapper in found):
         return [mapper for mapper in found if mapper.build_id.hex() == digits]
     distinct = sorted({mapper.build_id.hex() for mapper in found})

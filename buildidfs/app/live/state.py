@@ -18,18 +18,19 @@ from buildidfs.model import BuildId, Sighting
 from buildidfs.store.retention.eviction import Tally
 
 PARTIAL: Final = frozenset(("confined", "polling"))
-"""The modes in which a watch cannot follow everything that starts on the machine."""
+"""The modes in which a watch cannot follow every process that starts on the machine."""
 
 
 STOPPED: Final = "the process that opens files is stopped by a signal"
-"""An entry of `WatchState.degraded`, followed by a colon and the remedy, while that is so."""
+"""An entry of `WatchState.degraded` while this state lasts; a colon and the remedy follow."""
 
 
 class WatchOptions(msgspec.Struct, frozen=True):
-    """One watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of paths.
+    """Options of a watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of
+    paths.
 
-    ``pin_seconds`` and ``pin_bytes`` bound what is open and not copied yet; ``scan`` is False to
-    leave out what runs already.
+    ``pin_seconds`` and ``pin_bytes`` limit the files that are open and not copied yet. If ``scan``
+    is False, processes that run already are not scanned.
     """
 
     pin_seconds: float = 30.0
@@ -41,7 +42,7 @@ class WatchOptions(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something happened to a file: ``captured``, or ``not captured`` for a ``reason``."""
+    """An event of a file: it was ``captured``, or ``not captured`` for a ``reason``."""
 
     name: str
     sighting: Sighting
@@ -52,10 +53,10 @@ class Event(msgspec.Struct, frozen=True):
 class Loss(msgspec.Struct, frozen=True):
     """``count`` files of one container that were seen and not captured, all for one ``reason``.
 
-    ``container`` is the label, empty for the host and `OTHERS` for those beyond the bound of
-    `Losses`; ``mnt_ns_id`` numbers the mount namespace of the last of them (0: unknown), and
-    ``last_ns`` is its time (Unix, ns). ``reason`` is in words and without numbers that change.
-    ``recent`` of them were lost in the last `RECENT_S` seconds, to the minute.
+    ``container`` is the label, empty for the host, or `OTHERS` for containers beyond the limit of
+    `Losses`. ``mnt_ns_id`` is the number of the mount namespace of the last file (0: unknown), and
+    ``last_ns`` its time (Unix, ns). ``reason`` is a text without varying numbers. ``recent`` of the
+    files were lost in the last `RECENT_S` seconds, to the minute.
     """
 
     reason: str
@@ -67,19 +68,19 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 OTHERS: Final = "(others)"
-"""Stands for all containers that there is no row left for."""
+"""Stands for all containers without a row of their own."""
 
 RECENT_S: Final = 600
-"""A loss counts as recent for so many seconds."""
+"""Seconds for which a loss counts as recent."""
 
 MOST_UNREADABLE: Final = 16
-"""A watch names so many of the files and processes that its scans could not read."""
+"""The number of files and processes that a watch names because its scans could not read them."""
 
 _MOST_LOSSES: Final = 256
 _MOST_SOURCES: Final = 256
-_ROWS: Final = 32  # of each kind in the facts of a watch
+_ROWS: Final = 32  # of each kind, in the facts of a watch
 _MINUTE_S: Final = 60
-# Between two calls of `Losses.take`: of one container, and of all together.
+# Limits between two calls of `Losses.take`: of one container, and of all together.
 _MOST_NAMED: Final = 256
 _MOST_FRESH: Final = 4096
 _EVENTS: Final = ("", OTHERS)
@@ -99,8 +100,8 @@ class LostFile(msgspec.Struct, frozen=True):
 class Losses:
     """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
-    Events of the kernel that were lost are counted apart: it is not known whose they are. ``clock``
-    tells the time in seconds, from any point on. `take` gives the rows for the journal.
+    Lost events of the kernel are counted separately, because their processes are unknown. ``clock``
+    returns the time in seconds since any moment. `take` returns the rows for the journal.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Losses:
         path: bytes = b"",
         build_id: BuildId | None = None,
     ) -> None:
-        """Count files that were lost just now; ``path`` is that of the first of them."""
+        """Count files that were lost just now; ``path`` is that of the first one."""
         with self._lock:
             self._name(LostFile(reason, container, mnt_ns_id, count, path, build_id))
             if (reason, container) not in self._rows and len(self._rows) >= self._most:
@@ -139,15 +140,16 @@ class Losses:
             self._now()[reason, container] += count
 
     def take(self) -> list[LostFile]:
-        """Return the files lost since the last call, a limited number of each container by name."""
+        """Return the files lost since the last call; for each container a limited
+        number is named.
+        """
         with self._lock:
             fresh, self._fresh = self._fresh, {}
             self._named.clear()
         return list(fresh.values())
 
     def _name(self, lost: LostFile) -> None:
-        """Name a file among the fresh ones; files beyond the limit of its container are only
-        counted."""
+        """Name a lost file; files beyond the limit of its container are only counted."""
         key = lost.reason, lost.container, lost.path
         if key not in self._fresh:
             full = self._named[lost.container] >= _MOST_NAMED or len(self._fresh) >= _MOST_FRESH
@@ -166,7 +168,7 @@ class Losses:
             self._now()[_EVENTS] += count
 
     def rows(self) -> tuple[Loss, ...]:
-        """All of them, the most recent losses first, then the most."""
+        """Return all losses, the most recent first, then the most frequent."""
         with self._lock:
             recent = self._recent()
             rows = [
@@ -175,12 +177,12 @@ class Losses:
         return tuple(sorted(rows, key=lambda row: (row.recent, row.count), reverse=True))
 
     def recent_events(self) -> int:
-        """Events of the kernel that were lost in the last `RECENT_S` seconds."""
+        """Return the events of the kernel that were lost in the last `RECENT_S` seconds."""
         with self._lock:
             return self._recent()[_EVENTS]
 
     def _now(self) -> Counter[tuple[str, str]]:
-        """The counts of this minute; those that are not recent any more are dropped."""
+        """Return the counts of this minute; drop counts that are not recent any more."""
         minute = int(self._clock() // _MINUTE_S)
         if minute not in self._minutes:
             oldest = minute - RECENT_S // _MINUTE_S
@@ -208,8 +210,8 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Sources:
-    """Counts captured files by container. Thread-safe, and bounded: a container without a capture
-    for long joins the `OTHERS`.
+    """Counts captured files by container. Thread-safe, and bounded: the counts of a container
+    without recent captures are added to `OTHERS`.
     """
 
     def __init__(self, most: int = _MOST_SOURCES) -> None:
@@ -227,7 +229,7 @@ class Sources:
                 self._sum(OTHERS, gone.captured, gone.bytes, gone.last_ns)
 
     def rows(self) -> tuple[Source, ...]:
-        """All of them, the one with the last capture first."""
+        """Return all rows, the one with the last capture first."""
         with self._lock:
             rows = list(self._rows.values())
         return tuple(sorted(rows, key=lambda row: row.last_ns, reverse=True))
@@ -243,13 +245,13 @@ class WatchState(msgspec.Struct):
     """The state of a watch.
 
     ``mode`` is ``following``; ``confined`` if only the processes of its own PID namespace can be
-    followed; ``polling`` where events are refused; ``interrupted`` while there is no catcher.
-    ``degraded`` says in words what is less than it could be, ``catcher`` and ``ingest`` count
-    since the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet.
-    ``losses`` says which containers lost how many files for which reason, the most recent ones
-    first; ``events_lost`` counts the kernel's events that were lost in the last `RECENT_S` seconds.
-    ``removed`` is what made room. The file that has waited longest to be copied was opened
-    ``lag_s`` seconds ago. ``sources`` says where the captured files came from, the last one first.
+    followed; ``polling`` if the kernel refuses events; ``interrupted`` while there is no catcher.
+    ``degraded`` has a sentence for each restriction. ``catcher`` and ``ingest`` are counts since
+    the start; ``waiting`` files of ``waiting_bytes`` are open and not copied yet. ``losses`` has
+    the lost files by container and reason, the most recent first; ``events_lost`` counts the
+    kernel's events that were lost in the last `RECENT_S` seconds. ``removed`` counts the blobs that
+    were removed to make room. The file that has waited longest to be copied was opened ``lag_s``
+    seconds ago. ``sources`` counts the captured files by container, the last one first.
     ``unreadable`` are the last files and processes that a scan could not read.
     """
 
@@ -271,7 +273,7 @@ class WatchState(msgspec.Struct):
 
 
 def as_facts(state: WatchState) -> dict[str, Any]:
-    """Return the state of a watch as the JSON object that its run file and ``--json`` have."""
+    """Return the state of a watch as the JSON object of its run file and of ``--json``."""
     ingest, catcher = state.ingest, state.catcher
     return {
         "mode": state.mode,
@@ -330,7 +332,7 @@ def as_facts(state: WatchState) -> dict[str, Any]:
 
 
 def added(one: Counts, other: Counts) -> Counts:
-    """The sums of both."""
+    """Return the sums of both counts."""
     return Counts(
         *(
             a + b

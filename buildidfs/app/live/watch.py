@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs watch``: catcher, scans and the live pipeline, put together on one store.
+"""``buildidfs watch``: catcher, scans and the live pipeline on one store.
 
-The catcher is asked to follow before anything is scanned, so that between the two nothing is
-missed; what both see is recognised by the memo and by the pending work. Where events are refused
-all that is left is to scan again and again, which misses what lives for less.
+The catcher follows events before the first scan begins, so that no file between the two is missed;
+the memo and the pending files recognise files that both see. If the kernel refuses events, the
+watch only scans again and again, and misses processes that live for a shorter time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 POLL_S: Final = 2.0
-"""Between two scans where events are refused, in seconds."""
+"""Seconds between two scans if the kernel refuses events."""
 
 _SWITCH_INTERVAL_S: Final = 0.0005
 _FIRST_PAUSE_S: Final = 0.5
@@ -71,7 +71,7 @@ _DRAIN_S: Final = 10.0
 _MOST_FLOODING: Final = 256
 
 FLOOD: Final = "more new files than the share of its container"
-"""Reason of the losses that the catcher did not even look at; counts mappings, not files."""
+"""Reason of losses of files that the catcher did not open; counts mappings, not files."""
 
 UNPINNED: Final = "too many files waited to be handed over, so only the build ID was kept"
 """Reason of the losses of files that the catcher could not keep open."""
@@ -82,10 +82,9 @@ _log = logging.getLogger(__name__)
 class Watch(Listener):
     """Captures the files that processes map into ``store``, from `start` to `close`.
 
-    Call `tend` now and then, a few times a second, in the thread that called `start`.
-    ``as_owner`` reads the FUSE filesystems of other users; ``tell`` hears of each capture, in
-    threads of this object. Raises `CapabilityError` where /proc does not show the processes that
-    events tell of.
+    Call `tend` a few times a second, in the thread that called `start`. ``as_owner`` reads the FUSE
+    filesystems of other users; ``tell`` is called for each capture, in threads of this object.
+    Raises `CapabilityError` if /proc does not show the processes of the events.
     """
 
     def __init__(
@@ -134,7 +133,8 @@ class Watch(Listener):
         self._named_since = 0.0
 
     def start(self) -> None:
-        """Begin; returns when nothing is missed any more, or only scans are possible.
+        """Begin; return when the catcher follows events, or when it is clear that only scans are
+        possible.
 
         Raises `BuildIdFsError` if the catcher cannot work for another reason than a privilege.
         """
@@ -151,7 +151,7 @@ class Watch(Listener):
             self._scans.everything("start")
 
     def tend(self) -> None:
-        """Restart the catcher when that is due. Raises the error that ended the work, if any."""
+        """Restart the catcher if that is due. Raises the error that ended the work, if any."""
         self._live.check()
         self._log_losses()
         if self._restart_at is None or time.monotonic() < self._restart_at:
@@ -167,7 +167,7 @@ class Watch(Listener):
         self._scans.everything("the catcher was started again")
 
     def _log_losses(self) -> None:
-        """Put the files that were lost since the last time into the journal."""
+        """Write the files that were lost since the last call into the journal."""
         now, host = time.time_ns(), machine.host_name()
         self._loss_log.append(
             run_files.Lost(
@@ -184,7 +184,7 @@ class Watch(Listener):
         )
 
     def state(self) -> WatchState:
-        """The present state of the watch."""
+        """Return the present state of the watch."""
         mode, degraded = self._mode, self._degraded
         if mode in ("following", "confined") and self._watcher.is_stopped:
             pid = self._watcher.pid
@@ -209,7 +209,8 @@ class Watch(Listener):
         )
 
     def close(self) -> None:
-        """End the watch: copy the pending files for some seconds, and note the rest.
+        """End the watch: copy the pending files for some seconds, and write the rest into the
+        journal.
 
         Safe to call twice. Does not raise.
         """
@@ -217,7 +218,7 @@ class Watch(Listener):
         self._watcher.close()
         self._scans.close()
         self._jit.close()
-        with contextlib.suppress(Exception):  # of a thread, which `tend` has raised already
+        with contextlib.suppress(Exception):  # of a thread; `tend` has raised it already
             self._live.flush(_DRAIN_S)
         self._live.close()
         self._log_losses()
@@ -233,14 +234,16 @@ class Watch(Listener):
         self._less((*blind_spots, *ready.degraded))
 
     def _less(self, degraded: tuple[str, ...]) -> None:
-        """Take note of everything that is less than it could be, and log it once."""
+        """Record all restrictions, and log each once."""
         if degraded != self._degraded:
             self._degraded = degraded
             for text in degraded:
                 _log.warning("%s", text)
 
     def _ended(self, reason: str) -> None:
-        """The catcher is gone: try again, later each time unless it was well for a while."""
+        """Handle the end of the catcher: try again, with longer delays unless it worked for a
+        while.
+        """
         now = time.monotonic()
         if self._mode != "interrupted" and now - self._followed_since > _LAST_PAUSE_S:
             self._pause = _FIRST_PAUSE_S
@@ -270,7 +273,9 @@ class Watch(Listener):
                 self._scans.process(message.pid, label)
 
     def _flooded(self, message: Flooded) -> None:
-        """A container maps more new files than its share: count them, and say so once."""
+        """Handle a container that maps more new files than its share: count them, and
+        log it once.
+        """
         place = message.place
         label = self._sightings.label(place)
         path = message.paths[0] if message.paths else b""
@@ -294,7 +299,7 @@ class Watch(Listener):
                     item.close()
                 return
             if isinstance(item, Unreadable):
-                # Around a catch it is usual that the process is gone.
+                # Around a catch the process is often gone.
                 if pids is not None and item.errno not in DENIED:
                     continue
                 _log.info("cannot read %s: %s", show(item.path), item.reason)
@@ -318,7 +323,7 @@ class Watch(Listener):
         if pids is None and not self._options.containers:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)
 
-    # --- what becomes of files ------------------------------------------------------------
+    # --- files ------------------------------------------------------------------------------
 
     def is_wanted(self, sighting: Sighting) -> bool:
         return self._is_wanted_at(sighting.origin)
@@ -370,13 +375,15 @@ class Watch(Listener):
 
 
 def _blind_spots() -> tuple[str, ...]:
-    """The processes that cannot be followed from here, in a sentence, and the remedy."""
+    """Return sentences that name the processes that cannot be followed from here, and
+    the remedy.
+    """
     spot = machine.blind_spot()
     return () if spot is None else (f"{spot.unseen}: {spot.remedy}",)
 
 
 def _prepare_process() -> None:
-    """Many open files, and threads that do not wait long for each other."""
+    """Allow many open files, and let threads switch often."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -384,7 +391,7 @@ def _prepare_process() -> None:
 
 
 def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
-    """Return a pattern of what fits any of the globs; None if there are none."""
+    """Return a pattern that matches paths that match any of the globs; None if there are none."""
     if not patterns:
         return None
     return re.compile(
@@ -394,13 +401,13 @@ def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
     )
 
 
-# A gap is followed by others: what made events come too fast goes on.
+# Gaps come in series, because the cause of too many events goes on.
 _BETWEEN_S: Final = 1.0
 # A process that is gone by then was caught, or cannot be found any more.
 _SETTLED_S: Final = 0.5
 _MOST_PIDS: Final = 1024
 _MOST_OF_A_SHARE: Final = 256
-# A thread that waits for a silent filesystem is left behind.
+# A thread that waits for a hung filesystem is abandoned.
 _END_S: Final = 2.0
 
 
@@ -424,14 +431,14 @@ class Scans:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-scan")
         self.count = 0
-        """Finished looks at all processes."""
+        """Number of finished scans of all processes."""
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def everything(self, reason: str) -> None:
-        """Look at all processes soon; ``reason`` is for the log."""
+        """Schedule a scan of all processes; ``reason`` is for the log."""
         with self._changed:
             if self._all_at == math.inf:
                 _log.info("looking at all processes: %s", reason)
@@ -446,9 +453,9 @@ class Scans:
             self._changed.notify()
 
     def process(self, pid: int, share: str = "") -> None:
-        """Look at one process, if it stays for a moment.
+        """Schedule a scan of one process, which takes place if the process lives long enough.
 
-        Each ``share`` but the host's (empty) has a part of the processes that can wait.
+        The host has no limit; each other ``share`` may have a part of the waiting processes.
         """
         with self._changed:
             waiting = self._shares[share]
@@ -467,7 +474,7 @@ class Scans:
             return not self._is_busy and self._all_at == math.inf and not self._pids
 
     def close(self) -> None:
-        """End, in the middle of a look if there is one; safe to call twice."""
+        """End the thread, even in the middle of a scan; safe to call twice."""
         with self._changed:
             self._ending.set()
             self._changed.notify()
@@ -483,14 +490,14 @@ class Scans:
             try:
                 self._look(pids, self._ending)
             except Exception:
-                # Whatever is wrong with one look, what is caught live does not depend on it.
+                # A fault of one scan must not end live capture.
                 _log.exception("a look at running processes failed")
             with self._changed:
                 self._is_busy = False
                 if pids is None and not self._ending.is_set():
                     self.count += 1
                     self._all_ended = now = time.monotonic()
-                    if self._all_at != math.inf:  # asked for meanwhile
+                    if self._all_at != math.inf:  # another scan was requested meanwhile
                         self._all_at = max(self._all_at, now + _BETWEEN_S)
                     self._all_at = min(self._all_at, now + self._every)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answers of the page as values. Their JSON is the API; their schema is its description.
 
-Times are seconds of Unix time, sizes bytes, shares 0 to 1. Texts from strangers are text here, with
-what is not UTF-8 replaced; each form escapes them in its own way.
+Times are seconds of Unix time, sizes bytes, shares 0 to 1. In texts from strangers, bytes that are
+not UTF-8 are replaced; each form escapes these texts in its own way.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Final
 import msgspec
 
 NOT_RUNNING: Final = "not running"
-"""The mode of a watch that does not run."""
+"""The mode if no watch runs."""
 
 
 class Share(msgspec.Struct):
-    """Build IDs, and the shares of them with an executable, symbols, and debuginfo."""
+    """The number of build IDs, and the shares of them with an executable, symbols, and
+    debuginfo.
+    """
 
     build_ids: int = 0
     executable: float = 1.0
@@ -25,7 +27,7 @@ class Share(msgspec.Struct):
 
 
 class Trend(msgspec.Struct):
-    """The share with symbols at one time."""
+    """The share of build IDs with symbols at one time."""
 
     time: float
     symbols: float
@@ -57,7 +59,7 @@ class Image(msgspec.Struct):
 
 
 class Finding(msgspec.Struct):
-    """A reason why something is missing, and the remedy, as ``buildidfs why`` says them."""
+    """A reason why names are missing, and the remedy, as ``buildidfs why`` prints them."""
 
     reason: str
     why: str
@@ -66,14 +68,14 @@ class Finding(msgspec.Struct):
 
 
 class Reason(msgspec.Struct):
-    """The number of build IDs that lack something for one reason."""
+    """The number of build IDs for which files are missing for one reason."""
 
     count: int
     finding: Finding
 
 
 class Lacking(msgspec.Struct):
-    """A build ID that lacks something. ``containers`` of those counted have it."""
+    """A build ID with missing files. ``containers`` of the counted ones have it."""
 
     build_id: str
     path: str
@@ -84,7 +86,9 @@ class Lacking(msgspec.Struct):
 
 
 class Asked(msgspec.Struct):
-    """A build ID that clients of this server asked for in vain: how often, and when last."""
+    """A build ID that clients of this server requested and did not get: how often, and
+    when last.
+    """
 
     build_id: str
     wanted: list[str]
@@ -95,7 +99,9 @@ class Asked(msgspec.Struct):
 
 
 class Missing(msgspec.Struct):
-    """The missing files: by reason, the most important build IDs, and the requests of clients."""
+    """The missing files: by reason, by the most important build IDs, and by the requests of
+    clients.
+    """
 
     reasons: list[Reason] = []
     build_ids: list[Lacking] = []
@@ -103,7 +109,7 @@ class Missing(msgspec.Struct):
 
 
 class Holdings(msgspec.Struct):
-    """The contents of the store, and the room that it takes and has."""
+    """The contents of the store, the room that it takes, and the free room."""
 
     build_ids: int
     executables: int
@@ -119,10 +125,10 @@ class Holdings(msgspec.Struct):
 
 
 class Point(msgspec.Struct):
-    """The store at one time. Shares are those of the build IDs; None where they were not counted.
+    """The store at one time. Shares are parts of the build IDs; None if they were not counted.
 
-    ``captured`` and ``lost`` files are those since the point before; ``lag`` is how long a file had
-    waited to be copied, at most.
+    ``captured`` and ``lost`` count files since the point before; ``lag`` is the longest time that a
+    file had waited to be copied.
     """
 
     time: float
@@ -138,7 +144,7 @@ class Point(msgspec.Struct):
 
 
 class Going(msgspec.Struct):
-    """A blob that would go next if room were needed."""
+    """A blob that would be removed next if room were needed."""
 
     build_id: str
     path: str
@@ -171,7 +177,8 @@ class Health(msgspec.Struct):
 
 
 class Overview(msgspec.Struct):
-    """The contents of the first page. ``counted`` is the time of the coverage, None for not yet.
+    """The contents of the first page. ``counted`` is the time of the coverage, None if it is not
+    counted yet.
 
     ``left_out`` containers were not counted.
     """
@@ -192,7 +199,7 @@ class Overview(msgspec.Struct):
 
 
 class Variant(msgspec.Struct):
-    """One file with the build ID, as ``buildidfs show --json`` has it."""
+    """One file with the build ID, with the fields of ``buildidfs show --json``."""
 
     kind: str
     sha256: str
@@ -232,7 +239,7 @@ class Section(msgspec.Struct):
 
 
 class Function(msgspec.Struct):
-    """A function of the symbol table, as it stands there."""
+    """A function in the symbol table."""
 
     name: str
     address: int
@@ -240,7 +247,7 @@ class Function(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """A line to copy, and what it is for."""
+    """A command line to copy, and its purpose."""
 
     purpose: str
     text: str
@@ -255,7 +262,7 @@ class Download(msgspec.Struct):
 
 
 class BuildIdPage(msgspec.Struct):
-    """The facts about a build ID that a caller without an account may know.
+    """The public facts about a build ID.
 
     ``sections`` are those of the served executable, else of the debuginfo, ``functions`` the
     largest of the debuginfo, else of the executable; ``functions_total`` counts all of them.
@@ -280,14 +287,14 @@ class BuildIdPage(msgspec.Struct):
 
 
 class NotServed(msgspec.Struct):
-    """The answer for a build ID of which nothing may be told."""
+    """The answer for a build ID without public facts."""
 
     build_id: str
     findings: list[Finding]
 
 
 class Hit(msgspec.Struct):
-    """Something that was found: a build ID at a path, or a container."""
+    """A result of a search: a build ID at a path, or a container."""
 
     kind: str
     build_id: str
@@ -298,7 +305,7 @@ class Hit(msgspec.Struct):
 
 
 class Found(msgspec.Struct):
-    """The result of a search. ``complete`` is False if there is more than was looked at."""
+    """The results of a search. ``complete`` is False if the search was ended early."""
 
     query: str
     hits: list[Hit]
@@ -307,7 +314,7 @@ class Found(msgspec.Struct):
 
 
 class Contents(msgspec.Struct):
-    """A container and its files that every user may read, those that lack most first."""
+    """A container and its public files; the files with the most missing come first."""
 
     container: Container
     files: list[Lacking]
@@ -315,7 +322,7 @@ class Contents(msgspec.Struct):
 
 
 class Difference(msgspec.Struct):
-    """A difference between two variants; ``name`` is a field, a section or a function."""
+    """A difference between two variants; ``name`` is that of a field, a section or a function."""
 
     what: str
     name: str
@@ -335,7 +342,7 @@ class Compared(msgspec.Struct):
 
 
 class DroppedFile(msgspec.Struct):
-    """A file that an upload names; ``weight`` is that of `Dropped`."""
+    """A file that an upload names; ``weight`` has the unit of `Dropped`."""
 
     path: str
     build_id: str
@@ -346,10 +353,11 @@ class DroppedFile(msgspec.Struct):
 
 
 class Dropped(msgspec.Struct):
-    """The share of an upload that every user can have named, and its files, the worst first.
+    """The share of an upload that public files can name, and the files in the upload, the worst
+    first.
 
-    ``weight`` counts samples, mappings or files, as ``unit`` says. ``incomplete`` says what could
-    not be read of the upload.
+    ``weight`` counts samples, mappings or files, as ``unit`` says. ``incomplete`` is the reason if
+    part of the upload could not be read.
     """
 
     unit: str
@@ -363,6 +371,6 @@ class Dropped(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """The answer to a request that cannot be answered otherwise."""
+    """The answer to a request that failed."""
 
     error: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON API of the page, and its description as OpenAPI 3.1, made of the values themselves."""
+"""The JSON API of the page, and its OpenAPI 3.1 description, made from the values themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Route(NamedTuple):
-    """A path of the API, the values that it answers with, and its parameters with examples."""
+    """A path of the API, the type of its answer, and its parameters with examples."""
 
     path: str
     summary: str
@@ -74,13 +74,13 @@ ROUTES: Final = (
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """An answer as JSON, with nothing in it that a terminal obeys."""
+    """Return an answer as JSON without characters that a terminal interprets."""
     return names.json_escaped(_encode(value)) + b"\n"
 
 
 @functools.cache
 def description() -> bytes:
-    """The description of the API."""
+    """Return the description of the API."""
     types = [each for route in ROUTES for each in (route.answer, route.absent) if each]
     schemas, components = msgspec.json.schema_components(
         [*types, answers.Problem], ref_template="#/components/schemas/{name}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a build ID, and the comparison of two files with it.
 
-It has what is held, what is missing, where it was seen, and what is in the files.
+The page shows the files held, the files missing, the places, and the contents of the files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BEST: Final = {0: "missing", 1: "dynsym", 2: "symbols", 3: "symbols", 4: "debug
 
 
 def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage | None:
-    """All that may be told of a build ID; None for one of which nothing may be told.
+    """Return the public facts about a build ID; None if it has none.
 
     Raises `StoreError`, `IntegrityError`.
     """
@@ -102,14 +102,16 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
 
 
 def public_variants(store: Store, ordinal: int, kind: Kind) -> list[Artifact]:
-    """The files of a kind that every user may read, best first, and not more than are shown."""
+    """Return the files of a kind that every user may read, best first, up to the limit
+    of the page.
+    """
     return list(islice(filter(is_public, store.index.variants(ordinal, kind)), MOST_VARIANTS))
 
 
 def variants_of(
     store: Store, build_id: BuildId, kind: Kind, kept: list[Artifact]
 ) -> list[answers.Variant]:
-    """Some files of a kind. Raises `StoreError`, `IntegrityError`."""
+    """Return the entries of some files of a kind. Raises `StoreError`, `IntegrityError`."""
     variants = {kind: kept}
     return _variants(catalog.known(store, build_id, variants), variants)
 
@@ -177,7 +179,7 @@ def _downloads(build_id: BuildId, shown: dict[Kind, Artifact]) -> list[answers.D
 def _lines(
     build_id: BuildId, origins: list[OriginRecord], shown: dict[Kind, Artifact]
 ) -> list[answers.Line]:
-    """Lines for gdb, perf and lldb, and for the machine of the store."""
+    """Return command lines for gdb, perf and lldb, and for the machine of the store."""
     text_id = build_id.hex()
     elf, debug = f"/buildid/{text_id}/elf", f"/buildid/{text_id}/debug"
     lines = []
@@ -201,7 +203,7 @@ def _lines(
 
 
 def sections_in(store: Store, artifact: Artifact | None) -> list[answers.Section]:
-    """The largest sections of a file; none for one that cannot be read, or is no ELF file."""
+    """Return the largest sections of a file; none if it cannot be read, or is not an ELF file."""
     if artifact is None:
         return []
     with contextlib.suppress(OSError, IntegrityError), store.blobs.open(artifact.digest) as blob:
@@ -213,7 +215,7 @@ def sections_in(store: Store, artifact: Artifact | None) -> list[answers.Section
 
 
 def functions_in(store: Store, artifact: Artifact | None) -> tuple[list[answers.Function], int]:
-    """The largest functions of a file, and the number of all."""
+    """Return the largest functions of a file, and the number of all."""
     if artifact is None:
         return [], 0
     count = 0
@@ -239,7 +241,7 @@ _Parts = dict[bytes, str]
 def compared(
     store: Store, build_id: BuildId, left: Digest, right: Digest
 ) -> answers.Compared | None:
-    """The differences of two files; None if not both may be told of.
+    """Return the differences of two files; None unless both are public.
 
     Sections are compared byte by byte, up to 256 MiB of each file. Raises `StoreError`,
     `IntegrityError`.
@@ -272,7 +274,7 @@ def compared(
 
 
 def _artifact(store: Store, ordinal: int, digest: Digest) -> Artifact | None:
-    """The file of a build ID with a digest, if every user may read it."""
+    """Return the file of a build ID with a digest, if every user may read it."""
     for kind, variant in store.index.variants_with(digest, ordinal):
         artifact = store.index.artifact_variant(ordinal, Kind(kind), variant)
         if is_public(artifact):
@@ -281,7 +283,7 @@ def _artifact(store: Store, ordinal: int, digest: Digest) -> Artifact | None:
 
 
 def _variant(store: Store, build_id: BuildId, artifact: Artifact) -> answers.Variant:
-    """Return the entry of a file as the page of the build ID has it."""
+    """Return the entry of a file on the page of the build ID."""
     kept = public_variants(store, artifact.ordinal, artifact.kind)
     if artifact not in kept:
         kept.append(artifact)
@@ -289,7 +291,7 @@ def _variant(store: Store, build_id: BuildId, artifact: Artifact) -> answers.Var
 
 
 def _contents(store: Store, artifact: Artifact) -> tuple[_Parts, _Parts]:
-    """Sections of a file with size and digest, and functions with their size."""
+    """Return the sections of a file with size and digest, and its functions with their size."""
     with contextlib.suppress(OSError, IntegrityError), store.blobs.open(artifact.digest) as blob:
         headers = Sections(blob.read_at, blob.size)
         sections: _Parts = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as SVG without style attributes, text or script, so that a strict policy lets them be.
+"""Plots as SVG without style attributes, text or script, which a strict policy allows.
 
-They stretch to the width that they get: labels are text of the page around them. Colours are
-classes of the style sheet, which knows light and dark.
+They stretch to the available width, so labels are text of the page around them. Colours are classes
+of the style sheet, which has a light and a dark scheme.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GAP_FACTOR: Final = 4.0
 
 
 class Series(NamedTuple):
-    """A line of a plot: pairs of x and y, in order of x; y is None where nothing is known."""
+    """A line of a plot: pairs of x and y, in order of x; y is None if it is unknown."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
@@ -42,7 +42,7 @@ class Box(NamedTuple):
 
 
 def bar(share: float, colour: int = 0) -> Markup:
-    """Return a bar that is filled to a share, 0 to 1. The number beside it says the same."""
+    """Return a bar that is filled to a share, 0 to 1. The page shows the number beside it."""
     width = round(100 * min(max(share, 0.0), 1.0), 1)
     return Markup(
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
@@ -61,9 +61,10 @@ def lines(
     limit: float | None = None,
     small: bool = False,
 ) -> Markup:
-    """A plot of lines from ``begin`` to ``end``, from 0 to ``top``; ``limit`` is a dashed line.
+    """Return a plot of lines from ``begin`` to ``end``, from 0 to ``top``; ``limit`` is a dashed
+    line.
 
-    ``label`` says what it shows to people who do not see it.
+    ``label`` is the description for screen readers.
     """
     height = 40 if small else HEIGHT
     drawn = [] if small else [_grid(height)]
@@ -97,7 +98,7 @@ def _path(
     top: float,
     height: int,
 ) -> str:
-    """The path through points, interrupted where none was written for long."""
+    """Return the path through the points, interrupted at long gaps."""
     known = [(x, y) for x, y in points if y is not None and begin <= x <= end]
     if not known:
         return ""
@@ -109,14 +110,14 @@ def _path(
     for x, y in known:
         command = "L" if before is not None and x - before <= gap else "M"
         at = f"{round((x - begin) / span * WIDTH, 1):g} {_y(y, top, height):g}"
-        # A point that nothing follows is drawn as a dot, by a line of no length.
+        # A single point is drawn as a dot, by a line of no length.
         parts.append(f"{command}{at}" + (f"L{at}" if command == "M" else ""))
         before = x
     return "".join(parts)
 
 
 def treemap(values: Sequence[tuple[str, int]], label: str) -> tuple[Markup, list[Box]]:
-    """A treemap of names and sizes, the largest first, and its boxes for a legend."""
+    """Return a treemap of names and sizes, the largest first, and its boxes for a legend."""
     boxes = _boxes([each for each in values if each[1] > 0])
     drawn = [
         Markup(
@@ -135,7 +136,7 @@ def treemap(values: Sequence[tuple[str, int]], label: str) -> tuple[Markup, list
 
 
 def _boxes(values: Sequence[tuple[str, int]]) -> list[Box]:
-    """Divide the area, each time the longer side, so that both parts are about the same."""
+    """Divide the area along its longer side into two parts of about equal size, again and again."""
     boxes: list[Box] = []
     order = {name: number for number, (name, _) in enumerate(values)}
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A profile, core file or binary that a visitor uploads, and how much of it the store can name.
+"""A profile, core file or binary that a visitor uploads, and the share of it that the store can
+name.
 
-A process of its own reads the file, with bounds on its memory and time. It has an empty store and
-not that of the server: what a profile does not say itself, the journal would, which knows the
-private files of this host. The server then looks up the build IDs that were found, as far as every
-user may read their files.
+A separate process reads the file, with limits on its memory and time. It has an empty store, not
+that of the server, because the journal would add the private files of this host to the answer. The
+server then looks up the build IDs in files that every user may read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from buildidfs.linux.child import Child
 
 MOST_BYTES: Final = 16 << 20
-"""Bytes of an upload, with the form around it."""
+"""The largest size of an upload in bytes, with the form around it."""
 
 MOST_ROWS: Final = 500
 _LIMIT_S: Final = 20.0
@@ -54,7 +54,7 @@ _BOUNDARY: Final = re.compile(rb'multipart/form-data\s*;.*?boundary="?([^"\s;,]{
 _NAME: Final = re.compile(rb'\bname="([^"\r\n]*)"')
 
 _ENVIRONMENT: Final = ("TMPDIR",)
-"""The process that reads an upload gets these: others of ours may be keys and passwords."""
+"""The variables that the process which reads an upload gets; others may be keys and passwords."""
 
 
 class Found(msgspec.Struct):
@@ -67,7 +67,7 @@ class Found(msgspec.Struct):
 
 
 class Reading(msgspec.Struct):
-    """The files that an upload names, or the ``error`` in words."""
+    """The files that an upload names, or the ``error`` as a text."""
 
     unit: str = ""
     rows: list[Found] = []
@@ -79,7 +79,7 @@ class Reading(msgspec.Struct):
 
 
 def file_in(body: bytes, content_type: bytes) -> bytes:
-    """The file in the body of a request: that of a form, or all of another body.
+    """Return the file in the body of a request: that of a form, or all of another body.
 
     Raises `BadRequest`.
     """
@@ -97,9 +97,9 @@ def file_in(body: bytes, content_type: bytes) -> bytes:
 
 
 def measure(store: Store, content: bytes) -> answers.Dropped:
-    """Read an upload, and tell what share of it every user can have named.
+    """Read an upload, and return the share of it that public files can name.
 
-    Raises `BadRequest` for what cannot be read, `StoreError`, `IntegrityError`.
+    Raises `BadRequest` if it cannot be read, `StoreError`, `IntegrityError`.
     """
     if not content:
         raise BadRequest("choose a file first: this one is empty")
@@ -137,7 +137,7 @@ def measure(store: Store, content: bytes) -> answers.Dropped:
 
 
 def _read(content: bytes) -> Reading:
-    """The answer of the process that reads an upload."""
+    """Return the answer of the process that reads an upload."""
     fd = os.memfd_create("upload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(content)
@@ -167,7 +167,7 @@ def _read(content: bytes) -> Reading:
 
 
 def _said(process: Child) -> bytes:
-    """The output of the process until it ends, or its time is over."""
+    """Return the output of the process until it ends, or until its time is over."""
     assert process.stdout is not None
     deadline = time.monotonic() + _LIMIT_S
     poll = select.poll()
@@ -200,7 +200,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _reading(path: bytes) -> Reading:
-    """The files that the file at a path names. Raises `UsageError`."""
+    """Return the files that the file at a path names. Raises `UsageError`."""
     if not inputs.is_profile_or_core(path):
         return Reading("files", [Found(b"", bytes(_build_id(path)), 1, "")])
     with (
@@ -213,7 +213,7 @@ def _reading(path: bytes) -> Reading:
 
 
 def _build_id(path: bytes) -> BuildId:
-    """The build ID of a binary. Raises `UsageError`."""
+    """Return the build ID of a binary. Raises `UsageError`."""
     with open(path, "rb") as file:
         if file.read(4) != b"\x7fELF":
             raise UsageError(
@@ -224,12 +224,12 @@ def _build_id(path: bytes) -> BuildId:
 
 
 def _called(message: str, path: bytes) -> str:
-    """A message about the upload, whose path means nothing to the visitor."""
+    """Replace the path in a message about the upload, which means nothing to the visitor."""
     return message.replace(path.decode(), "the file")
 
 
 def _limit() -> None:
-    """Bound what a hostile file can make this process use."""
+    """Limit the memory and time that a hostile file can make this process use."""
     for limit, most in (
         (resource.RLIMIT_CPU, int(_LIMIT_S)),
         (resource.RLIMIT_DATA, _MEMORY_BYTES),

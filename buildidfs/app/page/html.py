@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers as HTML: templates with everything escaped, and the ways in which values are spelled."""
+"""Answers as HTML: templates with everything escaped, and the formats of values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ STYLE: Final = "style.css"
 
 
 def shown(value: str, most: int = _MOST_TEXT) -> str:
-    """Text of a stranger as a person may see it: visible, on one line, and not too long."""
+    """Return text of a stranger for display: visible characters, on one line, at most ``most``
+    long.
+    """
     if len(value) > most:
         value = value[: most // 2] + "…" + value[-(most // 2) :]
     if value.isprintable():
@@ -48,7 +50,7 @@ def shown(value: str, most: int = _MOST_TEXT) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: ``17.3 MiB``."""
+    """Return a number of bytes for people: ``17.3 MiB``."""
     step = 0
     while count >= 1024 and step < len(_UNITS) - 1:
         count /= 1024
@@ -57,7 +59,7 @@ def size(count: float) -> str:
 
 
 def per_cent(share: float | None) -> str:
-    """A share as people read it; whatever is missing never reads as all."""
+    """Return a share as a percentage; it reads 100 % only if nothing is missing."""
     if share is None:
         return "–"
     value = 100 * share
@@ -67,17 +69,17 @@ def per_cent(share: float | None) -> str:
 
 
 def number(count: int) -> str:
-    """A number with its thousands apart."""
+    """Return a number with separated thousands."""
     return f"{count:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def sentence(clause: str) -> str:
-    """A clause with a capital."""
+    """Return a clause that begins with a capital."""
     return clause[:1].upper() + clause[1:]
 
 
 def moment(seconds: float | None) -> str:
-    """A Unix time as people write it, in UTC."""
+    """Return a Unix time as text, in UTC."""
     if not seconds:
         return "never"
     when = datetime.datetime.fromtimestamp(min(max(seconds, 0), 253_402_300_799), datetime.UTC)
@@ -85,7 +87,7 @@ def moment(seconds: float | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """The time since a Unix time, in one unit."""
+    """Return the time since a Unix time, in one unit."""
     if not seconds:
         return "never"
     passed = time.time() - seconds
@@ -97,12 +99,12 @@ def ago(seconds: float | None) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A number and its noun."""
+    """Return a number and its noun."""
     return f"{number(count)} {noun if count == 1 else plural or noun + 's'}"
 
 
 def coverage_plot(history: Sequence[answers.Point], now: float) -> Markup:
-    """The shares of executables, symbols and debuginfo over 30 days."""
+    """Plot the shares of executables, symbols and debuginfo over 30 days."""
     names = ("executable", "symbols", "debuginfo")
     series = [
         charts.Series(name, [(each.time, getattr(each, name)) for each in history], colour)
@@ -116,7 +118,7 @@ def coverage_plot(history: Sequence[answers.Point], now: float) -> Markup:
 
 
 def spark(trend: Sequence[answers.Trend], now: float) -> Markup:
-    """The symbols' share of a container or image over 30 days; empty if none is known."""
+    """Plot the share with symbols of a container or image over 30 days; empty if none is known."""
     if not trend:
         return Markup("")
     first, last = per_cent(trend[0].symbols), per_cent(trend[-1].symbols)
@@ -126,7 +128,7 @@ def spark(trend: Sequence[answers.Trend], now: float) -> Markup:
 
 
 def growth_top(history: Sequence[answers.Point], held: answers.Holdings) -> float:
-    """The top of the plot of sizes: the next round number of units."""
+    """Return the top of the plot of sizes: the next round number of units."""
     most = max([held.stored_bytes, *(each.stored_bytes for each in history)], default=0)
     if held.limit_bytes is not None and held.limit_bytes < 4 * most:
         most = max(most, held.limit_bytes)
@@ -140,7 +142,7 @@ def growth_top(history: Sequence[answers.Point], held: answers.Holdings) -> floa
 
 
 def growth_plot(history: Sequence[answers.Point], held: answers.Holdings, now: float) -> Markup:
-    """The bytes that the store takes over 30 days, and its limit."""
+    """Plot the bytes that the store takes over 30 days, and its limit."""
     points = [(each.time, float(each.stored_bytes)) for each in history]
     label = f"Room that the store takes over 30 days, now {size(held.stored_bytes)}."
     limit = None if held.limit_bytes is None else float(held.limit_bytes)
@@ -150,7 +152,7 @@ def growth_plot(history: Sequence[answers.Point], held: answers.Holdings, now: f
 
 
 def capture_plot(history: Sequence[answers.Point], now: float) -> Markup:
-    """Captured and lost files of each point over 30 days."""
+    """Plot the captured and lost files of each point over 30 days."""
     top = capture_top(history)
     series = [
         charts.Series("captured", [(each.time, float(each.captured)) for each in history], 1),
@@ -162,7 +164,7 @@ def capture_plot(history: Sequence[answers.Point], now: float) -> Markup:
 
 
 def capture_top(history: Sequence[answers.Point]) -> float:
-    """The top of the plot of captures."""
+    """Return the top of the plot of captures."""
     most = max((max(each.captured, each.lost) for each in history), default=0)
     top = 10
     while top < most:
@@ -209,24 +211,24 @@ def _environment() -> jinja2.Environment:
 
 
 def render(name: str, **values: Any) -> bytes:
-    """A page from a template."""
+    """Render a page from a template."""
     return _environment().get_template(name).render(values).encode("utf-8", "replace")
 
 
 @functools.cache
 def style() -> bytes:
-    """The style sheet."""
+    """Return the style sheet."""
     with open(os.path.join(_HERE, STYLE), "rb") as file:
         return file.read()
 
 
 @functools.cache
 def style_hash() -> str:
-    """The source expression by which a policy allows the style sheet within a page."""
+    """Return the source expression with which a policy allows the style sheet within a page."""
     return "sha256-" + base64.b64encode(hashlib.sha256(style()).digest()).decode()
 
 
 @functools.cache
 def style_version() -> str:
-    """A text that changes with the style sheet, for its URL."""
+    """Return a text for the URL of the style sheet, which changes with the style sheet."""
     return hashlib.sha256(style()).hexdigest()[:12]

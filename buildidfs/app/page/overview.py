@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overview: coverage, what is missing, growth and health; and the page of one container.
+"""The overview: coverage, missing files, growth and health; and the page of one container.
 
-The overview is also made without a server: counted now, as values or as one file of HTML.
+The overview can also be made without a server: it is then counted at once, and returned as values
+or as one HTML file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 MOST_ASKED: Final = 50
 MOST_FILES: Final = 200
-"""The files of a container that its page names."""
+"""The number of files that the page of a container names."""
 _MOST_LOSSES: Final = 10
 _MOST_DEGRADED: Final = 10
 SPAN_S: Final = 30 * 86_400
@@ -54,7 +55,7 @@ _NO_TRENDS: Final[Mapping[tuple[int, str], list[answers.Trend]]] = {}
 
 
 def text(raw: bytes | str) -> str:
-    """Bytes from a stranger, or text made of such, as text that can be encoded."""
+    """Return bytes or text of a stranger as text that can be encoded."""
     if isinstance(raw, str):
         raw = raw.encode("utf-8", "surrogateescape")
     return raw.decode("utf-8", "replace")
@@ -69,7 +70,7 @@ def overview(
     misses: Iterable[Asked] = (),
     history: Iterable[HistoryRow] = (),
 ) -> answers.Overview:
-    """Put together what the first page shows. Raises `StoreError`, `IntegrityError`."""
+    """Return the contents of the first page. Raises `StoreError`, `IntegrityError`."""
     history = list(history)
     known = _trends(history)
     return answers.Overview(
@@ -125,7 +126,7 @@ def _share(counted: Counted) -> answers.Share:
 def container(
     row: Contents, known: Mapping[tuple[int, str], list[answers.Trend]] = _NO_TRENDS
 ) -> answers.Container:
-    """A container with its shares, as ``buildidfs containers`` has them."""
+    """Return a container with its shares, with the fields of ``buildidfs containers``."""
     its = row.container
     called = its.called.shown or its.label
     return answers.Container(
@@ -145,7 +146,7 @@ def container(
 
 
 def finding(why: str, build_id: str = "ID") -> answers.Finding:
-    """A reason of `remedies` without a file that it is about."""
+    """Return a reason of `remedies` that is about no particular file."""
     remedy = remedies.of_reason(why)
     command = remedy.command.format(file="FILE", scan="perf-data", path="PATH", id=build_id)
     return answers.Finding(remedy.code, why, remedy.text, command or None)
@@ -179,9 +180,9 @@ def _missing(
 
 
 def _has_come(store: Store, miss: Asked) -> bool:
-    """Return True if every user may now read the file that was asked for.
+    """Return True if every user may now read the file that was requested.
 
-    A file that not all users may read must not look different from one that is not there.
+    A private file must look the same as one that does not exist.
     """
     ordinal = store.index.ordinal(miss.build_id)
     if ordinal is None:
@@ -213,7 +214,7 @@ def is_served(store: Store, ordinal: int | None) -> bool:
 
 
 def _health(store: Store) -> answers.Health:
-    """The facts of the watch that run on a store, without names of containers and files."""
+    """Return the facts of the watch on a store, without names of containers and files."""
     watch = next(iter(run_files.present(store.path, "watch", looks=1)), None)
     if watch is None:
         return answers.Health(answers.NOT_RUNNING)
@@ -260,7 +261,7 @@ def _seconds(row: dict[str, Any], name: str) -> float:
 
 
 class Trends:
-    """Reads the history, each row once an hour. Not for several threads at once."""
+    """Reads the history, each row once an hour. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -268,9 +269,9 @@ class Trends:
         self._read_at = -_AGAIN_S
 
     def rows(self) -> Iterable[HistoryRow]:
-        """The rows of the last 30 days, in order of time. Raises `StoreError`."""
+        """Yield the rows of the last 30 days, in order of time. Raises `StoreError`."""
         begin = time.time_ns() - SPAN_S * _NS
-        if time.monotonic() - self._read_at > _AGAIN_S:  # older ones were put together
+        if time.monotonic() - self._read_at > _AGAIN_S:  # older rows were merged
             self._rows.clear()
             self._read_at = time.monotonic()
         while self._rows and self._rows[0].time_ns < begin:
@@ -280,7 +281,7 @@ class Trends:
 
 
 def _points(rows: Iterable[HistoryRow]) -> list[answers.Point]:
-    """The rows as points, those within two hours put together."""
+    """Return the rows as points; rows within two hours are merged."""
     found: list[answers.Point] = []
     slot = -1
     for row in rows:
@@ -313,7 +314,7 @@ def _point(row: HistoryRow) -> answers.Point:
 
 
 def _trends(rows: Iterable[HistoryRow]) -> dict[tuple[int, str], list[answers.Trend]]:
-    """The symbols' shares of containers (0) and images (1) by name, one for half a day."""
+    """Return the shares with symbols of containers (0) and images (1) by name, one per half day."""
     found: dict[tuple[int, str], list[answers.Trend]] = {}
     slots: dict[tuple[int, str], int] = {}
     for row in rows:
@@ -335,7 +336,7 @@ def _trends(rows: Iterable[HistoryRow]) -> dict[tuple[int, str], list[answers.Tr
 def _trend_of(
     known: Mapping[tuple[int, str], list[answers.Trend]], kind: int, name: str
 ) -> list[answers.Trend]:
-    """The trend of a container or image."""
+    """Return the trend of a container or image."""
     return known.get((kind, group_name(name)), [])
 
 
@@ -343,7 +344,7 @@ def _trend_of(
 
 
 def take(store: Store, settings: Settings, progress: Progress | None) -> Overview:
-    """Count, and put together what the first page shows. Raises `StoreError`, `IntegrityError`."""
+    """Count, and return the contents of the first page. Raises `StoreError`, `IntegrityError`."""
     steps = itertools.count(0, STEP)
 
     def go_on() -> None:
@@ -360,7 +361,9 @@ def take(store: Store, settings: Settings, progress: Progress | None) -> Overvie
 
 
 def as_html(taken: Overview) -> bytes:
-    """The report as one file: its style is in it, and its policy allows nothing else."""
+    """Return the report as one file: it includes its style, and its policy allows no other
+    resources.
+    """
     from buildidfs.app.page import html
 
     return html.render(
@@ -377,7 +380,7 @@ def as_html(taken: Overview) -> bytes:
 
 
 def container_page(store: Store, name: bytes) -> answers.Contents | None:
-    """The container with a name, or the first with a label; None if none is known to every user.
+    """Return the container with a name, or the first with a label; None if no public one is known.
 
     Raises `StoreError`, `IntegrityError`.
     """

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search by build ID, alias, path, file name, container and symbol, of what every user may know.
+"""Search for public files by build ID, alias, path, file name, container and symbol.
 
-An ID, a path and the start of a file name are found in the order of the index, in about as many
-reads as there are hits. For a pattern, and for a part of a name that nothing starts with, all file
-names are kept in memory (`FileNameList`). Symbols are looked for file by file, for a limited time.
+A search for an ID, a path or the start of a file name follows the order of the index, with about as
+many reads as there are hits. For patterns, and for parts of names with which no name starts, all
+file names are kept in memory (`FileNameList`). A search for symbols reads file by file, for a
+limited time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SPECIAL: Final = re.compile(r"[*?\[]")
 
 
 class FileNameList:
-    """All file names of a store, a minute old at most. For any thread."""
+    """All file names of a store, at most a minute old. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -57,7 +58,7 @@ class FileNameList:
         self._joined = b""
 
     def containing(self, part: bytes) -> Iterator[bytes]:
-        """The names that have a part, which has no NUL."""
+        """Yield the names that contain ``part``, which has no NUL."""
         joined = self._fresh()
         at = joined.find(part)
         while at >= 0:
@@ -66,7 +67,7 @@ class FileNameList:
             at = joined.find(part, end)
 
     def every(self) -> Iterator[bytes]:
-        """All of them."""
+        """Yield all names."""
         yield from self._fresh().split(b"\0")[1:-1]
 
     def _fresh(self) -> bytes:
@@ -79,7 +80,7 @@ class FileNameList:
 
 
 class _Enough(Exception):
-    """There are enough hits, or the time is used up."""
+    """There are enough hits, or the time is over."""
 
 
 def search(
@@ -91,7 +92,7 @@ def search(
     symbols: bool = False,
     limit_s: float = LIMIT_S,
 ) -> answers.Found:
-    """Find files by any word. With ``symbols`` search inside the files too, which takes longer.
+    """Find files by any word. With ``symbols``, also search inside the files, which takes longer.
 
     Raises `StoreError`, `IntegrityError`.
     """
@@ -100,7 +101,7 @@ def search(
 
 
 class _Search:
-    """One search, until a moment of the monotonic clock."""
+    """One search, until a time of the monotonic clock."""
 
     def __init__(
         self, store: Store, names: Names, files: FileNameList, query: str, until: float
@@ -165,7 +166,7 @@ class _Search:
     def _add_build_id(
         self, ordinal: int, build_id: BuildId, why: str, fits: bytes | None = None
     ) -> None:
-        """Add a build ID, with its last public place; with ``fits``, at a path with that end."""
+        """Add a build ID with its last public place; with ``fits``, at a path with that end."""
         self._go_on()
         if is_of_sources(build_id):
             return
@@ -201,7 +202,7 @@ class _Search:
                     self._with_exact_name(name)
 
     def _at_path(self, path: bytes) -> None:
-        """Files at a path, or in a directory."""
+        """Add the files at a path, or in a directory."""
         paths = self._store.paths
         number = 0
         for name in components(path) or ():
@@ -224,7 +225,7 @@ class _Search:
                     waiting.append(child)
 
     def _with_name(self, start: bytes) -> None:
-        """Files whose name is, or begins with, a text."""
+        """Add the files whose name is a text or begins with it."""
         self._with_exact_name(start)
         for name, child in self._store.paths.children(NAMES, start):
             if not name.startswith(start):
@@ -237,7 +238,7 @@ class _Search:
             self._named(name, number)
 
     def _fitting(self, pattern: re.Pattern[bytes]) -> None:
-        """Files whose name fits a pattern."""
+        """Add the files whose name matches a pattern."""
         for number, name in enumerate(self._files.every()):
             if not number % 256:
                 self._go_on()
@@ -273,7 +274,7 @@ class _Search:
     # --- symbols -----------------------------------------------------------------------------
 
     def _by_symbol(self) -> None:
-        """Files in whose symbol table a name is, the newest build IDs first."""
+        """Add the files with a name in their symbol table, the newest build IDs first."""
         wanted = b"\0" + self._query.encode("utf-8", "surrogateescape") + b"\0"
         for ordinal, build_id in reversed(list(self._store.index.build_ids_from())):
             self._go_on()
@@ -297,6 +298,6 @@ class _Search:
 
 
 def _is_at(path: bytes, end: bytes) -> bool:
-    """Return True if a path ends with some of its names, as far as it is spelled normally."""
+    """Return True if the last components of a path equal ``end``."""
     normal = b"/" + b"/".join(filter(None, path.split(b"/")))
     return normal.endswith(end)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.messages import Answer, Request
 
 _KEPT_S: Final = 2.0
-"""The overview is made again after so many seconds."""
+"""Seconds after which the overview is made again."""
 
 _POLICY: Final = (
     b"default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; base-uri 'none';"
@@ -75,10 +75,10 @@ _DROPS: Final = (b"/drop", b"/api/drop")
 
 
 class Page:
-    """The page over the store of one worker; a context manager, within which it counts."""
+    """The page over the store of one worker; a context manager with a thread that counts."""
 
     def __init__(self, backend: Backend, settings: Settings, *, drop: bool = False) -> None:
-        """With ``drop`` visitors may upload files."""
+        """If ``drop``, visitors may upload files."""
         self._backend = backend
         self._store = backend.store
         self._settings = settings
@@ -104,7 +104,9 @@ class Page:
         self._surveyor.__exit__()
 
     def answer(self, request: Request) -> Answer | None:
-        """The answer to a request, None if it is not one for the page. Raises `BadRequest`."""
+        """Return the answer to a request; None if the request is not for the page. Raises
+        `BadRequest`.
+        """
         path = request.path
         is_api = path.startswith(b"/api/")
         if path == b"/":
@@ -176,7 +178,7 @@ class Page:
         return _html("build_id.html", p=found, base=_base(request))
 
     def _not_served(self, parsed: BuildId, is_api: bool) -> Response:
-        """The same answer for a build ID that is not known and for one that is not public."""
+        """Return the same answer for an unknown build ID and for a private one."""
         self._backend.check()
         explained = Explainer(self._store, PUBLIC)
         found = answers.NotServed(
@@ -221,11 +223,11 @@ class Page:
         return _json(found) if is_api else _html("compare.html", c=found)
 
     def most_body(self, path: bytes) -> int:
-        """Return the bytes that the body of a POST to a path may have; 0 for none."""
+        """Return the largest body of a POST to a path in bytes; 0 if it takes none."""
         return drop.MOST_BYTES if self._drops and path in _DROPS else 0
 
     def _drop(self, request: Request, is_api: bool) -> Answer:
-        """The form for uploads, or the result of one."""
+        """Return the form for uploads, or the result of an upload."""
         if request.method != b"POST":
             if is_api:
                 return _json(answers.Problem("only POST"), 405)
@@ -245,12 +247,14 @@ class Page:
 
 
 def _later(work: Callable[[], Response], is_api: bool, *, slow: bool = False) -> Waiting:
-    """Work that a thread does; ``slow`` work of seconds leaves places for the rest."""
+    """Return work for a thread; ``slow`` work has a limit of its own, so that other work is not
+    blocked.
+    """
     return Waiting(work, SEARCHES if slow else PAGES, "api" if is_api else "page")
 
 
 def _base(request: Request) -> str:
-    """The URL of this server as the client called it."""
+    """Return the URL of this server as the client wrote it."""
     host = request.header(b"host")[:_MOST_HOST].decode("ascii", "replace")
     return f"http://{quote(host, safe='.:[]-_')}" if host else "http://HOST:8002"
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for the generated code in a profile, by the maps that were kept of its processes.
+"""Names for the generated code in a profile, from the kept maps of its processes.
 
 perf itself looks for the map of such a process in the ``/tmp`` of the machine it runs on, where the
-map of a container never was. So each process gets an ELF file of its own, made of its map, and its
-anonymous mappings become mappings of that file.
+map of a container never was. So an ELF file is made from the map of each process, and the anonymous
+mappings of the process become mappings of that file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from buildidfs.store.jit_maps import JitMap
 
 _NAMES: Final = (b"//anon", b"/anon_hugepage", b"/dev/zero", b"/SYSV", b"[anon", b"/memfd:")
-# A watch notes once a minute that a process lives.
+# A watch records once a minute that a process lives.
 _NOTED_NS: Final = 90_000_000_000
-# The clock of the start of a process has ticks of 10 ms.
+# The start time of a process is known to 10 ms only.
 _EXACT_NS: Final = 100_000_000
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ _log = logging.getLogger(__name__)
 class Generated(msgspec.Struct, frozen=True):
     """The generated code of one process: ``name`` stands for it, with this build ID.
 
-    ``container`` is its label, ``comm`` the name of the process, ``functions`` how many were named.
+    ``container`` is its label, ``comm`` the name of the process, ``functions`` the number of named
+    functions.
     """
 
     pid: int
@@ -63,10 +64,10 @@ def is_generated(file: File) -> bool:
 
 
 class JitNames:
-    """Decides for all processes of a profile; `make` puts the files into the store.
+    """Finds names for all processes of a profile; `make` adds their files to the store.
 
-    ``found`` are the processes whose code got names. ``failed`` says in words why some got none
-    that could have.
+    ``found`` are the processes whose code got names. ``failed`` has the reasons why others got
+    none.
     """
 
     def __init__(self, store: Store, reading: Reading) -> None:
@@ -89,11 +90,11 @@ class JitNames:
 
     @property
     def found(self) -> list[Generated]:
-        """The processes whose generated code has names, in no order."""
+        """Return the processes whose generated code has names, in no order."""
         return list(self._made.values())
 
     def make(self) -> None:
-        """Put a file for each process into the store. Does not raise: see ``failed``."""
+        """Add a file for each process to the store. Does not raise: see ``failed``."""
         if not self._chosen:
             return
         try:
@@ -109,12 +110,14 @@ class JitNames:
         }
 
     def at(self, hit: Hit) -> Generated | None:
-        """The file that names the generated code of a hit, if it is that and has names."""
+        """Return the file that names the code at a hit; None if the hit is not in named generated
+        code.
+        """
         chosen = self._chosen.get((hit.pid, hit.image))
         made = None if chosen is None else self._made.get(chosen.path)
         if made is None or not is_generated(file := self._reading.spaces.files[hit.file]):
             return None
-        # A program may run from a memfd, too; that was captured as other files are.
+        # A program may run from a memfd, too, but such a file is captured like others.
         is_file = file.inode and self._reading.answer(hit).build_id is not None
         return None if is_file else made
 
@@ -128,7 +131,7 @@ class JitNames:
                 continue
             if not symbols:
                 continue
-            # Of two processes with equal code each has its own: their containers differ.
+            # Two processes with equal code have a file each, because their containers differ.
             source = b"%d %d %b" % (process.pid, process.start_ticks, process.boot_id.encode())
             build_id, data = symbol_file(symbols, process.machine, source)
             self._made[chosen.path] = Generated(
@@ -179,7 +182,9 @@ def _still_runs(each: JitMap) -> bool:
 
 
 def _pinned(chosen: JitMap, data: bytes) -> PinnedFile:
-    """The file for a process, seen where its map was, with the rights of the owner of the map."""
+    """Return the file for a process: seen at the place of its map, readable by the owner of the
+    map.
+    """
     process = chosen.process
     origin = process.origin
     scope = b"jit:" + fingerprint(data)

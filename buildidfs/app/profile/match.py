@@ -2,10 +2,10 @@
 """Match the mappings of a profile with the sightings of a store, by path, inode and time.
 
 Times in perf.data are those of a clock that starts with the machine; the store has Unix time. A
-profile recorded with ``perf record -k mono`` says how the two relate. The machine that made a
-profile can read its clock until the next boot. Otherwise the two are related by the time of the
-file, and then by the journal: a watch sees each file a moment after it was first mapped, so one
-difference of times occurs again and again.
+profile recorded with ``perf record -k mono`` has the offset between the two. The machine that made
+a profile can read its clock until the next boot. Otherwise the offset is estimated from the mtime
+of the profile, and then from the journal: a watch sees each file a moment after it was first
+mapped, so one difference of times occurs again and again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 _SECOND: Final = 1_000_000_000
-# A watch sees a mapping a few milliseconds later, or when a busy host gets to it.
+# A watch sees a mapping a few milliseconds later, or longer on a busy host.
 _SOON_NS: Final = _SECOND // 5
 _LATE_NS: Final = 2 * _SECOND
-# A path alone says little of what was there another day.
+# After this time a path alone does not identify a file.
 _STALE_NS: Final = 24 * 3600 * _SECOND
 KALLSYMS: Final = b"[kernel.kallsyms]"
 _MOST_NAMESAKES: Final = 3
@@ -44,14 +44,14 @@ _MOST_MODULES: Final = 64
 _MODULE_SUFFIXES: Final = (b".ko", b".ko.xz", b".ko.zst", b".ko.gz")
 _DELETED: Final = b" (deleted)"
 SHARP_NS: Final = 2 * _SECOND
-"""Times with a larger error do not tell one container from the next."""
+"""If the error of a time is larger, the time does not distinguish successive containers."""
 _EXACT_NS: Final = _SECOND // 20
-# A mapped file is usually seen a millisecond or two later.
+# A mapped file is usually seen one or two milliseconds later.
 _ALIKE_NS: Final = _SECOND // 100
-# Between the last sample and the end of the file perf reads build IDs.
+# perf reads build IDs between the last sample and the end of the file.
 _WRITING_NS: Final = 60 * _SECOND
 _MARGIN_NS: Final = 2 * _SECOND
-# Clocks that no two machines, nor two starts of one, have in common.
+# Clocks with a different start on each machine and after each boot.
 _OF_A_BOOT: Final = (time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW, time.CLOCK_BOOTTIME)
 _FEWEST: Final = 3
 _TIMES_OTHERS: Final = 1.5
@@ -72,10 +72,11 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The result for a mapping: its build ID or ``why`` there is none, and the ``candidates`` left.
+    """The result for a mapping: its build ID, or the reason ``why`` there is none, and the
+    ``candidates`` left.
 
-    ``is_other`` says that what is known of the path is about other files for sure; ``is_sure``
-    that not only the path fits.
+    ``is_other`` is True if the known files at the path are certainly other files; ``is_sure`` if
+    more than the path matches.
     """
 
     build_id: BuildId | None
@@ -86,19 +87,21 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def container(self) -> str | None:
-        """The label that all candidates share, empty for the host; None if they share none."""
+        """Return the label that all candidates share, empty for the host; None if their labels
+        differ.
+        """
         labels = {each.container for each in self.candidates}
         return labels.pop() if len(labels) == 1 else None
 
 
 class Matcher:
-    """Answers for the files of one profile.
+    """Identifies the files of one profile.
 
-    ``files`` are those it has, each with the time it was first mapped (0: before the recording, or
-    not known); ``clock`` is None where its times mean nothing here, and ``host``
-    the name of the machine it was recorded on, empty if that is not known. ``start`` is the time
-    (of the profile) at which the recording began: what is older has a time of 0. ``assigned`` are
-    build IDs that a user gives to paths, whatever the store knows of these.
+    ``files`` are its files, each with the time it was first mapped (0: before the recording, or
+    unknown). ``clock`` is None if times of the profile cannot be converted. ``host`` is the name of
+    the machine that recorded it, empty if unknown. ``start`` is the time (of the profile) at which
+    the recording began; earlier events have a time of 0. ``assigned`` are build IDs that a user
+    gives to paths; they override the store.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class Matcher:
         return found
 
     def believes(self, file: File) -> bool:
-        """Return True if the build ID that a profile has for a file identifies the file."""
+        """Return True if the build ID of a file in the profile identifies the file."""
         return (
             bool(file.build_id)
             and not (_is_module(file) and file.build_id in self._repeated)
@@ -149,7 +152,7 @@ class Matcher:
         return known
 
     def forget(self) -> None:
-        """Drop the candidates of earlier answers: the store has new captures."""
+        """Drop the candidates of earlier answers, after the store got new captures."""
         self._known.clear()
         self._believed.clear()
 
@@ -161,8 +164,8 @@ class Matcher:
     def answer(self, file: File, time: int, mnt: int = 0, mounts: Collection[int] = ()) -> Answer:
         """Identify a file that was mapped at ``time`` of the profile (0: before it began).
 
-        ``mnt`` is the inode number of the mount namespace of the process, 0 if nothing tells; with
-        ``mounts`` it was in one of those (`Candidate.mnt_ns_id`).
+        ``mnt`` is the inode number of the mount namespace of the process, 0 if unknown; with
+        ``mounts`` it was one of those (`Candidate.mnt_ns_id`).
         """
         pool = self.candidates(file.path)
         if self.believes(file):
@@ -189,7 +192,7 @@ class Matcher:
         elif file.path.startswith(b"["):
             left = list(pool)
         elif file.build_id and not file.inode:
-            # The record has the build ID in the place of device and inode.
+            # A record with a build ID has no device and inode.
             left = self._at(pool, time, one_at_a_time=False)
         else:
             left = [each for each in pool if each.identity is None and self._is_near(each, time)]
@@ -206,8 +209,8 @@ class Matcher:
     def _on_its_host(self, pool: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         """Return the candidates in ``pool`` that were seen on the machine that made the profile.
 
-        Device and inode tell files of one machine apart only. perf in a container records the host
-        name of the container; then the clock has to tell the machine.
+        Device and inode distinguish files of one machine only. perf in a container records the host
+        name of the container; then the clock has to identify the machine.
         """
         for host in (self._host, ""):
             own = tuple(each for each in pool if each.host == host)
@@ -240,7 +243,7 @@ class Matcher:
         return Answer(build_id, tuple(self._at(left, time, one_at_a_time=False)), is_sure=True)
 
     def unix_time(self, time: int) -> int | None:
-        """A time of the profile (0: before it began) as Unix time in ns; None if none is known."""
+        """Return a time of the profile (0: before it began) as Unix time in ns; None if unknown."""
         if self.clock is None:
             return None
         return (time or self._start) + self.clock.offset_ns
@@ -248,9 +251,9 @@ class Matcher:
     def _at(self, pool: Sequence[Candidate], time: int, *, one_at_a_time: bool) -> list[Candidate]:
         """Return the candidates in ``pool`` that may have been at the path at that time.
 
-        A file that was first seen at that moment was captured because of this mapping. If there is
-        none and the files existed one after another (``one_at_a_time``: they had the same device
-        and inode), the mapped file is the one that was first seen last.
+        A file that was first seen at that time was captured because of this mapping. If there is
+        none, and the files existed one after another (``one_at_a_time``: they had the same device
+        and inode), the mapped file is the one that was first seen most recently.
         """
         moment = self.unix_time(time)
         if moment is None or self.clock is None:
@@ -270,7 +273,7 @@ class Matcher:
         if is_prompt and time and error <= SHARP_NS:
             return [each for each in begun if each.first_ns <= begun[0].first_ns + error]
         if before and not time and one_at_a_time:
-            return before  # it was there when the recording began
+            return before  # the file existed when the recording began
         return begun + before or list(pool)
 
     def _may_be(self, each: Candidate, file: File) -> bool:
@@ -315,7 +318,7 @@ class Matcher:
 
 
 def namesakes(store: Store, path: bytes) -> list[tuple[BuildId, bytes]]:
-    """Return a few files in the store with the last name of ``path``, at other paths.
+    """Return a few files in the store with the same file name as ``path``, at other paths.
 
     Each build ID comes with the path where it was last seen under that name.
     """
@@ -359,7 +362,9 @@ def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
 
 
 def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Candidate]:
-    """Return a place as a candidate, under the adopted ID if unrelated programs have the other."""
+    """Return a place as a candidate; if unrelated programs have the build ID, under the
+    adopted ID.
+    """
     build_id, shared = store.index.build_id(ordinal), None
     if store.aliases.is_ambiguous(ordinal):
         shared, build_id = build_id, store.aliases.adopted_id(record.digest)
@@ -401,8 +406,8 @@ def _is_module(file: File) -> bool:
 def _repeated(files: Iterable[File]) -> frozenset[bytes]:
     """Return the build IDs that several kernel modules of a profile have.
 
-    perf gave each module the build ID of the first one, from when --buildid-mmap became the
-    default until Linux 7.0.
+    perf gave each module the build ID of the first one in the versions from the one that made
+    --buildid-mmap the default until Linux 7.0.
     """
     paths: dict[bytes, set[bytes]] = {}
     for file in files:
@@ -430,8 +435,8 @@ def _has_dev(identity: FileIdentity | None, file: File) -> bool:
 class Clock(msgspec.Struct, frozen=True):
     """The offset from times of a profile to Unix time, ``offset_ns``, known up to ``error_ns``.
 
-    ``how`` says in words where the offset comes from. ``is_local``: this machine made the profile
-    since its start. ``is_seen``: the store saw files there when they were mapped.
+    ``how`` describes the source of the offset. ``is_local``: this machine made the profile since
+    its start. ``is_seen``: the store saw files there when they were mapped.
     """
 
     offset_ns: int
@@ -442,7 +447,7 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 def recorded(profile: Profile) -> Clock | None:
-    """Return the clock that the profile itself tells of, if it does."""
+    """Return the clock that the profile itself records, if any."""
     said = headers.clock(profile.feature(headers.CLOCK_DATA), profile.header.order)
     if said is None:
         return None
@@ -483,7 +488,7 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
 
 
 def by_file_time(mtime_ns: int, last: int) -> Clock:
-    """Return a clock by which ``last``, the last time in the file, is when the file was written.
+    """Return a clock that assumes that the file was written at ``last``, the last time in it.
 
     A copy with a new mtime makes the profile seem later than it is.
     """
@@ -496,10 +501,10 @@ def by_file_time(mtime_ns: int, last: int) -> Clock:
 
 
 def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | None:
-    """Return a clock by which most files were seen just after they were mapped.
+    """Return the clock with which most files were seen just after they were mapped.
 
     ``differences`` has pairs: the number of a file, and the Unix time it was first seen minus the
-    time in the profile of its first mapping. Some are of other occasions. Returns None if fewer
+    time in the profile of its first mapping. Some pairs belong to other runs. Returns None if fewer
     than three files agree, or if nearly as many agree on another offset: a program that runs again
     and again would match its previous run.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a profile: its mappings, the build ID of each, and the samples that fell into them.
 
-A profile may have hundreds of millions of samples, and most fall into pages that others fell into
-before: a page of a process is looked up again only after the mappings of the process change.
+A profile may have hundreds of millions of samples, most of them in pages with earlier samples. So a
+page of a process is looked up again only after the mappings of the process change.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MEMFD_NAME: Final = b"/memfd:"
 _SAMPLES: Final = frozenset((records.SAMPLE,))
 _TELLING: Final = records.TELLING | {records.HEADER_BUILD_ID}
 _NAMING: Final = frozenset((records.MMAP2, records.HEADER_BUILD_ID))
-_EACH: Final = 16  # samples are near enough to each other to tell the span from some of them
+_EACH: Final = 16  # samples are so close that some of them show the time span
 _EVERY: Final = 1 << 16  # records between two reports of progress
 UNMAPPED: Final = -1
 IN_KERNEL: Final = -2
@@ -67,7 +67,7 @@ class Reading:
     """A profile: its address spaces, and the build IDs of its files as far as the store knows them.
 
     ``assigned`` gives build IDs to paths, see `match.Matcher`. ``lost`` counts records that the
-    kernel dropped, ``samples`` those that `hits` has read. Making one raises `UsageError`.
+    kernel dropped, ``samples`` those that `hits` has read. The constructor raises `UsageError`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Reading:
         self.named: dict[bytes, Named] = {}
         self._progress = progress
         self._has_time = profile.layouts.have_time
-        self._first: list[int] = []  # when each file was first mapped, 0 if not known
+        self._first: list[int] = []  # the time at which each file was first mapped, 0 if unknown
         self._span = headers.times(profile.feature(headers.SAMPLE_TIME), profile.header.order)
         self._events = Events(profile.layouts, profile.header.order)
         self._answers: dict[tuple[int, int, int], Answer] = {}
@@ -150,7 +150,7 @@ class Reading:
         return found
 
     def _records(self, what: str, kinds: frozenset[int]) -> Iterator[tuple[int, Raw]]:
-        """Records of ``kinds``, or all where their numbers have to stand for times."""
+        """Yield the records of ``kinds``, or all records if their numbers stand for times."""
         wanted = kinds if self._has_time else None
         for number, raw in enumerate(self.profile.records(wanted), 1):
             if self._progress is not None and not number % _EVERY:
@@ -176,20 +176,20 @@ class Reading:
         return matcher
 
     def forget(self) -> None:
-        """Drop earlier answers: the store has new captures."""
+        """Drop earlier answers, after the store got new captures."""
         self.matcher.forget()
         self._answers.clear()
         self._mounts.clear()
 
-    # --- what files were -------------------------------------------------------------------
+    # --- files -----------------------------------------------------------------------------
 
     def answer(self, hit: Hit) -> Answer:
-        """Identify the file of a hit (``file`` not negative)."""
+        """Identify the file of a hit (whose ``file`` is not negative)."""
         file = self.spaces.files[hit.file]
         mnt = self.spaces.mount_namespace(hit.pid, hit.time)
         answer = self._alone(hit.file, hit.time, mnt)
         if len(answer.candidates) > 1 and (answer.build_id is None or answer.container is None):
-            # Files of one process are in one mount namespace: some of the others may tell which.
+            # All files of a process are in one mount namespace, so other files may identify it.
             mounts = self._mounts_of(hit.pid, hit.image)
             if mounts:
                 answer = self.matcher.answer(file, hit.time, mnt, mounts)
@@ -201,7 +201,7 @@ class Reading:
         build_id = BuildId(named.build_id)
         left = tuple(each for each in answer.candidates if each.build_id == build_id)
         if answer.candidates and not left:
-            # The table knows files by their paths only, and there were others at this one.
+            # The table of build IDs has paths only, and several files had this path.
             return Answer(None, answer.candidates, AMBIGUOUS)
         return Answer(build_id, left)
 
@@ -214,9 +214,9 @@ class Reading:
         return answer
 
     def _mounts_of(self, pid: int, image: int) -> frozenset[int]:
-        """Return the mount namespaces that a process may have been in, by all its files.
+        """Return the mount namespaces that a process may have been in, according to its files.
 
-        Empty if the files tell nothing, or contradict each other.
+        The result is empty if the files do not show it, or contradict each other.
         """
         key = pid, image
         known = self._mounts.get(key)
@@ -254,8 +254,9 @@ class Reading:
         return hits.result()
 
     def hits_at(self, address: int) -> Counter[Hit]:
-        """Count the samples with an address in their call chain, and find the files that have
-        it."""
+        """Count the samples with an address in their call chain, and find the files at that
+        address.
+        """
         hits = Hits(self.spaces)
         layouts = self.profile.layouts
         for number, raw in self._records("samples", _SAMPLES):
@@ -310,7 +311,7 @@ class Reading:
 
 
 def is_anonymous(file: File) -> bool:
-    """Return True for a mapping of no file, or of one that has no path to capture it by."""
+    """Return True for a mapping without a file, or of a file without a path for a capture."""
     return file.path.startswith(_ANONYMOUS_NAMES)
 
 
@@ -352,7 +353,7 @@ def coverage(
 
 
 def build_ids_of(profile: Profile) -> dict[BuildId, bytes]:
-    """Return the build IDs in a profile, each with a path or name that the profile gives it."""
+    """Return the build IDs in a profile, each with a path or name from the profile."""
     found: dict[BuildId, bytes] = {}
 
     def add(build_id: bytes, name: bytes) -> None:
@@ -388,12 +389,14 @@ class Hit(NamedTuple):
 
 
 class Hits:
-    """Counts samples by the `Hit` in ``spaces``. ``mode`` is the CPUMODE of the sample's record."""
+    """Counts samples by their `Hit` in ``spaces``. ``mode`` is the CPUMODE of the
+    sample's record.
+    """
 
     def __init__(self, spaces: Spaces) -> None:
         self._spaces = spaces
         self._counts: dict[Hit, list[int]] = {}
-        # Begin and end of its validity, and the count in a list of one.
+        # Begin and end of the validity of an entry, and the count in a list of one.
         self._pages: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
 
     def add(self, pid: int, time: int, address: int, mode: int) -> None:
@@ -401,7 +404,7 @@ class Hits:
         self._count_of(pid, time, address, mode)[0] += 1
 
     def add_chain(self, pid: int, time: int, address: int, mode: int, chain: Iterable[int]) -> None:
-        """Count a sample, and once each place in its call chain."""
+        """Count a sample, and each place in its call chain once."""
         leaf = self._count_of(pid, time, address, mode)
         counts = {id(leaf): leaf}
         for each in chain:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a profile again, with the build IDs and file names that its mappings need.
 
-perf has one file for each name, so a mapping gets another name where one name stood for several
-files. The records are copied one by one; a profile is never in memory as a whole.
+perf has one file for each name, so if one name stood for several files, their mappings get
+different names. The records are copied one by one; a profile is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 _COPY: Final = 1 << 20
-_HINTED: Final = 100  # unresolved files, the heaviest, for which files of that name are looked for
+# the heaviest unresolved files, for which files of the same name are looked up
+_HINTED: Final = 100
 _MAX_INDEX: Final = 64 << 20
 _EVERY: Final = 1 << 16  # records between two reports of progress
-_FEATURE_LEAST: Final = 16  # bytes of a record that says which feature it is
+_FEATURE_LEAST: Final = 16  # bytes of a record that give the number of the feature
 _OWN: Final = 64  # records from this number on are perf's own
 _SUFFIX_DIGITS: Final = 12
 _NAME_MAX: Final = 4095
@@ -56,9 +57,9 @@ _NAME_MAX: Final = 4095
 class Unresolved(msgspec.Struct, frozen=True):
     """A file without a build ID that samples fell into, or were called from.
 
-    ``samples`` is their number, ``share`` the same in per cent of all samples. ``why`` says why the
-    file has no build ID; ``namesakes`` are files of that name that the store knows, see
-    `match.namesakes`.
+    ``samples`` is their number, ``share`` their part of all samples in per cent. ``why`` is the
+    reason why the file has no build ID; ``namesakes`` are files of that name that the store knows,
+    see `match.namesakes`.
     """
 
     container: str
@@ -72,9 +73,10 @@ class Unresolved(msgspec.Struct, frozen=True):
 class Repaired(msgspec.Struct):
     """The result of a repair, in numbers of files that were mapped.
 
-    ``known`` had a build ID before, ``resolved`` have one now. ``renamed`` maps new names to build
-    IDs. ``unresolved`` are files with samples, the heaviest first. ``generated`` are the processes
-    whose generated code has names now. ``notes`` and ``incomplete`` are as in `coverage.Coverage`.
+    ``known`` files had a build ID before, ``resolved`` files got one. ``renamed`` maps new names to
+    build IDs. ``unresolved`` are files with samples, the heaviest first. ``generated`` are the
+    processes whose generated code got names. ``notes`` and ``incomplete`` are as in
+    `coverage.Coverage`.
     """
 
     known: int
@@ -126,7 +128,7 @@ def repair(
             notes.append(f"generated code of some processes has no names: {names.failed}")
         with _replacing(out) as file:
             _Writer(reading, renaming, file, progress).write()
-            # By its time the next reader knows by which clock it was recorded.
+            # The next reader uses its mtime to find the clock of the recording.
             file.flush()
             os.utime(file.fileno(), ns=(profile.mtime_ns, profile.mtime_ns))
         return Repaired(
@@ -141,7 +143,7 @@ def repair(
 
 
 def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None:
-    """Raise `UsageError` for an assigned path that no file without a build ID has."""
+    """Raise `UsageError` if no file without a build ID has an assigned path."""
     files, believes = reading.spaces.files, reading.matcher.believes
     nameless = {plain(file.path) for file in files if not believes(file)}
     named = {plain(file.path) for file in files if believes(file)}
@@ -154,9 +156,9 @@ def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None
 def unresolved_in(
     reading: Reading, hits: Counter[Hit], names: JitNames | None = None
 ) -> list[Unresolved]:
-    """The files without a build ID among ``hits``, the heaviest first; no anonymous memory.
+    """Return the files without a build ID among ``hits``, the heaviest first.
 
-    Nor generated code that has ``names``.
+    Anonymous memory, and generated code that has ``names``, is left out.
     """
     found: Counter[tuple[str, bytes, str]] = Counter()
     for hit, count in hits.items():
@@ -198,7 +200,7 @@ class _Writer:
         self._rewriter = Rewriter(profile.layouts, self._order)
         self._word = Struct(f"{self._order}Q")
         self._at = 0
-        # Where records with traces of hardware were, and are.
+        # The old and new offsets of records with hardware traces.
         self._old, self._new = array("Q"), array("Q")
 
     def write(self) -> None:
@@ -211,7 +213,7 @@ class _Writer:
             return
         is_merged = len(self._profile.parts) > 1
         for number, raw, part in self._records():
-            # Within a round all records are later than those of the rounds before, in one file.
+            # In one file, all records of a round are later than those of earlier rounds.
             if not is_merged or raw.kind != perf_stream.FINISHED_ROUND:
                 self._put_record(number, raw, part)
         size = self._at - begin
@@ -343,7 +345,9 @@ def _shown(path: bytes) -> str:
 
 
 class Fix(NamedTuple):
-    """The fields to write for a mapping; empty ``build_id`` and None leave the others as is."""
+    """The fields to write for a mapping; an empty ``build_id`` and None leave the
+    others unchanged.
+    """
 
     build_id: bytes = b""
     name: bytes | None = None
@@ -354,7 +358,7 @@ class Renaming:
     """The decisions for all mappings of a profile.
 
     ``known`` and ``resolved`` count files (by name, device and inode) that had a build ID in the
-    profile, and that have one now. ``renamed`` are all new names with the build IDs they stand for.
+    profile, and that got one. ``renamed`` has all new names with the build IDs they stand for.
     """
 
     def __init__(self, reading: Reading, names: JitNames) -> None:
@@ -381,20 +385,20 @@ class Renaming:
         self._kept = {path: self._keeper(path, ids) for path, ids in self._ids.items()}
 
     def fix(self, event: Mapped, time: int) -> Fix:
-        """Return the fields to write for a mapping; the reading knows it by that time."""
+        """Return the fields to write for a mapping; ``time`` is its time in the reading."""
         spaces = self._reading.spaces
         number = spaces.number(event)
         file = spaces.files[number]
         image = spaces.image(event.pid, time)
         hit = Hit(number, time, event.pid, image)
         if (generated := self._names.at(hit)) is not None:
-            # Its file has each function at the offset that is its address.
+            # In the file each function has an offset equal to its address.
             return Fix(bytes(generated.build_id), generated.name, event.start)
         answer = self._reading.answer(hit)
         build_id = _held(answer)
         is_believed = self._reading.matcher.believes(file)
         if not _has_name(file):
-            # A kernel module that has the build ID of another one.
+            # The record of a kernel module has the build ID of another module.
             return Fix(bytes(build_id)) if file.build_id and build_id and not is_believed else Fix()
         name = self._name(file, build_id)
         if build_id is None or is_believed:
@@ -402,7 +406,7 @@ class Renaming:
         return Fix(bytes(build_id), name)
 
     def table(self) -> Iterator[Named]:
-        """Return the build IDs by name, including those of the profile that stay true."""
+        """Yield the build IDs by name, including those of the profile that are still right."""
         for path, ids in self._ids.items():
             keeper = self._kept[path]
             if len(ids) > 1 or keeper is not None:
@@ -420,14 +424,14 @@ class Renaming:
         return named is not None and named.build_id == build_id
 
     def _add_special(self, file: File, build_id: BuildId) -> None:
-        """Add kernel and vDSO: they have no file, and perf finds them in the table."""
+        """Add kernel and vDSO: they have no file, so perf looks them up in the table."""
         name = KALLSYMS if file.path.startswith(KALLSYMS) else file.path
         mode = file.cpumode & CPUMODE
         if name.startswith(b"[") and mode in (KERNEL, USER):
             self._table.setdefault(name, Named(name, build_id, mode))
 
     def _keeper(self, path: bytes, ids: dict[BuildId | None, bool]) -> BuildId | None:
-        """Return the build ID that keeps a name."""
+        """Return the build ID that keeps a name that several build IDs have."""
         known = [build_id for build_id in ids if build_id is not None]
         if len(ids) == 1:
             return known[0] if known else None
@@ -463,7 +467,7 @@ def _has_name(file: File) -> bool:
 
 
 def _held(answer: Answer) -> BuildId | None:
-    """Return the build ID if it fits a record of perf."""
+    """Return the build ID if it fits into a record of perf."""
     if answer.build_id is None or len(answer.build_id) > MAX_ID:
         return None
     return answer.build_id

@@ -42,10 +42,10 @@ _NOT_READ: Final = "found, but it could not be read"
 
 
 class Binary(msgspec.Struct):
-    """A binary of a profile, in one container (its label; empty: the host).
+    """A binary of a profile in one container (its label; empty: the host).
 
-    ``samples`` counts those in the binary or called from it. ``state`` is `HELD`, `CAPTURED` (now)
-    or `MISSING`; ``why`` says why it is missing.
+    ``samples`` counts those in the binary or called from it. ``state`` is `HELD`, `CAPTURED` (by
+    this scan) or `MISSING`; ``why`` is the reason why it is missing.
     """
 
     path: bytes
@@ -92,7 +92,7 @@ def scan_perf_data(
 
 
 class _Scan:
-    """One profile."""
+    """The scan of one profile."""
 
     def __init__(
         self,
@@ -146,12 +146,12 @@ class _Scan:
             whole.binaries.append(binary)
 
     def _binaries(self) -> list[tuple[Hit, Binary]]:
-        """Return the binaries that samples fell into, each with one of the hits."""
+        """Return the binaries with samples, each with one of the hits."""
         found: dict[tuple[str, bytes, BuildId | None, str], tuple[Hit, Binary]] = {}
         for hit, samples in self._hits.items():
             path, answer = self._reading.describe(hit)
             if not samples and answer.build_id is None and not path.startswith(b"/"):
-                continue  # no file at all
+                continue  # memory without a file
             container = answer.container or ""
             key = container, path, answer.build_id, answer.why
             known = found.get(key)

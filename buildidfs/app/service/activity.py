@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates out of consecutive looks at the status of a store: captures, growth, requests, losses."""
+"""Rates from successive reads of the status of a store: captures, growth, requests, losses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WINDOW_S: Final = 30.0
 class Row(NamedTuple):
     """The activity of a container, by its label; empty for the host.
 
-    ``rate`` is captures a second, None after a single look, ``last_ns`` the time of the last
-    capture (Unix, ns; 0 for none).
-    ``lost`` files were lost since the start, ``recent`` of them in the last ten minutes.
+    ``rate`` is captures per second, None after a single read; ``last_ns`` is the time of the last
+    capture (Unix, ns; 0 for none). ``lost`` files were lost since the start, ``recent`` of them in
+    the last ten minutes.
     """
 
     container: str
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 class MountActivity(NamedTuple):
-    """A mount, by its path, with its requests since the start and a second, if they are known."""
+    """A mount, by its path, with its requests since the start and per second, if known."""
 
     path: bytes
     requests: int | None
@@ -45,9 +45,9 @@ class MountActivity(NamedTuple):
 class View(NamedTuple):
     """The activity of a store at one moment.
 
-    ``facts`` are those of its watch, empty if none runs. ``rate`` is captures a second,
-    ``growth`` the bytes that the store grew a second; a single look knows neither. ``rows`` have
-    the last captures first.
+    ``facts`` are those of its watch, empty if none runs. ``rate`` is captures per second,
+    ``growth`` is the growth of the store in bytes per second; both are None after a single read.
+    ``rows`` begin with the last captures.
     """
 
     status: Status
@@ -66,7 +66,7 @@ class _Sample(NamedTuple):
 
 
 class Activity:
-    """Remembers looks of the last half minute. Counts that have begun anew are not compared."""
+    """Remembers the status of the last half minute. Counts that were reset are not compared."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -74,7 +74,7 @@ class Activity:
         self._watch: tuple[int, int] | None = None
 
     def add(self, status: Status) -> View:
-        """Take in a look, and return the activity since the first that is remembered."""
+        """Add a status, and return the activity since the oldest remembered one."""
         watch = _running(status, up.WATCH)
         present = watch[0].present if watch else None
         which = None if present is None else (present.pid, present.since)
@@ -128,7 +128,7 @@ def _running(status: Status, role: str) -> list[Running]:
 def _rows(
     facts: Mapping[str, Any], sources: list[dict[str, Any]], rates: Mapping[str, float | None]
 ) -> list[Row]:
-    """Return the containers with captures or losses, that with the last capture first."""
+    """Return the containers with captures or losses, the one with the last capture first."""
     lost: Counter[str] = Counter()
     recent: Counter[str] = Counter()
     for loss in facts.get("losses", ()):

@@ -24,7 +24,7 @@ from buildidfs.store.retention.eviction import Evictions
 from buildidfs.store.run_files import Present
 
 _PROBE_S: Final = 2.0
-_SILENT_S: Final = 20.0  # a watch tells how it does every two seconds
+_SILENT_S: Final = 20.0  # a watch updates its state every two seconds
 _STARTING_S: Final = 120.0
 _CAUSES: Final = 3
 
@@ -34,15 +34,15 @@ class Verdict(enum.IntEnum):
 
     HEALTHY = 0
     DEGRADED = 1
-    """It works, but less than it could: some of what starts may be missed."""
+    """It works, but with restrictions: some of the starting programs may be missed."""
     LOSING = 2
-    """Files were lost in the last ten minutes, or nothing is followed just now."""
+    """Files were lost in the last ten minutes, or no events are followed just now."""
     DOWN = 3
-    """Nothing runs, or something that should does not run, or does not answer."""
+    """No process runs, or a process that should run does not run or does not answer."""
 
     @property
     def exit_code(self) -> int:
-        """The exit status that says so."""
+        """Return the exit status for the verdict."""
         return _EXIT_CODES[self]
 
 
@@ -63,11 +63,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """One long-running process, or one that should be there.
+    """A long-running process, or one that should run.
 
-    ``part`` is how its supervisor sees it, None if it has none; ``present`` is what it says itself,
-    None if it does not say anything. ``state`` is that of ``part``, or ``running``; of a process
-    that does not do its work ``stopped`` by a signal, or ``not answering``.
+    ``part`` is its state according to its supervisor, None if it has none; ``present`` is its own
+    report, None if there is none. ``state`` is that of ``part``, or ``running``; it is ``stopped``
+    for a process stopped by a signal, and ``not answering`` for one that does not do its work.
     """
 
     role: str
@@ -77,14 +77,14 @@ class Running(msgspec.Struct, frozen=True):
 
     @property
     def pid(self) -> int:
-        """Its number, 0 if it does not run."""
+        """Return its process ID, 0 if it does not run."""
         return self.present.pid if self.present is not None else self.part.pid if self.part else 0
 
 
 class Status(msgspec.Struct, frozen=True):
     """A store and its processes, the supervisor first, then those that it runs.
 
-    ``evictions`` are what the store had no room for; ``findings`` say what is amiss, the worst
+    ``evictions`` counts the blobs removed for lack of room; ``findings`` has the faults, the worst
     first. ``jit_bytes`` is the size of the names of generated code.
     """
 
@@ -96,7 +96,7 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes that blobs, index and names of generated code take on the disk."""
+        """Return the bytes that blobs, index and names of generated code take on disk."""
         return self.store.stored_bytes + self.store.index_bytes + self.jit_bytes
 
     @property
@@ -106,7 +106,8 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def take(store_path: str | bytes | os.PathLike[str]) -> Status:
-    """Look now; takes some milliseconds, or two seconds where a mount does not answer.
+    """Return the present status; takes some milliseconds, or two seconds if a mount does not
+    answer.
 
     Raises `StoreMissing`, `StoreVersionError`.
     """
@@ -121,7 +122,7 @@ def take(store_path: str | bytes | os.PathLike[str]) -> Status:
 
 
 def _processes(store_path: str | bytes | os.PathLike[str]) -> list[Running]:
-    """The processes of a store, each supervisor before those that it runs."""
+    """Return the processes of a store, each supervisor before those that it runs."""
     alive = run_files.present(store_path)
     found = []
     for supervisor in [each for each in alive if each.role == up.ROLE]:
@@ -133,7 +134,7 @@ def _processes(store_path: str | bytes | os.PathLike[str]) -> list[Running]:
     return found + [_running(each.role, None, each) for each in alive if each not in shown]
 
 
-# --- what a process does --------------------------------------------------------------------------
+# --- the health of a process ----------------------------------------------------------------------
 
 
 def _running(role: str, part: Part | None, present: Present | None) -> Running:
@@ -146,7 +147,7 @@ def _running(role: str, part: Part | None, present: Present | None) -> Running:
 
 
 def _trouble(present: Present) -> str:
-    """Return in a word or two why a live process does not work; empty if it does."""
+    """Return one or two words on why a live process does not work; empty if it works."""
     if present.is_here and procfs.is_stopped(present.pid):
         return "stopped"
     if present.role == up.WATCH:
@@ -157,7 +158,7 @@ def _trouble(present: Present) -> str:
 
 
 def _is_silent(watch: Present) -> bool:
-    """True if a watch has not told how it does for longer than it ever takes."""
+    """Return True if a watch has not updated its state for longer than it ever takes."""
     told = watch.facts.get("told")
     if isinstance(told, int | float) and watch.is_here:
         return time.monotonic() - told > _SILENT_S
@@ -182,7 +183,7 @@ def _answers(mountpoint: bytes) -> bool:
     return True
 
 
-# --- what to say of it ----------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------
 
 
 def _findings(processes: list[Running], names: Names) -> Iterator[Finding]:
@@ -197,7 +198,7 @@ def _findings(processes: list[Running], names: Names) -> Iterator[Finding]:
 
 
 def _of_trouble(process: Running) -> Finding:
-    """The finding about a process that does not run, or does not do its work."""
+    """Return the finding about a process that does not run, or does not do its work."""
     role, part = process.role, process.part
     again = "buildidfs down && buildidfs up starts it anew"
     if process.state == "stopped":
@@ -255,7 +256,7 @@ def _of_watch(facts: dict[str, Any], names: Names) -> Iterator[Finding]:
 
 
 def _of_mode(facts: dict[str, Any]) -> Iterator[Finding]:
-    """Yield findings about the things that a watch cannot do, now or ever."""
+    """Yield findings about the restrictions of a watch, temporary or permanent."""
     mode, degraded = facts.get("mode"), facts.get("degraded")
     sentences = [str(each) for each in degraded] if isinstance(degraded, list) else []
     if mode == "starting":

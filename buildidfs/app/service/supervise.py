@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervise the programs of a store: start them, pass on their messages, start them again.
+"""Supervise the programs of a store: start them, pass on their messages, restart them.
 
 One loop waits for the descriptors of all programs at once.
 """
@@ -33,21 +33,21 @@ _MOST_OF_A_LINE = 4096
 _CHUNK = 65536
 _END_S = 5.0
 
-# A watch that could not follow everything says so when it was told to end.
+# A watch with restrictions says so when it ends.
 _ENDED_WELL = frozenset((0, IncompleteError.exit_code))
 
 # The prefix that `log.setup` puts before a message, and sd-daemon(3) before that.
 _LINE = re.compile(r"(?:<\d>)?(?:buildidfs: )?(?:(debug|info|warning|error|critical): )?(.*)")
 RETRY: Final = signal.SIGUSR1
-"""Makes a supervisor start at once what does not run."""
+"""Makes a supervisor start all programs at once that do not run."""
 _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Backoff(msgspec.Struct, frozen=True):
     """The delay in seconds before a failed program is started again.
 
-    ``first`` at first, twice as long each time, ``most`` at most; after it ran for ``good`` it is
-    at the beginning again.
+    It begins with ``first`` and doubles each time, up to ``most``; after the program ran for
+    ``good`` seconds it begins with ``first`` again.
     """
 
     first: float = 0.5
@@ -70,10 +70,11 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a program as ``status`` shows it. Times are Unix time in nanoseconds.
+    """The state of a program for ``status``. Times are Unix time in nanoseconds.
 
-    ``starting`` until it says that it is ready, then ``running``; ``waiting`` until ``due`` after
-    it has failed, for the ``reason`` given; ``ended`` when it was asked to end.
+    The state is ``starting`` until the program reports that it is ready, then ``running``. After a
+    failure it is ``waiting`` until ``due``, with the ``reason`` of the failure. It is ``ended`` if
+    the program was asked to end.
     """
 
     name: str
@@ -87,15 +88,15 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SupervisedProgram:
-    """A `Program` and the process that runs it now, if one does."""
+    """A `Program` and the process that runs it now, if any."""
 
     def __init__(self, program: Program, environ: Mapping[str, str], backoff: Backoff) -> None:
         self.program = program
         self.part = Part(program.name, "waiting")
         self.code: int | None = None
-        """How the last process ended: an exit status, or minus the number of a signal."""
+        """The result of the last process: an exit status, or minus the number of a signal."""
         self.due = 0.0
-        """When to start it (time.monotonic())."""
+        """The time to start it (time.monotonic())."""
         self._backoff = backoff
         self._delay = backoff.first
         self._started = 0.0
@@ -109,7 +110,7 @@ class SupervisedProgram:
     # --- start and end -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run it now."""
+        """Start the program now."""
         log.info("%s: starting", self.program.name)
         self._started = time.monotonic()
         self._line, self._last_line, self.code = b"", "", None
@@ -142,7 +143,7 @@ class SupervisedProgram:
             os.close(writing)
 
     def send(self, number: signal.Signals) -> None:
-        """Send the program a signal. SIGKILL goes to its whole process group."""
+        """Send a signal to the program. SIGKILL goes to its whole process group."""
         if self._process is not None:
             self._process.send(number, group=number == signal.SIGKILL)
 
@@ -163,13 +164,15 @@ class SupervisedProgram:
         return self._process is not None
 
     def close(self) -> None:
-        """Hear no more of it."""
+        """Close the descriptors of its output."""
         self._inbox.close()
 
-    # --- what happens to it ------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------
 
     def descriptors(self) -> dict[int, Callable[[], None]]:
-        """Return the descriptors to wait for, and what to call when each is readable."""
+        """Return the descriptors to wait for, each with the function to call when it is
+        readable.
+        """
         found: dict[int, Callable[[], None]] = {self._inbox.fileno(): self._told}
         if self._process is not None:
             found[self._process.fileno()] = self._ended
@@ -180,7 +183,7 @@ class SupervisedProgram:
     def _told(self) -> None:
         while (told := self._inbox.receive()) is not None:
             if self._process is None:
-                continue  # the last words of one that has ended
+                continue  # the last output of an ended process
             if told.get("READY") == "1" and self.part.state == "starting":
                 log.info("%s: ready (pid %d)", self.program.name, self._process.pid)
                 self._change(state="running")
@@ -188,9 +191,9 @@ class SupervisedProgram:
                 self._change(status=told["STATUS"])
 
     def _said(self) -> None:
-        """Pass on what it printed, line by line."""
+        """Pass on its output, line by line."""
         if self._output < 0:
-            return  # it ended just now, and everything was read
+            return  # it ended just now, and all its output was read
         try:
             text = os.read(self._output, _CHUNK)
         except BlockingIOError:
@@ -216,11 +219,11 @@ class SupervisedProgram:
     def _ended(self) -> None:
         process, self._process = self._process, None
         assert process is not None
-        process.send(signal.SIGKILL, group=True)  # what it leaves in its group ends with it
+        process.send(signal.SIGKILL, group=True)  # processes left in its group end with it
         self.code = process.wait()
         assert self.code is not None
         self._told()
-        self._said()  # all of it: a pipe holds no more than one read takes
+        self._said()  # all of it: one read takes the whole content of a pipe
         self._pass_on(self._line)
         self._close_output()
         if self.code in _ENDED_WELL:
@@ -262,9 +265,10 @@ BACKOFF: Final = Backoff()
 
 
 class Supervisor:
-    """Runs programs until it is told to end. For the main thread of a process without others.
+    """Runs programs until it is asked to end. Needs the main thread of a process without other
+    threads.
 
-    ``presence`` is told how they do: ``children``, a list of `Part`. They get ``environ``.
+    ``presence`` gets their states: ``children``, a list of `Part`. The programs get ``environ``.
     """
 
     def __init__(
@@ -281,11 +285,11 @@ class Supervisor:
         self._wake = -1
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Run them until SIGTERM, SIGINT or SIGHUP comes, or all have ended by themselves.
+        """Run the programs until SIGTERM, SIGINT or SIGHUP, or until all have ended by themselves.
 
-        ``ready`` is called once each of them is running, or, if it is not needed, has failed once.
-        They are ended in the order in which they were given. Raises what a needed one failed with
-        at its first start, after ending the others.
+        ``ready`` is called when each of them runs, or, if it is not needed, has failed once. At the
+        end they are ended in the order in which they were given. If a needed program fails at its
+        first start, the others are ended and its error is raised.
         """
         announced = False
         with self._woken_by_signals():
@@ -330,7 +334,7 @@ class Supervisor:
                     raise kind(part.reason)
 
     def _wait(self, until: float | None) -> None:
-        """Until something happens or the time (time.monotonic()) has come; deal with it."""
+        """Wait for an event or until a time (time.monotonic()), and handle it."""
         poll = select.poll()
         handlers = {self._wake: self._take_signals}
         for child in self._children:
@@ -360,7 +364,7 @@ class Supervisor:
             child.close()
 
     def _end(self, child: SupervisedProgram) -> None:
-        """Ask one to end, and make it after its grace, or when asked again."""
+        """Ask a program to end; kill it after its grace, or when asked again."""
         child.send(signal.SIGTERM)
         deadline = time.monotonic() + child.program.grace
         while child.is_alive:
@@ -405,7 +409,7 @@ def _is_settled(child: SupervisedProgram) -> bool:
 
 
 def _class_of(code: int) -> type[errors.BuildIdFsError] | None:
-    """The error that a process of ours ended with; None for a fault, or a signal."""
+    """Return the error class with which a process of ours ended; None for a fault or a signal."""
 
     def classes(kind: type[errors.BuildIdFsError]) -> Iterator[type[errors.BuildIdFsError]]:
         for each in kind.__subclasses__():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start and end the watch and the mount of a store together, and find those that run.
+"""Start and end the watch and the mount of a store together, and find running ones.
 
-Both are processes of their own, the same that ``buildidfs watch`` and ``buildidfs mount`` are, and
-`supervise` keeps them running.
+Both run as processes of ``buildidfs watch`` and ``buildidfs mount``, and `supervise` keeps them
+running.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MOUNT = "mount"
 SERVE = "serve"
 PUSH = "push"
 
-_WATCH_GRACE_S = 30.0  # a commit that has begun may take that long on a slow disk
+_WATCH_GRACE_S = 30.0  # a commit in progress may take that long on a slow disk
 _MOUNT_GRACE_S = 15.0
-_SERVE_GRACE_S = 20.0  # downloads that have begun may go on for ten
+_SERVE_GRACE_S = 20.0  # downloads in progress may go on for ten
 _PUSH_GRACE_S = 15.0
 
 
@@ -52,7 +52,8 @@ def programs(
     """Return the programs to run, in the order in which they end.
 
     ``arguments`` are the global options of the command line for the same store and settings;
-    ``mountpoint`` is absolute, None for no mount. ``metrics`` is that option of ``watch``.
+    ``mountpoint`` is absolute, None for no mount. ``metrics`` is the option ``--metrics`` of
+    ``watch``.
     """
     command = (sys.executable, "-m", "buildidfs", *arguments)
     found = []
@@ -62,7 +63,7 @@ def programs(
     if serve:
         found.append(Program(SERVE, (*command, "serve"), grace=_SERVE_GRACE_S))
     if push:
-        # After the watch has ended: what it captured last is pushed by the next start.
+        # After the end of the watch: the next start pushes its last captures.
         found.append(Program(PUSH, (*command, "push", "--watch"), grace=_PUSH_GRACE_S))
     if mountpoint is not None:
         words = (*command, "mount", "--foreground", "--", os.fsdecode(mountpoint))
@@ -82,11 +83,11 @@ def start(
     ready: Callable[[], None] | None = None,
     log_file: str | None = None,
 ) -> None:
-    """Run the programs in the background, and return when they run.
+    """Start the programs in the background, and return when they run.
 
     With ``ready`` they run in the foreground: it is called when they run, and this function returns
-    when they have ended. Makes the store and ``mountpoint`` if they are absent. A program that is
-    not ``needed`` may have failed; `running` and `parts` tell. Raises `StoreLocked` if another
+    when they have ended. Creates the store and ``mountpoint`` if they are absent. A program that is
+    not ``needed`` may have failed; see `running` and `parts`. Raises `StoreLocked` if another
     supervisor runs on the store, `MountError`, and the error of a needed program that failed.
     """
     root = os.path.abspath(os.fsencode(store_path))
@@ -100,10 +101,11 @@ def start(
         def told() -> None:
             try:
                 announce()
-            except BrokenPipeError:  # the parent that waited has given up
+            except BrokenPipeError:  # the waiting parent has given up
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        # Another process may find us and send it early: all programs are just being started.
+        # Another process may find us and send the signal early: all programs are just being
+        # started.
         signal.signal(RETRY, signal.SIG_IGN)
         with Presence.only(root, ROLE, **facts) as known:
             Supervisor(list(wanted), known, _environment(environ)).run(told)
@@ -117,12 +119,12 @@ def start(
 
 
 def running(store_path: StorePath) -> Present | None:
-    """The supervisor of a store, if one runs."""
+    """Return the supervisor of a store, if one runs."""
     return next(iter(run_files.present(store_path, ROLE)), None)
 
 
 def elsewhere(store_path: StorePath) -> list[bytes]:
-    """Return the other stores that a supervisor of this user runs on, as far as /proc tells."""
+    """Return the other stores on which this user runs a supervisor, as far as /proc shows."""
     own = os.path.realpath(os.fsencode(store_path))
     found: set[bytes] = set()
     for pid in procfs.pids():
@@ -148,12 +150,14 @@ def parts(supervisor: Present) -> list[Part]:
     try:
         return msgspec.convert(supervisor.facts.get("children", []), list[Part])
     except msgspec.ValidationError:
-        return []  # of another version
+        return []  # its version is another one
 
 
 def hurry(store_path: StorePath, seconds: float) -> None:
-    """Let the supervisor restart stopped programs at once; wait ``seconds`` until they run or
-    fail."""
+    """Let the supervisor restart stopped programs at once.
+
+    Wait up to ``seconds`` until they run or fail.
+    """
     from buildidfs.app.service.supervise import RETRY
 
     supervisor = running(store_path)
@@ -166,7 +170,7 @@ def hurry(store_path: StorePath, seconds: float) -> None:
         return tried or part.state == "running"
 
     def is_over(now: Present) -> bool:
-        # One that has just begun does not tell of its programs yet.
+        # A supervisor that has just started does not report its programs yet.
         return "children" in now.facts and all(map(has_news, parts(now)))
 
     with _process(supervisor) as pidfd:
@@ -186,7 +190,7 @@ def watching(store_path: StorePath) -> Present | None:
 
 
 def settle(store_path: StorePath, seconds: float) -> None:
-    """Wait until the first scan has captured the running programs, that long at most."""
+    """Wait until the first scan has captured the running programs, at most ``seconds``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and (found := watching(store_path)) is not None:
         if found.facts.get("scans") and not found.facts.get("waiting"):
@@ -197,8 +201,8 @@ def settle(store_path: StorePath, seconds: float) -> None:
 def end(supervisor: Present, seconds: float) -> None:
     """End a supervisor and its programs, and wait until they have ended.
 
-    Raises `MountError` when that takes longer than ``seconds``, `CapabilityError` when it belongs
-    to another user.
+    Raises `MountError` if that takes longer than ``seconds``, `CapabilityError` if the supervisor
+    belongs to another user.
     """
     with _process(supervisor) as pidfd:
         if pidfd is None:
@@ -217,7 +221,7 @@ def end(supervisor: Present, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _process(supervisor: Present) -> Iterator[int | None]:
-    """Its pidfd while the block runs; None if it has ended."""
+    """Yield the pidfd of a supervisor; None if it has ended."""
     try:
         pidfd = supervisor.pidfd()
     except ProcessLookupError:
@@ -235,14 +239,14 @@ def _make_directory(mountpoint: bytes | None) -> None:
     try:
         os.makedirs(mountpoint, exist_ok=True)
     except FileExistsError:
-        pass  # the mount knows what to do, or to say
+        pass  # `mount` handles this, or prints an error
     except OSError as error:
         shown = os.fsdecode(mountpoint)
         raise MountError(f"cannot make {shown}: {error.strerror}; name another place") from error
 
 
 def _clear(mountpoint: bytes) -> None:
-    """Remove the remains of a mount that had to be killed."""
+    """Remove the remains of a killed mount."""
     from buildidfs.mount import mountpoint as mount_mountpoint
 
     with contextlib.suppress(MountError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions, files and lines at addresses, by the symbolizers of other projects.
+"""Functions, files and lines at addresses, from symbolizers of other projects.
 
 - ``addresses``: `Symbolizer` names addresses of build IDs, of processes and of mapped files.
 - ``programs``: finds llvm-symbolizer, eu-addr2line and addr2line, and runs them confined.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for addresses in files that the store has: function, file and line, inlined ones too."""
+"""Names for addresses in files of the store: function, file and line, including inlined
+functions.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ _TRIES: Final = 2
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The names at an address: frames, the innermost first. ``why`` says why there are none, or why
-    there could be more.
+    """The names at an address: frames, the innermost first. ``why`` is the reason why there are
+    none, or why some may be missing.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -62,10 +64,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _Copy(msgspec.Struct):
-    """A file to ask about, with its dwz file.
+    """A file to query, with its dwz file.
 
-    ``slot`` is its copy among those that the program may open, -1 for none yet. ``failed`` says
-    that the program cannot read it, ``lacks`` what was left out of the copy.
+    ``slot`` is its copy among those that the program may open, -1 for none yet. ``failed`` is the
+    reason if the program cannot read it, ``lacks`` names parts that were left out of the copy.
     """
 
     artifact: Artifact
@@ -77,9 +79,10 @@ class _Copy(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """The files to ask about for a build ID, the one that tells most first, and what it takes to
-    read its addresses. ``code`` are its sections with instructions. ``chosen`` are the artifacts
-    that the store had for it.
+    """The files to query for a build ID, the most informative first, and the data to convert
+    addresses.
+
+    ``code`` are its sections with instructions. ``chosen`` are the artifacts that the store had.
     """
 
     copies: list[_Copy]
@@ -91,16 +94,16 @@ class _File(msgspec.Struct):
 
 
 def _told(artifact: Artifact) -> tuple[bool, int]:
-    """Return the quality of a file for a symbolizer, which refuses a truncated one."""
+    """Return the rank of a file for a symbolizer, which refuses a truncated one."""
     return not artifact.truncated, artifact.quality
 
 
 class Symbolizer:
-    """Asks a program about the files in ``store``; a context manager.
+    """Queries a program about the files in ``store``; a context manager.
 
-    ``program`` is one of `programs.NAMES`, by default the first that is installed. A ``viewer``
-    gets no names out of files that it may not read, as if the store lacked them. Raises
-    `UsageError` if no program is installed.
+    ``program`` is one of `programs.NAMES`, by default the first that is installed. With a
+    ``viewer``, files that this viewer may not read count as missing. Raises `UsageError` if no
+    program is installed.
     """
 
     def __init__(
@@ -130,16 +133,16 @@ class Symbolizer:
             self._slots = None
 
     def refresh(self) -> None:
-        """Ask the store again for its files, and keep the results of files that it still has.
+        """Look up the files in the store again; keep the results of files that it still has.
 
-        Without this call the files are those that the store had when each was asked for first.
+        Without this call, each file is the one that the store had at its first query.
         """
         self._fresh = set()
 
     def base(self, build_id: BuildId) -> int | None:
-        """Return the address that the first segment of the file is loaded at.
+        """Return the address at which the first segment of the file is loaded.
 
-        None if nothing that the viewer may read is known of the build ID.
+        Returns None if no file of the build ID is known that the viewer may read.
         """
         file = self._file(build_id)
         if not file.copies:
@@ -147,9 +150,9 @@ class Symbolizer:
         return file.loads[0].address if file.loads else 0
 
     def symbol(self, build_id: BuildId, address: int) -> Symbol | None:
-        """Return the symbol that an address belongs to; None if none is known to have it.
+        """Return the symbol that contains an address; None if none is known.
 
-        Raises as `at_address`.
+        Raises the errors of `at_address`.
         """
         for each in self._file(build_id).copies:
             found = self._ask(each, lambda program, slot: program.symbol(slot, address))
@@ -160,8 +163,8 @@ class Symbolizer:
     def at_address(self, build_id: BuildId, address: int, *, called: bool = False) -> Answer:
         """Return the names at an address of the ELF file, as its program headers and symbols count.
 
-        ``called`` says that it is a return address: what is meant is the call before it. Raises
-        `UsageError` where there is no room for a copy of the file, `CapabilityError`,
+        ``called`` is True for a return address: the result is for the call before it. Raises
+        `UsageError` if there is no room for a copy of the file, `CapabilityError`,
         `IntegrityError`.
         """
         address -= called
@@ -174,7 +177,7 @@ class Symbolizer:
         return answer
 
     def at_offset(self, build_id: BuildId, offset: int, *, called: bool = False) -> Answer:
-        """The same for an offset in the file, as perf counts."""
+        """Return the same for an offset in the file, as perf counts."""
         address = self.address_of(build_id, offset)
         if address is not None:
             return self.at_address(build_id, address, called=called)
@@ -182,7 +185,9 @@ class Symbolizer:
         return Answer((), file.why or (NOT_MAPPED if file.has_offsets else NO_EXECUTABLE))
 
     def address_of(self, build_id: BuildId, offset: int) -> int | None:
-        """Return the address of a byte of the file; None if it is not loaded, or not known."""
+        """Return the address of a byte of the file; None if the byte is not loaded, or the file
+        unknown.
+        """
         file = self._file(build_id)
         return elf_header.address_of(file.loads, offset) if file.has_offsets else None
 
@@ -206,7 +211,7 @@ class Symbolizer:
         return file
 
     def _artifacts(self, build_id: BuildId) -> tuple[Artifact | None, Artifact | None]:
-        """Executable (or vDSO) and debuginfo, each if the viewer may read it."""
+        """Return executable (or vDSO) and debuginfo, each if the viewer may read it."""
         ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
             return None, None
@@ -219,7 +224,7 @@ class Symbolizer:
         return found if may_open(found, self._viewer) else None
 
     def _choose(self, build_id: BuildId, chosen: tuple[Artifact | None, Artifact | None]) -> _File:
-        """The files with symbols, the best first; addresses are those of the executable."""
+        """Return the files with symbols, the best first; addresses are those of the executable."""
         executable, debuginfo = chosen
         found = [each for each in (debuginfo, executable) if each is not None]
         if not found:
@@ -235,7 +240,7 @@ class Symbolizer:
         store = self._store
         ordinal = store.index.ordinal(build_id)
         if ordinal is None or not store.index.kinds(ordinal) or self._viewer is not None:
-            return NEVER_CAPTURED  # a viewer is not told of files that it may not read
+            return NEVER_CAPTURED  # a viewer does not learn of files that it may not read
         if store.aliases.is_ambiguous(ordinal):
             return SHARED
         withheld = bool(store.index.variants(ordinal, Kind.DEBUGINFO))
@@ -257,7 +262,7 @@ class Symbolizer:
         return build_id, found
 
     def _mapped(self, artifact: Artifact) -> tuple[list[Segment], list[ByteRange]]:
-        """The segments that are loaded, and the addresses of sections with instructions."""
+        """Return the loaded segments, and the addresses of sections with instructions."""
         try:
             with self._store.open_blob(artifact.digest) as blob:
                 sections = Sections(blob.read_at, blob.size)
@@ -301,7 +306,7 @@ class Symbolizer:
             lacks.append(f"{PACKED} ({error})")
 
     def _renew(self) -> Slots:
-        """Begin again with empty slots, and a program that has looked at nothing."""
+        """Start again with empty slots and a new program."""
         self.close()
         for file in self._files.values():
             for each in file.copies:
@@ -328,7 +333,9 @@ class Symbolizer:
         return Answer(tuple(frames), why[0] if why else "" if frames else NO_NAME)
 
     def _ask(self, asked: _Copy, question: Callable[[Program, int], T]) -> T | None:
-        """Return the answer of the program about one file; None, with the reason, if it fails."""
+        """Return the answer of the program about one file; if it fails, record the reason and
+        return None.
+        """
         while not asked.failed:
             slot = self._slot(asked)
             try:
@@ -353,10 +360,10 @@ class Symbolizer:
 
 
 def _without_stray(frames: list[Frame], code: Sequence[ByteRange], address: int) -> list[Frame]:
-    """The frames without a name that belongs to another section than the address.
+    """Remove the name of a frame if it belongs to another section than the address.
 
-    A symbol without a size, such as ``_init``, is taken to reach to the next symbol: over the whole
-    procedure linkage table (PLT), which has none.
+    A symbolizer extends a symbol without a size, such as ``_init``, to the next symbol: over the
+    whole procedure linkage table (PLT), which has no symbols.
     """
     last = frames[-1] if frames else None
     if last is None or last.start is None or last.file:
@@ -369,9 +376,10 @@ def _without_stray(frames: list[Frame], code: Sequence[ByteRange], address: int)
 
 
 def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:
-    """The frames that tell of lines, with the name of the function from the other file if need be.
+    """Return the frames that have lines, with the function names of the other file if they have
+    none.
 
-    A debug file may lack symbols that only the executable has: those for linking.
+    A debug file may lack symbols that only the executable has: the dynamic ones.
     """
     best, other = first, second
     if not best or (not any(each.line for each in best) and any(each.line for each in other)):

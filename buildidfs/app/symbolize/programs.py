@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs that read debug information for us, run as an unprivileged user.
 
-They read files that strangers have made, on behalf of root: so they run without privileges, within
-limits, and get only the files they are asked about, as open descriptors. One that ends, or does not
-answer in time, is started again.
+They read files of strangers on behalf of root. So they run without privileges, within limits, and
+get only the queried files, as open descriptors. A program that ends, or does not answer in time, is
+started again.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ NAMES: Final = ("llvm-symbolizer", "eu-addr2line")
 LIMITS: Final = sandbox.Limits(memory=4 << 30, addresses=32 << 30, seconds=3600)
 
 SLOTS: Final = 64
-"""How many files a program can be asked about before it is started again."""
+"""The number of files that a program can be asked about before it is started again."""
 
 ANSWER_S: Final = 60.0
-"""How long to wait for an answer: a debug file of gigabytes is read through before the first."""
+"""Seconds to wait for an answer: before the first, a program may read a debug file of gigabytes."""
 
 _ANSWER_BYTES: Final = 4 << 20
-_CHILDREN: Final = 16  # of a program that is asked about one file only
-_SPARE: Final = 8  # slots, of two descriptors each, that are given up where there are no more
+_CHILDREN: Final = 16  # of a program for a single file
+_SPARE: Final = 8  # slots, of two descriptors each, that are given up if descriptors run out
 _FEWEST: Final = 4
 
 _MOST_BYTES: Final = 8 << 30
@@ -64,9 +64,9 @@ _SYSTEM: Final = (
     "/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store",
     "/etc/ld.so.cache", "/dev/null", "/dev/urandom", "/dev/zero",
 )  # fmt: skip
-"""Where programs and their libraries are: all that a symbolizer may read beside its files."""
+"""Directories of programs and their libraries: all that a symbolizer may read beside its files."""
 
-# An address that nothing is at, to see where the answer to the one before ends.
+# An unused address: its answer marks the end of the answer before.
 _NOWHERE: Final = b"0xffffffffffffffff"
 
 
@@ -78,21 +78,26 @@ class Program(Protocol):
     """A running symbolizer. A file is known by its slot, see `Slots`."""
 
     def ask(self, slot: int, address: int) -> list[Frame]:
-        """The frames at an address of a file; none if it knows nothing. Raises `Failed`."""
+        """Return the frames at an address of a file; none if the program knows none. Raises
+        `Failed`.
+        """
 
     def symbol(self, slot: int, address: int) -> Symbol | None:
-        """The symbol that an address of a file belongs to; None if unknown. Raises `Failed`."""
+        """Return the symbol that contains an address of a file; None if unknown. Raises
+        `Failed`.
+        """
 
     def close(self) -> None:
-        """End; safe to call twice."""
+        """End the program; safe to call twice."""
 
 
 class Slots:
     """Files that a program may open, empty until `fill`; a context manager.
 
-    They are in $TMPDIR, or else in memory, without names where /proc can show them to the program,
-    and gone with the slots. ``directory`` is one for programs to look for debug files by build ID
-    in, see `name`; None if there is no place for it. Raises `UsageError` where there is no room.
+    They are in $TMPDIR, or else in memory; they have no names if /proc can show them to the
+    program, and vanish with the slots. ``directory`` is the one in which programs look for debug
+    files by build ID, see `name`; None if there is no room for it. Raises `UsageError` if there is
+    no room.
     """
 
     def __init__(self, count: int = SLOTS) -> None:
@@ -102,10 +107,10 @@ class Slots:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self.directory: str | None = None
         self.fds: list[int] = []
-        """The descriptors that the program needs; empty if it opens files by their names."""
+        """The descriptors that the program needs; empty if it opens files by name."""
         self._nameless = os.path.exists("/proc/self/fd/0") or os.path.exists("/proc/self/fd/1")
-        # A user without other processes has nothing but the rights of all; only we and the program
-        # reach a file without a name, and a name that cannot be guessed.
+        # The files are readable by all: the program's user has no other rights. A file without a
+        # name, or with a name that cannot be guessed, is reachable for us and the program only.
         self._mode = 0o444 if sandbox.changes_user() else 0o400
         try:
             self._make_directory()
@@ -131,7 +136,7 @@ class Slots:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or len(self._writable) < _SPARE:
                 raise
-            # So that there are some for pipes, and to read what is copied.
+            # Leaves some for pipes, and for reading the copied files.
             for _ in range(min(_SPARE, len(self._writable) - _FEWEST)):
                 self._drop()
 
@@ -161,17 +166,17 @@ class Slots:
 
     @property
     def most_bytes(self) -> int:
-        """The bytes that all slots may have together."""
+        """Return the bytes that all slots may have together."""
         return _MOST_BYTES if self.directory is not None else _MOST_BYTES_OF_MEMORY
 
     @property
     def count(self) -> int:
-        """The number of slots."""
+        """Return the number of slots."""
         return len(self._writable)
 
     @property
     def left(self) -> int:
-        """The number of empty slots."""
+        """Return the number of empty slots."""
         return len(self._writable) - self._used
 
     def path(self, slot: int) -> bytes:
@@ -179,7 +184,7 @@ class Slots:
         return self._paths[slot]
 
     def fill(self, size: int, write: Callable[[int], None]) -> int:
-        """Have ``write`` write a file of ``size`` bytes; its slot. Ask first whether one is left.
+        """Let ``write`` write a file of ``size`` bytes; return its slot. Check `left` first.
 
         Raises `UsageError`.
         """
@@ -194,7 +199,7 @@ class Slots:
         return slot
 
     def name(self, slot: int, build_id: BuildId) -> None:
-        """Let a file be found by its build ID. Raises `UsageError`."""
+        """Make a file available by its build ID. Raises `UsageError`."""
         if self.directory is None:
             return
         first, rest = names.split(build_id)
@@ -208,7 +213,7 @@ class Slots:
             raise _no_room(error) from error
 
     def close(self) -> None:
-        """Let go of the files; safe to call twice."""
+        """Close the files; safe to call twice."""
         if self._directory is not None:
             self._directory.cleanup()
             self._directory = None
@@ -224,7 +229,7 @@ class Slots:
 
 
 def _make_searchable(place: bytes) -> None:
-    """Make a directory, and the one above it, that all may search, whatever the umask is."""
+    """Make a directory and its parent that all may search, whatever the umask is."""
     for path in (os.path.dirname(place), place):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
@@ -246,14 +251,15 @@ def _place() -> str:
     try:
         return tempfile.gettempdir()
     except OSError:
-        return os.environ.get("TMPDIR", "/tmp")  # which is none that can be written to
+        return os.environ.get("TMPDIR", "/tmp")  # the directory is not writable
 
 
 def find(wanted: str | None = None) -> tuple[str, str]:
-    """Name and path of the program to ask: ``wanted``, which is one of `NAMES` with a version
-    behind it perhaps (``llvm-symbolizer-19``), or the first of them that is installed.
+    """Return name and path of the program to use.
 
-    Of several versions that is the newest. Raises `UsageError` with the remedy if there is none.
+    ``wanted`` is one of `NAMES`, perhaps with a version (``llvm-symbolizer-19``); without it, the
+    first installed program is used, in its newest version. Raises `UsageError` with the remedy if
+    there is none.
     """
     for name in NAMES:
         if wanted is None or wanted == name:
@@ -274,19 +280,19 @@ def find(wanted: str | None = None) -> tuple[str, str]:
 
 
 def find_dumper() -> str | None:
-    """Path of the newest llvm-dwarfdump that lists sources."""
+    """Return the path of the newest llvm-dwarfdump that lists sources."""
     return _newest("llvm-dwarfdump", _OLDEST_DUMPER)
 
 
 def find_disassembler() -> str | None:
-    """Path of the newest llvm-objdump, which reads the code of every machine."""
+    """Return the path of the newest llvm-objdump, which reads the code of every machine."""
     return _newest("llvm-objdump", _OLDEST_SYMBOLIZER)
 
 
 def _newest(name: str, oldest: int) -> str | None:
-    """Path of the newest program of that name, which ``oldest`` is the first useful version of.
+    """Return the path of the newest program of a name; ``oldest`` is the first useful version.
 
-    Distributions put the version behind the name, and call one of them by the name alone.
+    Distributions append the version to the name, and give one of them the plain name.
     """
     found = [
         (version, path)
@@ -301,7 +307,7 @@ def _newest(name: str, oldest: int) -> str | None:
 
 
 def _version(path: str) -> int:
-    """The version of LLVM that a program belongs to; 0 if it does not tell."""
+    """Return the version of LLVM that a program belongs to; 0 if unknown."""
     found = re.search(r"/llvm-?(\d+)(?:[./]|\Z)", os.path.realpath(path))
     if found is None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -314,13 +320,15 @@ def _version(path: str) -> int:
 
 
 def _installed(name: str) -> str | None:
-    """Path of a program in the directories of PATH, without those that depend on where we are."""
+    """Return the path of a program in PATH; directories relative to the working directory are
+    skipped.
+    """
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)) or os.sep)
 
 
 def start(name: str, path: str, slots: Slots) -> Program:
-    """Start a program that `find` has found. Raises `CapabilityError`."""
+    """Start a program that `find` returned. Raises `CapabilityError`."""
     return Llvm(path, slots) if name == "llvm-symbolizer" else Elfutils(path, slots)
 
 
@@ -332,12 +340,14 @@ class Llvm:
         self._child = SymbolizerProcess([path, "--output-style=JSON"], slots)
 
     def ask(self, slot: int, address: int) -> list[Frame]:
-        """The frames at an address."""
+        """Return the frames at an address."""
         self._child.write(b'"%s" 0x%x\n' % (self._slots.path(slot), address))
         return symbolizer_output.of_llvm(self._child.line(time.monotonic() + ANSWER_S))
 
     def symbol(self, slot: int, address: int) -> Symbol | None:
-        """The symbol that an address belongs to, of functions too, whatever the question says."""
+        """Return the symbol that contains an address, also for functions, although the query asks
+        for data.
+        """
         self._child.write(b'DATA "%s" 0x%x\n' % (self._slots.path(slot), address))
         return symbolizer_output.symbol_of_llvm(self._child.line(time.monotonic() + ANSWER_S))
 
@@ -355,7 +365,7 @@ class Elfutils:
         self._children: OrderedDict[int, SymbolizerProcess] = OrderedDict()
 
     def ask(self, slot: int, address: int) -> list[Frame]:
-        """The frames at an address."""
+        """Return the frames at an address."""
         child = self._children.get(slot)
         if child is None:
             while len(self._children) >= min(_CHILDREN, self._slots.count):
@@ -375,11 +385,11 @@ class Elfutils:
             lines.append(line)
             if len(lines) > 2 * symbolizer_output.MOST_FRAMES + 1:
                 raise Failed("its answer does not end")
-        child.line(deadline), child.line(deadline)  # what it knows of nowhere
+        child.line(deadline), child.line(deadline)  # its words for an unknown place
         return symbolizer_output.of_elfutils(lines[1:])
 
     def symbol(self, slot: int, address: int) -> Symbol | None:
-        """None: the program tells of no symbol where it begins."""
+        """Return None: the program does not print where a symbol begins."""
         return None
 
     def close(self) -> None:
@@ -389,7 +399,7 @@ class Elfutils:
 
 
 class SymbolizerProcess:
-    """A confined symbolizer, which answers lines with lines or writes lines unasked."""
+    """A confined symbolizer, which answers lines with lines, or writes lines without questions."""
 
     def __init__(self, argv: list[str], slots: Slots) -> None:
         """Raises `CapabilityError`, `UsageError`."""
@@ -416,14 +426,14 @@ class SymbolizerProcess:
         self._waiting = b""
 
     def write(self, data: bytes) -> None:
-        """Ask. Raises `Failed`."""
+        """Send a question. Raises `Failed`."""
         try:
             self._in.write(data)
         except OSError as error:
             raise Failed(self._end()) from error
 
     def line(self, deadline: float) -> bytes:
-        """The next line of the answer. Raises `Failed`."""
+        """Return the next line of the answer. Raises `Failed`."""
         while True:
             line, newline, rest = self._waiting.partition(b"\n")
             if newline:
@@ -444,7 +454,7 @@ class SymbolizerProcess:
             raise Failed(end)
 
     def _read(self, deadline: float) -> bytes:
-        """More of what it says; nothing at the end. Raises `Failed`."""
+        """Return more of its output; nothing at the end. Raises `Failed`."""
         if len(self._waiting) > _ANSWER_BYTES:
             raise Failed("its answer does not end")
         left = deadline - time.monotonic()
@@ -453,7 +463,7 @@ class SymbolizerProcess:
         return os.read(self._out, 1 << 16)
 
     def _end(self) -> str:
-        """Return in words how the program ended."""
+        """Return a clause on how the program ended."""
         status = self._process.wait(1)
         if status is None:
             return "it has closed its output"
@@ -465,7 +475,7 @@ class SymbolizerProcess:
 
 
 def _readable(path: str, slots: Slots) -> list[str]:
-    """The files and directories that a program at a path may read."""
+    """Return the files and directories that a program may read."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(path)))
     own = [home] if home != os.sep else []
     return [*_SYSTEM, *own, *([slots.directory] if slots.directory is not None else [])]
@@ -473,5 +483,5 @@ def _readable(path: str, slots: Slots) -> list[str]:
 
 @functools.cache
 def _warn(text: str) -> None:
-    """Warn once about the rights that a program still has."""
+    """Warn once about rights that a program still has."""
     log.warning("%s", text)

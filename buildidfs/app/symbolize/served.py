@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine behind the symbol server: names and instructions out of files that all may read."""
+"""The engine of the symbol server: names and instructions from files that all users may read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DISASSEMBLE_S = 20.0
 
 
 class PublicSymbolizer(Symbolizer):
-    """A symbolizer for callers without an account, who may read what all users may read.
+    """A symbolizer for callers without an account: it uses only files that all users may read.
 
     Raises `UsageError` if no program is installed.
     """
@@ -37,9 +37,10 @@ class PublicSymbolizer(Symbolizer):
     def disassemble(
         self, machine: Machine, address: int, code: bytes, size: int
     ) -> list[Instruction]:
-        """The instructions that begin in the first ``size`` bytes of ``code``, at ``address``.
+        """Return the instructions that begin in the first ``size`` bytes of ``code``, at
+        ``address``.
 
-        Raises `UsageError` where llvm-objdump is missing, or ends in vain, and `CapabilityError`.
+        Raises `UsageError` if llvm-objdump is missing or fails, and `CapabilityError`.
         """
         path = self._disassembler = self._disassembler or programs.find_disassembler()
         if path is None:
@@ -55,13 +56,13 @@ class PublicSymbolizer(Symbolizer):
 
 
 def _output(path: str, slots: Slots, machine: Machine) -> Iterator[bytes]:
-    """The lines that llvm-objdump prints about the only file. Raises `Failed`."""
+    """Yield the lines that llvm-objdump prints about the only file. Raises `Failed`."""
     argv = [path, "--disassemble-all", "--no-show-raw-insn", "--disassemble-zeroes"]
     argv += ["--print-imm-hex", "--section=.text"]
     if machine.number in (code_file.EM_386, code_file.EM_X86_64):
         argv.append("--x86-asm-syntax=intel")
     elif machine.number == code_file.EM_ARM:
-        # Nothing tells which functions are of the older instructions; few are.
+        # It is unknown which functions use the older instruction set; few do.
         argv.append("--triple=thumbv7-linux-gnueabihf")
     process = SymbolizerProcess([*argv, slots.path(0).decode()], slots)
     try:
