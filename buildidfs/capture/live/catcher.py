@@ -113,6 +113,7 @@ class Catcher:
             state.held.expire()
             state.closer.relieve()
             if self._rings.follow_cpus():
+                state.tasks.forget()  # a process may have entered other namespaces unseen
                 self._look_out()
                 self._outbox.put(Lost(0, "CPUs were turned on or off"))
             self._tell_dropped()

@@ -35,7 +35,7 @@ _FEW_PAGES: Final = 32
 _LEAST_PAGES: Final = 8
 _HALF: Final = 2
 _QUIET: Final = perf_event.TASK | perf_event.NAMESPACES
-_RECHECK_S: Final = 10.0
+_RECHECK_S: Final = 2.0
 _NO_MEMORY: Final = frozenset((errno.EPERM, errno.ENOMEM))
 _NOT_THERE: Final = frozenset((errno.ENODEV, errno.EINVAL))
 
