@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,6 @@ from buildidfs.linux import child as child_process
 from buildidfs.model import BuildId, Kind
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from buildidfs.linux.child import Child
@@ -45,7 +45,8 @@ LATE: Final = "late"
 
 INTRODUCTION_MAX: Final = 192 << 10
 _PACKET: Final = 64 << 10
-_RESTART_S: Final = 5.0
+_FIRST_RESTART_S: Final = 0.25
+_LAST_RESTART_S: Final = 5.0
 _END_S: Final = 5.0
 _ABSENT_S: Final = 300.0
 _UNAVAILABLE_S: Final = 15.0
@@ -110,6 +111,7 @@ class Agent:
         self._pipe: socket.socket | None = None
         self._child: Child | None = None
         self._not_before = 0.0
+        self._pause = _FIRST_RESTART_S
         self._waits_from = 0.0
         self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[Answer]]] = {}
         self._asked: dict[tuple[bytes, Kind], Future[Answer]] = {}
@@ -157,6 +159,7 @@ class Agent:
             child = self._child
             self._drop()
         if child is not None and child.wait(_END_S) is None:
+            log.warning("the process that fetches does not end, and is killed")
             child.end(_END_S)
 
     def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[Answer]:
@@ -183,8 +186,11 @@ class Agent:
             return True
         if self._closed or now < self._not_before:
             return False
-        self._not_before = now + _RESTART_S
+        self._not_before = now + self._pause
+        self._pause = min(2 * self._pause, _LAST_RESTART_S)
         module, words = self._command
+        if self._child is not None:
+            self._child.end(0)
         try:
             self._child, self._pipe = child_process.start_with_socket(module, *words)
             self._pipe.send(self._introduction)
@@ -218,6 +224,7 @@ class Agent:
     def _take(self, answer: Answer) -> None:
         now = time.monotonic()
         with self._lock:
+            self._pause = _FIRST_RESTART_S
             waiting = self._waiting.pop(answer.number, None)
             if waiting is None:
                 return
@@ -247,6 +254,9 @@ class Agent:
     def _drop(self) -> None:
         """Answer all questions, because nothing else will; with the lock."""
         if self._pipe is not None:
+            with contextlib.suppress(OSError):
+                # The thread that reads has another descriptor of it, which close() leaves open.
+                self._pipe.shutdown(socket.SHUT_RDWR)
             self._pipe.close()
         self._pipe = None
         waiting, self._waiting = self._waiting, {}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that fetches for a front door: how it ends, and starts again after a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.app.fleet import fetch
+from buildidfs.config import Settings
+from buildidfs.model import BuildId, Kind
+from buildidfs.upstream import agent
+from buildidfs.upstream.options import Options
+from tests.support.upstreams import Handler, Upstream, serving_files, upstream
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.store import Store
+    from buildidfs.upstream.agent import Agent
+
+ID, OTHER, THIRD = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
+
+
+@contextlib.contextmanager
+def asking(store: Store, server: Upstream, wait: float = 30.0) -> Iterator[Agent]:
+    options = Options((server.url,), timeout=60.0, wait=wait)
+    with contextlib.closing(fetch.agent_of(store.path, Settings(), options)) as asker:
+        yield asker
+
+
+def children() -> list[int]:
+    """The processes that fetch for this one."""
+    mine = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    every = [int(pid) for file in mine for pid in file.read_text().split()]
+    return [pid for pid in every if fetch.__name__.encode() in _words(pid)]
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def test_process_ends_by_itself_when_the_agent_is_closed(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with upstream(serving_files({})) as server, asking(store, server) as asker:
+        assert asker.fetch(ID, Kind.DEBUGINFO) == agent.ABSENT
+        assert len(children()) == 1
+    assert not children()
+    assert "is killed" not in caplog.text
+
+
+def test_process_whose_server_hangs_ends_by_itself(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with upstream(Handler.hang) as server:
+        with asking(store, server, wait=0.1) as asker:
+            assert asker.fetch(ID, Kind.DEBUGINFO) == agent.LATE
+            until(lambda: server.requests, "a request")
+        assert not children()
+    assert "is killed" not in caplog.text
+
+
+def test_process_that_was_killed_is_started_again_at_once(store: Store) -> None:
+    with upstream(serving_files({})) as server, asking(store, server) as asker:
+        for build_id in (ID, OTHER):
+            until(lambda: asker.fetch(build_id, Kind.DEBUGINFO) == agent.ABSENT, "an answer")
+            (pid,) = children()
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: pid not in children(), "its end")
