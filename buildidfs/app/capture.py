@@ -236,6 +236,35 @@ def scan_images(
     return ImageScan(summary, scanner.images, scanner.unchanged, tuple(scanner.corrupt))
 
 
+_ROOTS: Final = ("/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd")
+_ROOTS_OF_A_USER: Final = ("docker", "containers/storage")  # below $XDG_DATA_HOME
+
+
+def images_meant(
+    words: Iterable[str], roots: Iterable[str] = ()
+) -> tuple[list[bytes], list[str], list[bytes]]:
+    """Return the paths, the references and the roots for `scan_images` that a user means.
+
+    A word that is no file is a reference. Without ``roots`` these are the existing directories in
+    which the engines of this user keep images.
+    """
+    paths: list[bytes] = []
+    references: list[str] = []
+    for word in words:
+        if os.path.lexists(word):
+            paths.append(os.fsencode(word))
+        else:
+            references.append(word)
+    places = list(roots)
+    if not places:
+        places = list(_ROOTS)
+        if os.geteuid() != 0:
+            base = os.path.expanduser(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
+            places = [os.path.join(base, place) for place in _ROOTS_OF_A_USER]
+        places = [place for place in places if os.path.isdir(place)]
+    return paths, references, [os.fsencode(place) for place in places]
+
+
 def image_scanner(
     store: Store,
     paths: Sequence[bytes],

@@ -115,13 +115,19 @@ def find(store: Store, text: str) -> list[Container]:
     return sorted(found, key=lambda each: -each.last_seen_ns)
 
 
-def build_ids(store: Store, container: Container) -> dict[BuildId, bytes]:
-    """Return the build IDs of the files of a container, each with one of its paths there."""
+def build_ids(store: Store, text: str) -> dict[BuildId, bytes]:
+    """Return the build IDs of the containers that a user means, each with a path in one of them.
+
+    Raises `ArtifactMissing`.
+    """
     found: dict[BuildId, bytes] = {}
-    for entry, path in files(store, container.number):
-        build_id = store.index.build_id(entry.ordinal)
-        if build_id is not None:
-            found.setdefault(build_id, path)
+    for container in reversed(find(store, text)):
+        own: dict[BuildId, bytes] = {}
+        for entry, path in files(store, container.number):
+            build_id = store.index.build_id(entry.ordinal)
+            if build_id is not None:
+                own.setdefault(build_id, path)
+        found |= own
     return found
 
 

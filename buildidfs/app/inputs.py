@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app import cores
+from buildidfs.app import containers, cores, resolve
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.app.profile import reading
@@ -23,10 +23,13 @@ from buildidfs.model import BuildId
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
     from buildidfs.app.profile.reading import Reading
     from buildidfs.capture.base import Progress
     from buildidfs.config import Settings
-    from buildidfs.store import Store
+    from buildidfs.store import Pin, Store
 
 _PERF: Final = (b"PERFILE2", b"2ELIFREP")
 _ET_CORE: Final = 4
@@ -56,7 +59,7 @@ class Named(msgspec.Struct):
     ``nameless`` are the files without a build ID, the heaviest first. ``is_resolved`` is True if
     some of the build IDs are not in the file itself, but come from the store. ``incomplete`` is the
     reason if the file is not whole or is empty. ``is_profile`` is False for core files and
-    binaries.
+    binaries. ``is_file`` is False for a build ID that was given as such.
     """
 
     paths: dict[BuildId, bytes]
@@ -64,6 +67,7 @@ class Named(msgspec.Struct):
     is_resolved: bool = False
     incomplete: str = ""
     is_profile: bool = False
+    is_file: bool = True
 
 
 def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = None) -> Named:
@@ -90,20 +94,96 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
     raise UsageError(f"{show(path)} is neither a profile of perf, nor a core file, nor a binary")
 
 
+def named_by(
+    store: Store, text: str, looking: Callable[[], AbstractContextManager[Progress | None]]
+) -> Named:
+    """The build ID that a user means, or those that the file at that path names.
+
+    ``looking`` shows the progress of reading a file. Raises as `resolve.unless_file` and
+    `build_ids_named`.
+    """
+    build_id = resolve.unless_file(store, text)
+    if build_id is not None:
+        return Named({build_id: b""}, is_file=False)
+    with looking() as progress:
+        return build_ids_named(store, os.fsencode(text), progress=progress)
+
+
+def wanted(
+    store: Store,
+    words: Iterable[str],
+    labels: Iterable[str],
+    looking: Callable[[], AbstractContextManager[Progress | None]],
+) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
+    """The build IDs of files, IDs and containers, with their paths; and the files that name them.
+
+    A word with a file at that path means the file, whatever else it may be. Raises as `named_by`,
+    and `ArtifactMissing` for a container that was never seen.
+    """
+    found: dict[BuildId, bytes] = {}
+    for label in labels:
+        found = containers.build_ids(store, label) | found
+    inputs: dict[bytes, Named] = {}
+    for text in words:
+        path = os.fsencode(text)
+        if os.path.exists(path):
+            with looking() as progress:
+                named = build_ids_named(store, path, progress=progress)
+        else:
+            named = named_by(store, text, looking)
+        if named.is_file:
+            inputs[path] = named
+        found = named.paths | found
+    return found, inputs
+
+
+def pin(
+    store: Store,
+    text: str,
+    name: bytes | None,
+    looking: Callable[[], AbstractContextManager[Progress | None]],
+) -> tuple[Named, int]:
+    """Pin the build IDs that `named_by` finds; returns them, and how many were not pinned before.
+
+    Without a ``name`` those of a file are pinned under its path.
+    """
+    named = named_by(store, text, looking)
+    if name is None:
+        name = _pin_name(text) if named.is_file else b""
+    return named, store.pin(sorted(named.paths), name) if named.paths else 0
+
+
+def unpin(store: Store, text: str) -> tuple[int, list[Pin]]:
+    """Take back the pins of a build ID, a file or a container; returns their number.
+
+    The other pins are those that a build ID still has. Raises as `resolve.future_build_id`.
+    """
+    if not resolve.is_path(text):
+        build_id = resolve.future_build_id(store, text)
+        return store.unpin([build_id]), store.pins.of(build_id)
+    count = store.unpin_name(_pin_name(text)) or store.unpin_name(os.fsencode(text))
+    if not count and not os.path.lexists(text):
+        count = store.unpin([resolve.build_id(store, text)])
+    return count, []
+
+
+def _pin_name(path: str) -> bytes:
+    return os.path.abspath(os.fsencode(path))
+
+
 def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
     """Return the build IDs in a profile, and those that the store knows for other sampled files."""
-    from buildidfs.app.profile import reading as profile_reading
     from buildidfs.app.profile import repair
     from buildidfs.app.remedies import TOO_LONG
     from buildidfs.capture.scan.perf_data import Profile
 
     with Profile(path) as profile:
-        named = Named(profile_reading.build_ids_of(profile), is_profile=True)
-        reading = profile_reading.Reading(profile, store, progress)
-        if _lacks_build_ids(reading):
-            hits = reading.hits(chains=True)
+        named = Named(reading.build_ids_of(profile), is_profile=True)
+        read = reading.Reading(profile, store, progress)
+        if _lacks_build_ids(read):
+            hits = read.hits(chains=True)
             for hit in hits:
-                name, answer = reading.describe(hit)
+                name, answer = read.describe(hit)
                 if answer.build_id is not None and answer.build_id not in named.paths:
                     named.paths[answer.build_id] = name
                     named.is_resolved = True
@@ -117,7 +197,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
                     each.share,
                     names.short(each.container),
                 )
-                for each in repair.unresolved_in(reading, hits)
+                for each in repair.unresolved_in(read, hits)
                 if each.why != TOO_LONG  # perf cannot record it, but the store may have it
             ]
         if profile.truncated:
@@ -125,22 +205,18 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
     return named
 
 
-def _lacks_build_ids(reading: Reading) -> bool:
+def _lacks_build_ids(read: Reading) -> bool:
     """Return True unless each mapping of a file in the profile has its build ID."""
-    from buildidfs.app.profile.reading import is_anonymous
-
     return any(
         not file.build_id
         and file.cpumode & CPUMODE == USER
         and file.path.startswith(b"/")
-        and not is_anonymous(file)
-        for file in reading.spaces.files
+        and not reading.is_anonymous(file)
+        for file in read.spaces.files
     )
 
 
 def _of_core(path: bytes) -> Named:
-    from buildidfs.app import cores
-
     named = Named({})
     with cores.CoreFile(path) as file:
         for module in file.core.modules:

@@ -72,6 +72,21 @@ def file(store: Store, build_id: BuildId, text: str) -> Artifact | None:
     return store.index.artifact_variant(ordinal, *min(refs)) if refs else None
 
 
+def artifact(store: Store, build_id: BuildId, text: str, kind: str | None) -> Artifact:
+    """Return the file that a user means by ``text`` or the name of a kind; else the first kind.
+
+    Raises `ArtifactMissing`.
+    """
+    if (exact := file(store, build_id, text)) is not None:
+        return exact
+    ordinal = store.index.ordinal(build_id) or 0
+    for each in list(Kind) if kind is None else [Kind[kind.upper()]]:
+        if (found := store.index.artifact(ordinal, each)) is not None:
+            return found
+    shared = why_ambiguous(store, build_id)
+    raise ArtifactMissing(shared or f"no {kind or 'file'} is kept for build ID {build_id}")
+
+
 def why_ambiguous(store: Store, build_id: BuildId) -> str:
     """Return a note that unrelated programs share a build ID, with their other IDs; empty
     otherwise.

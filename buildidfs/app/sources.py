@@ -26,6 +26,7 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.archive import plain_files
 from buildidfs.capture.base import PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.origin.builder import Here
+from buildidfs.capture.scan.tree import identify_tree
 from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf.line_files import line_files
@@ -101,6 +102,20 @@ def capture_sources(
             if artifact is not None and kept_under is not None:
                 _capture(store, here, opened, kept_under, artifact, counts)
     return counts
+
+
+def capture_tree_sources(
+    store: Store, settings: Settings, paths: Sequence[bytes], source_dirs: Iterable[bytes]
+) -> SourceCounts:
+    """Capture the sources of the files below ``paths``, from there and from ``source_dirs``.
+
+    Raises `UsageError` for a directory that `parse_root` refuses, `StoreFull`.
+    """
+    roots = [parse_root(each) for each in source_dirs]
+    roots += [Root(real, real) for real in map(os.path.realpath, paths)]
+    found = (answer for _, answer in identify_tree(paths))
+    build_ids = (answer for answer in found if isinstance(answer, BuildId))
+    return capture_sources(store, settings, build_ids, roots)
 
 
 def capture_packaged_sources(

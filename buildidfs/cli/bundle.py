@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -26,8 +27,6 @@ from buildidfs.cli.output import (
 if TYPE_CHECKING:
     from buildidfs.app.inputs import Named
     from buildidfs.formats.bundle_archive import Manifest
-    from buildidfs.model import BuildId
-    from buildidfs.store import Store
 
 
 _SHOWN = 10
@@ -86,6 +85,7 @@ def bundle(
     an attempt that was cut off has left in FILE.partial is used.
     """
     from buildidfs.app import bundle as bundles
+    from buildidfs.app import inputs as app_inputs
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import IncompleteError, UsageError
 
@@ -96,7 +96,8 @@ def bundle(
     if output == "-" and json_:
         raise UsageError("--json would go into the bundle; use -o FILE")
     with session.open_store() as store:
-        wanted, inputs = _wanted(session, store, what, containers)
+        looking = partial(session.progress, "Looking up", "record")
+        wanted, inputs = app_inputs.wanted(store, what, containers, looking)
         for path in inputs:
             if output != "-" and os.path.exists(output) and os.path.samefile(path, output):
                 raise UsageError(f"{output} is what the bundle is made of; use another -o FILE")
@@ -138,31 +139,6 @@ def bundle(
     if words:
         raise IncompleteError(f"{' and '.join(words)} were never captured")
     return IncompleteError.exit_code if any(lacking) else 0
-
-
-def _wanted(
-    session: Session, store: Store, what: tuple[str, ...], labels: tuple[str, ...]
-) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
-    """The build IDs that are meant, with their paths, and the files that name them."""
-    from buildidfs.app import containers, resolve
-    from buildidfs.app.inputs import build_ids_named
-
-    wanted: dict[BuildId, bytes] = {}
-    for label in labels:
-        for container in containers.find(store, label):
-            wanted = containers.build_ids(store, container) | wanted
-    inputs: dict[bytes, Named] = {}
-    for each in what:
-        path = os.fsencode(each)
-        build_id = None if os.path.exists(path) else resolve.unless_file(store, each)
-        if build_id is None:
-            with session.progress("Looking up", "record") as progress:
-                named = inputs[path] = build_ids_named(store, path, progress=progress)
-            for each_id, name in named.paths.items():
-                wanted.setdefault(each_id, name)
-        else:
-            wanted.setdefault(build_id, b"")
-    return wanted, inputs
 
 
 def _as_json(manifest: Manifest, kept: int, inputs: dict[bytes, Named]) -> dict[str, object]:
@@ -260,7 +236,7 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
     from buildidfs.errors import IncompleteError
     from buildidfs.model import Trust
 
-    with session.open_store(create=True) as store, session.progress("Importing") as progress:
+    with session.capturing("Importing") as (store, progress):
         manifest, summary = bundles.import_(
             store, file, trust=Trust[trust.upper()], progress=progress
         )

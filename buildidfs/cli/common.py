@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -170,6 +171,14 @@ class Session:
         if self._config is not None:
             words += ["--config", os.path.abspath(self._config)]
         return words + ["-v"] * self.verbosity + ["-q"] * -self.verbosity
+
+    @contextmanager
+    def capturing(
+        self, doing: str = "Capturing", noun: str = "file"
+    ) -> Iterator[tuple[Store, Line | None]]:
+        """Open the store for captures, which is made if there is none, and show the progress."""
+        with self.open_store(create=True) as store, self.progress(doing, noun) as show:
+            yield store, show
 
     def open_store(self, *, create: bool = False) -> Store:
         """Open the store for reading and writing; on a read-only filesystem for reading.

@@ -18,9 +18,7 @@ from buildidfs.errors import ArtifactMissing, IncompleteError, StoreError, Upstr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from buildidfs.app.fleet.fetch import Lacking
     from buildidfs.model import BuildId
-    from buildidfs.store import Store
     from buildidfs.upstream.fetcher import Fetched
 
 _SHOWN: Final = 10
@@ -91,24 +89,10 @@ def fetch(
         raise UsageError(fetching.NO_UPSTREAM)
     options = msgspec.structs.replace(options, offline=options.offline or offline)
     kinds = fetching.KINDS if kind is None else (Kind[kind.upper()],)
-    with session.open_store(create=True) as store, session.progress("Fetching") as show:
-        wanted = [each for each in _wanted(store, ids, files) if each[1] in kinds]
+    with session.capturing("Fetching") as (store, show):
+        wanted = fetching.wanted_of(store, ids, files, kinds)
         done = fetching.fetch(store, options, wanted, again=again, progress=show)
     return _report(session, done, json_=json_)
-
-
-def _wanted(store: Store, ids: Sequence[str], files: Sequence[str]) -> list[Lacking]:
-    from buildidfs.app import resolve
-    from buildidfs.app.fleet import fetch as fetching
-
-    found = [
-        (build_id, kind)
-        for build_id in (resolve.future_build_id(store, text) for text in ids)
-        for kind in fetching.KINDS
-    ]
-    for path in files:
-        found += fetching.lacking_in(store, os.fsencode(path))
-    return found
 
 
 def _report(session: Session, done: list[Fetched], *, json_: bool) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,10 +17,6 @@ from buildidfs.cli.common import (
 )
 from buildidfs.cli.output import report_scan
 from buildidfs.errors import UsageError
-
-if TYPE_CHECKING:
-    from buildidfs.model import Artifact, BuildId
-    from buildidfs.store import Store
 
 
 @click.command(
@@ -61,7 +56,7 @@ def add(
     if kallsyms and build_id is None:
         raise UsageError("--kallsyms needs --build-id: symbols do not say of which kernel they are")
     wanted = [os.fsencode(path) for path in files]
-    with session.open_store(create=True) as store, session.progress("Capturing") as show:
+    with session.capturing() as (store, show):
         summary = capture.add(
             store,
             session.settings,
@@ -113,24 +108,8 @@ def get(
         raise UsageError("not writing a binary to the terminal; use -o FILE")
     with session.open_store() as store:
         build_id = resolve.build_id(store, id_, container)
-        artifact = resolve.file(store, build_id, id_) or _choose(store, build_id, kind)
+        artifact = resolve.artifact(store, build_id, id_, kind)
         if output is None:
             export.to_stream(store, artifact, sys.stdout.buffer)
         else:
             export.to_file(store, artifact, output)
-
-
-def _choose(store: Store, build_id: BuildId, kind: str | None) -> Artifact:
-    """The artifact of that kind, or the first kind there is."""
-    from buildidfs.errors import ArtifactMissing
-    from buildidfs.model import Kind
-
-    ordinal = store.index.ordinal(build_id)
-    for each in list(Kind) if kind is None else [Kind[kind.upper()]]:
-        artifact = None if ordinal is None else store.index.artifact(ordinal, each)
-        if artifact is not None:
-            return artifact
-    from buildidfs.app import resolve
-
-    shared = resolve.why_ambiguous(store, build_id)
-    raise ArtifactMissing(shared or f"no {kind or 'file'} is kept for build ID {build_id}")

@@ -114,15 +114,12 @@ def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Ag
         raise UsageError("--fetch is for a store: nothing can be added to a bundle")
     if bundle or not (fetch or session.settings.mount.fetch):
         return None
-    from functools import partial
-
     from buildidfs.app.fleet import fetch as fetching
 
-    options = fetching.options_of(session.settings, os.environ)
-    if not options.urls:
+    maker = fetching.agent_maker(session.store_path, session.settings, os.environ)
+    if maker is None:
         raise UsageError(fetching.NO_UPSTREAM)
-    fetching.check(options)
-    return partial(fetching.agent_of, session.store_path, session.settings, options)
+    return maker
 
 
 @click.command(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -14,7 +15,6 @@ from buildidfs.cli.output import counted, path_fields, printable
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
-    from buildidfs.model import BuildId
     from buildidfs.store import Pin, Store
 
 
@@ -123,7 +123,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
 
     A build ID stays as long as it is pinned for anything else.
     """
-    from buildidfs.app import resolve
+    from buildidfs.app import inputs
     from buildidfs.errors import ArtifactMissing
 
     if not what and not name:
@@ -131,15 +131,9 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
     missed = 0
     with session.open_store() as store:
         for each in what:
-            if not resolve.is_path(each):
-                build_id = resolve.future_build_id(store, each)
-                count = store.unpin([build_id])
-                for other in store.pins.of(build_id):
-                    click.echo(f"{build_id} stays pinned for {printable(other.name)}", err=True)
-            else:
-                count = store.unpin_name(_name_of(each)) or store.unpin_name(os.fsencode(each))
-                if not count and not os.path.lexists(each):
-                    count = store.unpin([resolve.build_id(store, each)])
+            count, others = inputs.unpin(store, each)
+            for other in others:
+                click.echo(f"{other.build_id} stays pinned for {printable(other.name)}", err=True)
             missed += _unpinned(session, each, count)
         for each in name:
             missed += _unpinned(session, each, store.unpin_name(os.fsencode(each)))
@@ -158,50 +152,33 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
 
 def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     """Pin what one argument means; True if it is a file of which some build IDs are not known."""
-    from buildidfs.app import inputs, resolve
+    from buildidfs.app import inputs
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import UsageError
 
-    label = None if name is None else os.fsencode(name)
-    build_id = resolve.unless_file(store, what)
-    if build_id is not None:
-        build_ids = [build_id]
-        _report(session, what, build_ids, store.pin(build_ids, label or b""))
-        return False
-    path = os.fsencode(what)
-    with session.progress("Looking up", "record") as progress:
-        named = inputs.build_ids_named(store, path, progress=progress)
+    path, label = os.fsencode(what), None if name is None else os.fsencode(name)
+    looking = partial(session.progress, "Looking up", "record")
+    named, new = inputs.pin(store, what, label, looking)
     if not named.paths:
         report_nameless(path, named)
         raise UsageError(f"{printable(path)} names no build ID: nothing is pinned for it")
-    build_ids = sorted(named.paths)
-    new = store.pin(build_ids, _name_of(what) if label is None else label)
-    _report(session, what, build_ids, new)
-    return report_nameless(path, named)
+    _report(session, what, len(named.paths), new)
+    return named.is_file and report_nameless(path, named)
 
 
 def _pin_container(session: Session, store: Store, text: str, name: str | None) -> None:
     """Pin all build IDs of the containers that a user means."""
     from buildidfs.app import containers
 
-    found = {
-        build_id
-        for each in containers.find(store, text)
-        for build_id in containers.build_ids(store, each)
-    }
-    build_ids = sorted(found)
-    _report(session, text, build_ids, store.pin(build_ids, os.fsencode(name or text)))
+    build_ids = sorted(containers.build_ids(store, text))
+    _report(session, text, len(build_ids), store.pin(build_ids, os.fsencode(name or text)))
 
 
-def _name_of(path: str) -> bytes:
-    return os.path.abspath(os.fsencode(path))
-
-
-def _report(session: Session, what: str, build_ids: list[BuildId], new: int) -> None:
+def _report(session: Session, what: str, count: int, new: int) -> None:
     if not session.is_quiet:
-        before = f", {len(build_ids) - new} of them before" if new < len(build_ids) else ""
-        count = counted(len(build_ids), "build ID")
-        click.echo(f"pinned {count}{before}: {printable(os.fsencode(what))}")
+        before = f", {count - new} of them before" if new < count else ""
+        shown = printable(os.fsencode(what))
+        click.echo(f"pinned {counted(count, 'build ID')}{before}: {shown}")
 
 
 def _why_empty(store: Store, name: bytes | None) -> str:

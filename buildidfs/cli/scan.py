@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -18,25 +17,26 @@ from buildidfs.cli.output import counted, one_line, path_fields, printable, repo
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from buildidfs.app.cores import Binary as CoreBinary
     from buildidfs.app.cores import CoreScan, Dump
     from buildidfs.app.profile.scan import Binary as ProfileBinary
     from buildidfs.app.profile.scan import ProfileScan
     from buildidfs.app.sources import SourceCounts
-    from buildidfs.cli.progress import Line
     from buildidfs.ingest import Summary
-    from buildidfs.store import Store
 
 _SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
-_ROOTS = ("/var/lib/docker", "/var/lib/containers/storage", "/var/lib/containerd")
-_ROOTS_OF_A_USER = ("docker", "containers/storage")  # below $XDG_DATA_HOME
 
 _files = click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
 _json_object = click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 _json_summary = click.option(
     "--json", "json_", is_flag=True, help="Print the summary as one JSON object."
+)
+_sources_in_them = click.option(
+    "--sources",
+    is_flag=True,
+    help="Capture the source files in them that the debuginfo names, too.",
 )
 
 
@@ -46,13 +46,6 @@ def _statuses(inputs: str, more: str = "") -> dict[int, str]:
         3: f"finished, but some {inputs} could not be read{more}",
         10: "store error; 14 disk full",
     }
-
-
-@contextmanager
-def _capturing(session: Session, doing: str = "Capturing") -> Iterator[tuple[Store, Line | None]]:
-    """Open the store for a scan, which is made if there is none, and show its progress."""
-    with session.open_store(create=True) as store, session.progress(doing) as show:
-        yield store, show
 
 
 @click.group(
@@ -100,7 +93,7 @@ def scan_proc(
     """
     from buildidfs.app import capture
 
-    with _capturing(session) as (store, show):
+    with session.capturing() as (store, show):
         summary = capture.scan_processes(
             store,
             session.settings,
@@ -155,35 +148,17 @@ def scan_tree(
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
         return _identify(session, wanted, json_)
-    with _capturing(session) as (store, show):
+    with session.capturing() as (store, show):
         summary = capture.scan_tree(store, session.settings, wanted, progress=show)
         more = {}
         if sources or source_dirs:
-            more = _scan_sources(session, store, wanted, source_dirs, json_=json_)
+            from buildidfs.app.sources import capture_tree_sources
+
+            dirs = [os.fsencode(each) for each in source_dirs]
+            counts = capture_tree_sources(store, session.settings, wanted, dirs)
+            elsewhere = "in no directory that was given: name it with --source-dir"
+            more = _tell_sources(session, counts, elsewhere, json_=json_)
     return report_scan(summary, json_=json_, quiet=session.is_quiet, **more)
-
-
-def _scan_sources(
-    session: Session,
-    store: Store,
-    paths: list[bytes],
-    source_dirs: tuple[str, ...],
-    *,
-    json_: bool,
-) -> dict[str, object]:
-    """Capture the sources of what is below paths, and print counts; returns fields for JSON."""
-    from buildidfs.app import capture
-    from buildidfs.app import sources as app_sources
-    from buildidfs.model import BuildId
-
-    roots = [app_sources.parse_root(os.fsencode(each)) for each in source_dirs]
-    roots += [app_sources.Root(real, real) for real in map(os.path.realpath, paths)]
-    found = (answer for _, answer in capture.identify_tree(paths))
-    build_ids = (answer for answer in found if isinstance(answer, BuildId))
-    counts = app_sources.capture_sources(store, session.settings, build_ids, roots)
-    return _tell_sources(
-        session, counts, "in no directory that was given: name it with --source-dir", json_=json_
-    )
 
 
 def _tell_sources(
@@ -274,7 +249,7 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
     from buildidfs.app import capture
 
     where = None if root is None else os.fsencode(root)
-    with _capturing(session) as (store, show):
+    with session.capturing() as (store, show):
         summary = capture.scan_kernel(
             store, session.settings, everything=all_, root=where, progress=show
         )
@@ -304,7 +279,7 @@ def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: 
     """
     from buildidfs.app.profile import scan as profile_scan
 
-    with _capturing(session) as (store, show):
+    with session.capturing() as (store, show):
         scan = profile_scan.scan_perf_data(
             store,
             session.settings,
@@ -364,7 +339,7 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     from buildidfs.app import cores
     from buildidfs.app.containers import Names
 
-    with _capturing(session) as (store, show):
+    with session.capturing() as (store, show):
         scan = cores.scan_cores(
             store, session.settings, [os.fsencode(path) for path in paths], progress=show
         )
@@ -444,11 +419,7 @@ def _whose(dump: Dump, called: Mapping[str, str]) -> str:
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
 @click.option("--again", is_flag=True, help="Read packages that were read before, too.")
-@click.option(
-    "--sources",
-    is_flag=True,
-    help="Capture the source files in them that the debuginfo names, too.",
-)
+@_sources_in_them
 @_json_summary
 @click.pass_obj
 def scan_package(
@@ -462,7 +433,7 @@ def scan_package(
     from buildidfs.app import capture
 
     wanted = [os.fsencode(path) for path in files]
-    with _capturing(session, "Unpacking") as (store, show):
+    with session.capturing("Unpacking") as (store, show):
         scan = capture.scan_packages(store, wanted, again=again, progress=show)
         more: dict[str, object] = {}
         if sources:
@@ -504,11 +475,7 @@ def scan_package(
     "--platform", metavar="OS/ARCH", help="Of images with several platforms: this one, or all."
 )
 @click.option("--again", is_flag=True, help="Read images that were read before, too.")
-@click.option(
-    "--sources",
-    is_flag=True,
-    help="Capture the source files in them that the debuginfo names, too.",
-)
+@_sources_in_them
 @_json_summary
 @click.pass_obj
 def scan_image(
@@ -528,20 +495,14 @@ def scan_image(
     """
     from buildidfs.app import capture
 
-    paths = [os.fsencode(word) for word in images if os.path.lexists(word)]
-    references = [word for word in images if not os.path.lexists(word)]
-    where = [os.fsencode(root) for root in roots or _existing_roots()]
-    with _capturing(session, "Unpacking") as (store, show):
-        scan = capture.scan_images(
-            store, paths, references, where, platform=platform, again=again, progress=show
-        )
+    meant = capture.images_meant(images, roots)
+    with session.capturing("Unpacking") as (store, show):
+        scan = capture.scan_images(store, *meant, platform=platform, again=again, progress=show)
         more: dict[str, object] = {}
         if sources:
             from buildidfs.app.sources import capture_image_sources
 
-            scanner = partial(
-                capture.image_scanner, store, paths, references, where, platform=platform
-            )
+            scanner = partial(capture.image_scanner, store, *meant, platform=platform)
             found = capture_image_sources(store, session.settings, scanner)
             more = _tell_sources(session, found, "not in the image that names them", json_=json_)
     counts = {"images": scan.images, "unchanged": scan.unchanged}
@@ -562,12 +523,3 @@ def _report_archives(
         known = f", {unchanged} of them unchanged" if unchanged else ""
         click.echo(f"{counted(total, nouns.removesuffix('s'))}{known}")
     return report_scan(summary, json_=json_, quiet=session.is_quiet, **counts, **more)
-
-
-def _existing_roots() -> list[str]:
-    """Return the existing directories in which engines of this user keep images."""
-    places = list(_ROOTS)
-    if os.geteuid() != 0:
-        base = os.path.expanduser(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
-        places = [os.path.join(base, place) for place in _ROOTS_OF_A_USER]
-    return [place for place in places if os.path.isdir(place)]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import TYPE_CHECKING, Final
@@ -118,17 +119,11 @@ def _agent_of(session: Session) -> Callable[[], Agent] | None:
 
     Raises `UsageError`.
     """
-    import logging
-    from functools import partial
-
     from buildidfs.app.fleet import fetch as fetching
 
-    chosen = fetching.options_of(session.settings, os.environ)
-    if not chosen.urls:
-        return None
-    fetching.check(chosen)
-    if not os.access(session.store_path, os.W_OK):
+    maker = fetching.agent_maker(session.store_path, session.settings, os.environ)
+    if maker is not None and not os.access(session.store_path, os.W_OK):
         log = logging.getLogger(__name__)
         log.warning("asking no upstream servers: the store cannot be written by this user")
         return None
-    return partial(fetching.agent_of, session.store_path, session.settings, chosen)
+    return maker

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from buildidfs.app.service.status import Running, Status, Verdict
-    from buildidfs.app.service.supervise import Part
     from buildidfs.store.retention.eviction import Evictions
     from buildidfs.store.retention.policy import Policy
 
@@ -40,7 +39,10 @@ if TYPE_CHECKING:
 _PARTLY = 3
 _PATIENCE_S = 60
 _FIRST_SCAN_S = 20
-_WATCHING = "Watching what starts to run"
+_WATCHING = {
+    "confined": "Watching what starts to run in this PID namespace only",
+    "polling": "Scanning every 2 s what runs",
+}
 
 _TRY = """
 Try:
@@ -163,97 +165,55 @@ def _metrics(metrics: str | None, no_watch: bool) -> str:
 def _report_up(session: Session, *, is_new: bool) -> int:
     """Say what runs where; the exit status."""
     from buildidfs.app.service import up as daemon_up
-    from buildidfs.cli.output import printable, size
 
     path = session.store_path
-    supervisor = daemon_up.running(path)
-    if supervisor is None:
-        from buildidfs.errors import MountError
-
-        raise MountError("it has ended just after it was started")
-    parts = {part.name: part for part in daemon_up.parts(supervisor)}
-    point = printable(supervisor.path("mountpoint"))
-    watch, mount = parts.get(daemon_up.WATCH), parts.get(daemon_up.MOUNT)
-    serve = parts.get(daemon_up.SERVE)
-    complete = all(part.state == "running" for part in parts.values())
-    if watch is not None and watch.state == "running":
-        daemon_up.settle(path, _FIRST_SCAN_S if is_new else 0)
-        complete = _say_what_is_amiss(path) and complete
-    elif watch is not None:
-        terminal.complain(f"not following what starts to run: {_part_failure(watch)}")
-        _scan_instead(session)
-    if mount is not None and mount.state != "running":
-        terminal.complain(f"not mounted at {point}: {_part_failure(mount)}")
-    if serve is not None and serve.state != "running":
-        terminal.complain(f"not serving over HTTP: {_part_failure(serve)}")
-    push = parts.get(daemon_up.PUSH)
-    if push is not None and push.state != "running":
-        terminal.complain(f"not pushing: {_part_failure(push)}")
+    report = daemon_up.report(path, _FIRST_SCAN_S if is_new else 0)
+    parts, point = report.parts, printable(report.mountpoint)
+    degraded = report.watch.get("degraded")
+    for text in degraded if isinstance(degraded, list) else []:
+        terminal.complain(_shown(str(text)))
+    for name, says in (
+        (daemon_up.WATCH, "following what starts to run"),
+        (daemon_up.MOUNT, f"mounted at {point}"),
+        (daemon_up.SERVE, "serving over HTTP"),
+        (daemon_up.PUSH, "pushing"),
+    ):
+        if name in parts and not report.runs(name):
+            terminal.complain(f"not {says}: {parts[name].reason or f'it is {parts[name].state}'}")
+            if name == daemon_up.WATCH:
+                _scan_instead(session)
     if not session.is_quiet:
         with session.open_store() as store:
             held = store.stats()
-        first = "Up." if is_new else "Already up."
         click.echo(
-            f"{first} {counted(held.ids, 'build ID')} captured ({size(held.blob_bytes)}) in {path}."
+            f"{'Up.' if is_new else 'Already up.'} {counted(held.ids, 'build ID')} captured"
+            f" ({size(held.blob_bytes)}) in {path}."
         )
-        if watch is not None and watch.state == "running":
-            click.echo(f"{_watch_words(path)} (pid {watch.pid}){_waiting_words(path)}.")
-        if mount is not None and mount.state == "running":
-            click.echo(f"Mounted at {point} (pid {mount.pid}).")
+        if report.runs(daemon_up.WATCH):
+            mode = _WATCHING.get(str(report.watch.get("mode")), "Watching what starts to run")
+            waiting = int(report.watch.get("waiting") or 0)
+            left = f"; still being copied: {counted(waiting, 'file')}" if waiting else ""
+            click.echo(f"{mode} (pid {parts[daemon_up.WATCH].pid}){left}.")
+        if report.runs(daemon_up.MOUNT):
+            click.echo(f"Mounted at {point} (pid {parts[daemon_up.MOUNT].pid}).")
             click.echo(_TRY.format(point))
-        if serve is not None and serve.state == "running":
-            click.echo(f"Serving at {session.settings.serve.listen} (pid {serve.pid}).")
-    return 0 if complete else _PARTLY
-
-
-def _say_what_is_amiss(path: str) -> bool:
-    """Pass on what the watch says is less than it could be; False if it cannot follow all."""
-    from buildidfs.app.live.state import PARTIAL
-    from buildidfs.app.service import up as daemon_up
-    from buildidfs.cli.output import printable
-
-    watching = daemon_up.watching(path)
-    facts = {} if watching is None else watching.facts
-    degraded = facts.get("degraded")
-    for text in degraded if isinstance(degraded, list) else []:
-        terminal.complain(printable(str(text).encode(errors="replace")))
-    return facts.get("mode") not in PARTIAL
-
-
-def _watch_words(path: str) -> str:
-    """Describe the mode of the watch in words."""
-    from buildidfs.app.service import up as daemon_up
-
-    watching = daemon_up.watching(path)
-    return {
-        "confined": "Watching what starts to run in this PID namespace only",
-        "polling": "Scanning every 2 s what runs",
-    }.get("" if watching is None else str(watching.facts.get("mode")), _WATCHING)
-
-
-def _waiting_words(path: str) -> str:
-    from buildidfs.app.service import up as daemon_up
-
-    watching = daemon_up.watching(path)
-    left = 0 if watching is None else watching.facts.get("waiting")
-    return f"; still being copied: {counted(int(left), 'file')}" if left else ""
-
-
-def _part_failure(part: Part) -> str:
-    return part.reason or f"it is {part.state}"
+        if report.runs(daemon_up.SERVE):
+            where = session.settings.serve.listen
+            click.echo(f"Serving at {where} (pid {parts[daemon_up.SERVE].pid}).")
+    return 0 if report.is_complete else _PARTLY
 
 
 def _scan_instead(session: Session) -> None:
     """Without following, capture at least what runs now."""
     from buildidfs.app import capture
-    from buildidfs.cli.output import one_line
+    from buildidfs.cli import output
     from buildidfs.errors import BuildIdFsError
 
     try:
-        with session.open_store(create=True) as store, session.progress("Scanning") as show:
+        with session.capturing("Scanning") as (store, show):
             result = capture.scan_processes(store, session.settings, progress=show)
     except BuildIdFsError as error:
-        terminal.complain(one_line(str(error)))
+        terminal.complain(output.one_line(str(error)))
     else:
         report_scan(result, quiet=session.is_quiet)
 
@@ -283,7 +243,6 @@ def down(session: Session, timeout: float) -> None:
     The store is kept.
     """
     from buildidfs.app.service import up
-    from buildidfs.cli.output import printable
     from buildidfs.errors import CapabilityError
 
     path = session.store_path

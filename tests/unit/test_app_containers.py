@@ -97,7 +97,7 @@ def test_contents_of_containers(store: Store) -> None:
     assert (web.container.label, cart.container.label) == (WEB, CART)
     assert (web.build_ids, web.size, web.executable, web.symbols) == (2, 14, 1.0, 0.5)
     assert (cart.build_ids, cart.symbols, cart.debuginfo) == (1, 0.0, 0.0)
-    assert set(containers.build_ids(store, web.container)) == {
+    assert set(containers.build_ids(store, WEB)) == {
         BuildId(bytes([number]) * 20) for number in (1, 3)
     }
 
@@ -109,8 +109,7 @@ def test_most_containers_are_counted_only(store: Store) -> None:
 
 
 def test_removed_files_do_not_count(store: Store) -> None:
-    (web,) = containers.find(store, "web")
-    for build_id in containers.build_ids(store, web):
+    for build_id in containers.build_ids(store, "web"):
         artifact = store.index.artifact(store.index.ordinal(build_id) or 0, 1)
         assert artifact is not None
         store.remove([artifact.digest])

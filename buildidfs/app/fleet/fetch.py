@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import config, log
-from buildidfs.app import inputs, upkeep
+from buildidfs.app import inputs, resolve, upkeep
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import Upstreams, token_of
@@ -23,7 +24,7 @@ from buildidfs.upstream.server import Spool
 from buildidfs.upstream.servers import servers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from buildidfs.capture.base import Progress
     from buildidfs.config import Settings
@@ -56,6 +57,20 @@ def check(options: Options) -> None:
     """Raise `UsageError` for an invalid URL or a missing Python package."""
     for server in servers_of(options, Spool(b"/", options.max_size), b"/", ""):
         server.close()
+
+
+def wanted_of(
+    store: Store, ids: Iterable[str], files: Iterable[str], kinds: Sequence[Kind]
+) -> list[Lacking]:
+    """Return the files that a user means by build IDs, profiles and core files.
+
+    Raises as `resolve.future_build_id` and `lacking_in`.
+    """
+    build_ids = [resolve.future_build_id(store, text) for text in ids]
+    found = [(build_id, kind) for build_id in build_ids for kind in kinds]
+    for path in files:
+        found += [each for each in lacking_in(store, os.fsencode(path)) if each[1] in kinds]
+    return found
 
 
 def lacking_in(store: Store, path: bytes) -> list[Lacking]:
@@ -134,6 +149,20 @@ class _Meter:
 
 
 # --- for mount and server, which may not write ---------------------------------------------------
+
+
+def agent_maker(
+    store_path: str | bytes | os.PathLike[str], settings: Settings, environ: Mapping[str, str]
+) -> Callable[[], Agent] | None:
+    """Return what makes the agent of a front door; None if no upstream is configured.
+
+    Raises `UsageError`.
+    """
+    options = options_of(settings, environ)
+    if not options.urls:
+        return None
+    check(options)
+    return functools.partial(agent_of, store_path, settings, options)
 
 
 def agent_of(

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -187,6 +187,44 @@ def hurry(store_path: StorePath, seconds: float) -> None:
 def watching(store_path: StorePath) -> Present | None:
     """Return the watch on a store, if one runs."""
     return next(iter(run_files.present(store_path, WATCH)), None)
+
+
+class Report(msgspec.Struct):
+    """What runs on a store: the programs by name, and the facts of the watch.
+
+    ``is_complete`` is False if a program does not run, or the watch cannot follow everything.
+    """
+
+    mountpoint: bytes
+    parts: dict[str, Part]
+    watch: dict[str, Any]
+    is_complete: bool
+
+    def runs(self, name: str) -> bool:
+        """Return True if a program is to run, and does."""
+        return name in self.parts and self.parts[name].state == "running"
+
+
+def report(store_path: StorePath, first_scan_s: float) -> Report:
+    """Return what runs now, after the first scan, for which ``first_scan_s`` are waited at most.
+
+    Raises `MountError` if the supervisor has ended.
+    """
+    from buildidfs.app.live.state import PARTIAL
+
+    supervisor = running(store_path)
+    if supervisor is None:
+        raise MountError("it has ended just after it was started")
+    found = Report(
+        supervisor.path("mountpoint"), {part.name: part for part in parts(supervisor)}, {}, True
+    )
+    found.is_complete = all(map(found.runs, found.parts))
+    if found.runs(WATCH):
+        settle(store_path, first_scan_s)
+        watch = watching(store_path)
+        found.watch = {} if watch is None else watch.facts
+        found.is_complete &= found.watch.get("mode") not in PARTIAL
+    return found
 
 
 def settle(store_path: StorePath, seconds: float) -> None:
