@@ -152,6 +152,18 @@ def package_owner(build_id: BuildId) -> BuildId | None:
 _DEL: Final = 0x7F
 
 
+def printable(raw: bytes) -> str:
+    """A path for a person: control characters and what is not UTF-8 as ``\\xNN``."""
+    return one_line(raw.decode("utf-8", "backslashreplace"))
+
+
+def one_line(text: str) -> str:
+    """A message for a person, of which a path may be a part: control characters as ``\\xNN``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def json_escaped(data: bytes) -> bytes:
     """Return the same JSON text with each unprintable character written as ``\\uNNNN``.
 

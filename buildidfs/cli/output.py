@@ -16,12 +16,13 @@ import msgspec
 from buildidfs import names
 from buildidfs.cli import terminal
 from buildidfs.errors import IncompleteError
+from buildidfs.names import one_line as one_line
+from buildidfs.names import printable as printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from buildidfs.app.inputs import Named
-    from buildidfs.formats.symbolizer_output import Frame
     from buildidfs.ingest import Summary
     from buildidfs.store.retention.eviction import Evicted, Evictions, Tally
     from buildidfs.store.retention.policy import Policy
@@ -31,18 +32,6 @@ _encode = msgspec.json.Encoder().encode
 _SHOWN_RECAPTURABLE = 3  # recapturable blobs that were evicted
 _SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
 _SHOWN_NAMELESS: Final = 20  # files that are named one by one
-
-
-def printable(raw: bytes) -> str:
-    """A path for a person: control characters and what is not UTF-8 as ``\\xNN``."""
-    return one_line(raw.decode("utf-8", "backslashreplace"))
-
-
-def one_line(text: str) -> str:
-    """A message for a person, of which a path may be a part: control characters as ``\\xNN``."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def path_fields(raw: bytes, name: str = "path") -> dict[str, str]:
@@ -224,17 +213,6 @@ def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
         click.echo(f"    {evicted_line(each)}", err=bool(removed.losses))
     if removed.losses > len(losses):
         click.echo(f"    and {removed.losses - len(losses)} more, see buildidfs journal", err=True)
-
-
-def function_of(frame: Frame) -> str:
-    """The name of a function."""
-    return printable(frame.function.encode("utf-8", "surrogateescape")) or "??"
-
-
-def place_of(frame: Frame) -> str:
-    """File, line and column, as far as they are known."""
-    file = printable(frame.file.encode("utf-8", "surrogateescape")) or "??"
-    return f"{file}:{frame.line}" + (f":{frame.column}" if frame.column else "")
 
 
 def report_nameless(path: bytes, named: Named) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 import click
 
 from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import counted, function_of, json_line, place_of, printable
+from buildidfs.cli.output import counted, json_line, printable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf import script_output
 
@@ -20,18 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from buildidfs.app.symbolize.addresses import Answer, Symbolizer
-    from buildidfs.formats.perf.script_output import PrintedFrame
+    from buildidfs.formats.symbolizer_output import Frame
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
 
 _PROGRAM: Final = re.compile(r"(?:llvm-symbolizer|eu-addr2line)(?:-[0-9]{1,3})?")
 _REQUEST: Final = re.compile(r"(.+)\+0[xX]([0-9A-Fa-f]{1,16})")
-# Addresses without a name before a symbolizer was asked. The remedy depends on all of the text.
-_NO_MAPPING = "no mapping"
-_NO_BUILD_ID = "no build ID"
 _SHOWN = 10
-_PERF_DATA = (b"PERFILE2", b"2ELIFREP")
 _LISTED = re.compile(rb"^ *[0-9A-Fa-f]{4,} +\S", re.MULTILINE)
 
 
@@ -110,7 +105,7 @@ def symbolize(
         raise UsageError("--buildid-list and --lines belong to --perf-script")
     with session.open_store() as store, Symbolizer(store, program) as symbolizer:
         if perf_script:
-            filter_script(symbolizer, buildid_list, with_lines=lines)
+            _filter(symbolizer, _read_list(buildid_list), with_lines=lines)
             return 0
         texts = requests or _input()
         return _answer(session, store, symbolizer, texts, file_offset=file_offset, json_=json_)
@@ -200,76 +195,19 @@ def _fields(request: _Request, answer: Answer) -> dict[str, object]:
 def _text(request: _Request, answer: Answer) -> None:
     for frame in answer.frames:
         inlined = " (inlined)" if frame.inlined else ""
-        sys.stdout.write(f"{request.text} {function_of(frame)} {place_of(frame)}{inlined}\n")
+        sys.stdout.write(f"{request.text} {_function(frame)} {_place(frame)}{inlined}\n")
     if not answer.frames:
         sys.stdout.write(f"{request.text} ?? ??:0\n")
 
 
-def filter_script(symbolizer: Symbolizer, buildid_list: str | None, *, with_lines: bool) -> None:
-    """Copy standard input to standard output, with names where perf has found none.
-
-    Says at the end on standard error what is left without, and why.
-    """
-    listed = _read_list(buildid_list)
-    script = script_output.Script()
-    output: BinaryIO = sys.stdout.buffer
-    why: Counter[tuple[bytes, str]] = Counter()
-    any_line = False
-    for line in sys.stdin.buffer:
-        if line.startswith(_PERF_DATA) and not any_line:
-            raise UsageError(
-                "standard input is a perf.data file: give what perf script --show-mmap-events"
-                " --show-task-events prints of it"
-            )
-        any_line = True
-        text = line.rstrip(b"\n")
-        frame = script.line(text)
-        if frame is None or not frame.unknown or frame.dso.startswith(b"[kernel"):
-            output.write(line)
-            continue
-        location = script.locate(frame)
-        if location is None:
-            why[frame.dso, _NO_MAPPING] += 1
-            output.write(line)
-            continue
-        build_id = location.build_id or listed.get(location.path)
-        if build_id is None:
-            why[location.path, _NO_BUILD_ID] += 1
-            output.write(line)
-            continue
-        answer = symbolizer.at_offset(build_id, location.offset, called=frame.called)
-        if answer.frames:
-            address = symbolizer.address_of(build_id, location.offset)
-            output.write(_named(frame, answer, address, with_lines=with_lines))
-        else:
-            why[location.path, answer.why] += 1
-            output.write(line)
-    output.flush()
-    if not any_line:
-        terminal.complain("standard input is empty: perf script printed nothing")
-    _report(script, why)
+def _function(frame: Frame) -> str:
+    return printable(frame.function.encode("utf-8", "surrogateescape")) or "??"
 
 
-def _named(frame: PrintedFrame, answer: Answer, address: int | None, *, with_lines: bool) -> bytes:
-    """The lines of a frame: as perf prints them with ``--inline``, and with ``-F +srcline``."""
-    digits = b"%16x" % frame.ip if frame.chain else b"%x" % frame.ip
-    before = b"\t" if frame.chain else frame.before
-    shown = []
-    # A sample on one line has room for one function, the one that it is in after all.
-    for found in answer.frames if frame.chain else answer.frames[-1:]:
-        name = function_of(found) if found.function else "[unknown]"
-        if found.inlined:
-            shown.append(b"%s%s %s (inlined)" % (before, digits, name.encode()))
-        else:
-            offset = ""
-            if found.function and found.start is not None and address is not None:
-                offset = f"+0x{address - found.start:x}" if address >= found.start else ""
-            function = f"{name}{offset}".encode()
-            shown.append(b"%s%s %s (%s)" % (before, digits, function, frame.dso))
-        if with_lines and found.file:
-            file = printable(found.file.rpartition("/")[2].encode("utf-8", "surrogateescape"))
-            shown.append(f"  {file}:{found.line}".encode())
-    return b"\n".join(shown) + b"\n"
+def _place(frame: Frame) -> str:
+    """File, line and column, as far as they are known."""
+    file = printable(frame.file.encode("utf-8", "surrogateescape")) or "??"
+    return f"{file}:{frame.line}" + (f":{frame.column}" if frame.column else "")
 
 
 def _read_list(path: str | None) -> dict[bytes, BuildId]:
@@ -285,38 +223,22 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
     return script_output.parse_build_ids(text)
 
 
-def _remedy(script: script_output.Script, reason: str) -> str:
-    """Return the fault and its remedy; events that are in the text are not asked for."""
-    from buildidfs.app.symbolize.addresses import NOT_MAPPED
+def _filter(symbolizer: Symbolizer, listed: dict[bytes, BuildId], *, with_lines: bool) -> None:
+    """Copy standard input to standard output, with names where perf has found none.
 
-    if reason == _NO_MAPPING:
-        if not script.has_mappings:
-            return "no mapping told of: give perf script --show-mmap-events --show-task-events"
-        if not script.has_tasks:
-            return "no mapping told of at that address: give perf script --show-task-events, too"
-        return "no event tells of a mapping at that address: it was lost, or is older than perf"
-    if reason == _NO_BUILD_ID:
-        if not script.has_mappings:
-            return (
-                "no build ID: give perf script --show-mmap-events --show-task-events, or"
-                " --buildid-list"
-            )
-        return (
-            "no build ID in the profile: run perf script on what buildidfs repair makes of it, or"
-            " give --buildid-list"
-        )
-    if reason == NOT_MAPPED and not script.has_mappings:
-        return (
-            "no such offset, or addresses of the process: give perf script --show-mmap-events"
-            " --show-task-events, or -F +dsoff"
-        )
-    return reason
+    Says at the end on standard error what is left without, and why.
+    """
+    from buildidfs.app.symbolize.script_filter import ScriptFilter
 
-
-def _report(script: script_output.Script, why: Counter[tuple[bytes, str]]) -> None:
-    for (path, key), count in why.most_common(_SHOWN):
-        reason = _remedy(script, key)
+    script = ScriptFilter(symbolizer, listed, with_lines=with_lines)
+    output: BinaryIO = sys.stdout.buffer
+    for line in sys.stdin.buffer:
+        output.write(script.line(line))
+    output.flush()
+    if script.is_empty:
+        terminal.complain("standard input is empty: perf script printed nothing")
+    for path, reason, count in script.unnamed(_SHOWN):
         frames = counted(count, "frame")
         terminal.complain(f"{printable(path)}: {frames} without a name: {reason}")
-    if len(why) > _SHOWN:
-        terminal.complain(f"and {counted(len(why) - _SHOWN, 'more file')}")
+    if (more := script.files_without_names - _SHOWN) > 0:
+        terminal.complain(f"and {counted(more, 'more file')}")

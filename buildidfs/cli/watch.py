@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import math
-import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,17 +16,10 @@ from buildidfs.cli.output import counted, json_line, path_fields, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from contextlib import AbstractContextManager
 
-    from buildidfs.app.live.state import Event, WatchOptions, WatchState
-    from buildidfs.app.live.watch import Watch
-    from buildidfs.linux.sdnotify import Notifier
-    from buildidfs.store import Store
-    from buildidfs.store.run_files import Presence
+    from buildidfs.app.live.state import Event, WatchState
 
 
-_TURN_S = 0.25
-_TOLD_S = 2.0
 _LIVE_S = 1.0
 _MINUTE_S = 60.0
 MODES = {
@@ -111,8 +103,12 @@ def watch(
     then goes on until it is stopped with SIGTERM or SIGINT. Prints a line of counts each minute.
     """
     from buildidfs import config
-    from buildidfs.app.live.state import WatchOptions
+    from buildidfs.app.live.state import PARTIAL, WatchOptions
+    from buildidfs.app.live.watch import run
+    from buildidfs.errors import IncompleteError
 
+    if session.verbosity == 0:
+        session.start_logging()
     defaults = session.settings.watch
     options = WatchOptions(
         pin_seconds=defaults.pin_seconds if pin_seconds is None else pin_seconds,
@@ -122,91 +118,10 @@ def watch(
         scan=not no_scan,
         container_namespaces=session.settings.container.namespaces,
     )
-    return _run(session, options, metrics or defaults.metrics, json_=json_)
-
-
-def _run(session: Session, options: WatchOptions, metrics: str, *, json_: bool) -> int:
-    """Watch until a signal says to stop."""
-    import signal
-    import threading
-
-    from buildidfs.app import capture
-    from buildidfs.app.live.minutes import Minutes
-    from buildidfs.app.live.state import PARTIAL, as_facts
-    from buildidfs.app.live.watch import Watch
-    from buildidfs.app.upkeep import Scrubbing, Upkeep, compress_after
-    from buildidfs.errors import IncompleteError
-    from buildidfs.linux.sdnotify import Notifier
-    from buildidfs.store.run_files import Presence
-
-    if session.verbosity == 0:
-        session.start_logging()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     presenter = Presenter(json_=json_, quiet=session.is_quiet)
-    notifier = Notifier(os.environ)
-    # The process that reads as other users is forked before there are threads.
-    with capture.as_owner(session.settings) as as_owner, session.open_store(create=True) as store:
-        watching = Watch(store, options, as_owner=as_owner, tell=presenter.event)
-        try:
-            with (
-                Upkeep(store, compress_after=compress_after(session.settings)),
-                Scrubbing(store, session.settings),
-                Minutes(store, watching.state),
-                Presence(store.path, "watch", mode="starting") as presence,
-                _exporting(metrics, store, session, watching),
-            ):
-                watching.start()
-                notifier.ready(one_line(as_facts(watching.state())))
-                _follow(watching, stop, presenter, presence, notifier)
-                notifier.stopping()
-        finally:
-            watching.close()
-        state = watching.state()
-        presenter.end(state)
+    opened = partial(session.open_store, create=True)
+    state = run(opened, session.settings, options, metrics or defaults.metrics, presenter)
     return IncompleteError.exit_code if state.mode in PARTIAL else 0
-
-
-def _exporting(
-    metrics: str, store: Store, session: Session, watching: Watch
-) -> AbstractContextManager[object]:
-    """Return the exporter of metrics, if there is to be one."""
-    import contextlib
-
-    if not metrics:
-        return contextlib.nullcontext()
-    from buildidfs.app.live.metrics import Exporter, target
-
-    return Exporter(target(metrics), store, session.settings, watching.state)
-
-
-def _follow(
-    watching: Watch,
-    stop: threading.Event,
-    presenter: Presenter,
-    presence: Presence,
-    notifier: Notifier,
-) -> None:
-    """Until ``stop`` is set: tell everybody who wants to know how it is going."""
-    from buildidfs.app.live.state import as_facts
-
-    told = alive = -math.inf
-    while True:
-        watching.tend()
-        now = time.monotonic()
-        state = watching.state()
-        presenter.turn(state, now)
-        if now - told >= _TOLD_S:
-            told = now
-            facts = as_facts(state)
-            presence.update(told=now, **facts)
-            notifier.status(one_line(facts))
-        if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
-            alive = now
-            notifier.alive()
-        if stop.wait(_TURN_S):
-            return
 
 
 def one_line(facts: Mapping[str, Any]) -> str:
@@ -267,11 +182,15 @@ class Presenter:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:
             self._shown_at = now
-            click.echo(f"\r\x1b[K{one_line(self._facts(state))}", nl=False)
+            click.echo(f"\r\x1b[K{self.line(state)}", nl=False)
             self._is_open = True
         elif now >= self._minute_at:
             self._minute_at = now + _MINUTE_S
             self._counts("counts", state)
+
+    def line(self, state: WatchState) -> str:
+        """Describe the state in one line."""
+        return one_line(self._facts(state))
 
     def end(self, state: WatchState) -> None:
         """The last counts."""
@@ -283,7 +202,7 @@ class Presenter:
         if self._json:
             self._print_json({"event": name, "time": time.time(), **self._facts(state)})
         elif not self._quiet:
-            click.echo(one_line(self._facts(state)))
+            click.echo(self.line(state))
             sys.stdout.flush()
 
     def _print_json(self, values: dict[str, object]) -> None:

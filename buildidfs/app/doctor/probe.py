@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from buildidfs.linux import child
+from buildidfs.names import one_line
 
 State = Literal["ok", "degraded", "failed"]
 #: Longer than any probe takes on a busy machine.
@@ -177,5 +178,4 @@ def _unknown(why: str) -> Answer:
 
 def _one_line(text: str) -> str:
     """Return a text as one printable line."""
-    text = text.encode("utf-8", "backslashreplace").decode()[:_MOST_BYTES]
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return one_line(text.encode("utf-8", "backslashreplace").decode()[:_MOST_BYTES])

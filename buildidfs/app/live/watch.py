@@ -15,13 +15,16 @@ import math
 import os
 import re
 import resource
+import signal
 import sys
 import threading
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
+from buildidfs.app import capture, upkeep
 from buildidfs.app.live.jit import JitFollower
+from buildidfs.app.live.minutes import Minutes
 from buildidfs.app.live.state import (
     MOST_UNREADABLE,
     STOPPED,
@@ -31,6 +34,7 @@ from buildidfs.app.live.state import (
     WatchOptions,
     WatchState,
     added,
+    as_facts,
 )
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.live.client import Watcher
@@ -47,6 +51,7 @@ from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
 from buildidfs.linux import machine
+from buildidfs.linux.sdnotify import Notifier
 from buildidfs.store import run_files
 from buildidfs.store.errors import show
 
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found
     from buildidfs.capture.live.protocol import Message
     from buildidfs.capture.unresponsive.as_owner import AsOwner
+    from buildidfs.config import Settings
     from buildidfs.model import BuildId, Origin, Sighting
     from buildidfs.store import Store
 
@@ -63,6 +69,8 @@ if TYPE_CHECKING:
 POLL_S: Final = 2.0
 """Seconds between two scans if the kernel refuses events."""
 
+_TURN_S: Final = 0.25
+_TOLD_S: Final = 2.0
 _SWITCH_INTERVAL_S: Final = 0.0005
 _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 60.0
@@ -77,6 +85,95 @@ UNPINNED: Final = "too many files waited to be handed over, so only the build ID
 """Reason of the losses of files that the catcher could not keep open."""
 
 _log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Hears of a watch. `event` is called in any thread, the rest in that of `run`."""
+
+    def event(self, event: Event) -> None:
+        """Something was captured, or could not be."""
+
+    def turn(self, state: WatchState, now: float) -> None:
+        """Some of a second has passed; ``now`` is monotonic time. What it raises ends the watch."""
+
+    def line(self, state: WatchState) -> str:
+        """Describe the state in one line."""
+
+    def end(self, state: WatchState) -> None:
+        """The watch has ended in this state."""
+
+
+def run(
+    opened: Callable[[], Store],
+    settings: Settings,
+    options: WatchOptions,
+    metrics: str,
+    observer: Observer,
+) -> WatchState:
+    """Watch until SIGTERM or SIGINT, with the upkeep of the store that ``opened`` opens.
+
+    ``metrics`` is a target of `metrics.target`, empty for none. Returns the state at the end.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    notifier = Notifier(os.environ)
+    # The process that reads as other users is forked before there are threads.
+    with capture.as_owner(settings) as as_owner, opened() as store:
+        watch = Watch(store, options, as_owner=as_owner, tell=observer.event)
+        try:
+            with (
+                upkeep.Upkeep(store, compress_after=upkeep.compress_after(settings)),
+                upkeep.Scrubbing(store, settings),
+                Minutes(store, watch.state),
+                run_files.Presence(store.path, "watch", mode="starting") as presence,
+                _exporting(metrics, store, settings, watch),
+            ):
+                watch.start()
+                notifier.ready(observer.line(watch.state()))
+                _follow(watch, stop, observer, presence, notifier)
+                notifier.stopping()
+        finally:
+            watch.close()
+        state = watch.state()
+        observer.end(state)
+    return state
+
+
+def _exporting(
+    metrics: str, store: Store, settings: Settings, watch: Watch
+) -> contextlib.AbstractContextManager[object]:
+    """Return the exporter of metrics, if there is to be one."""
+    if not metrics:
+        return contextlib.nullcontext()
+    from buildidfs.app.live.metrics import Exporter, target
+
+    return Exporter(target(metrics), store, settings, watch.state)
+
+
+def _follow(
+    watch: Watch,
+    stop: threading.Event,
+    observer: Observer,
+    presence: run_files.Presence,
+    notifier: Notifier,
+) -> None:
+    """Until ``stop`` is set, tell the state to the observer, the run file and systemd."""
+    told = alive = -math.inf
+    while True:
+        watch.tend()
+        now = time.monotonic()
+        state = watch.state()
+        observer.turn(state, now)
+        if now - told >= _TOLD_S:
+            told = now
+            presence.update(told=now, **as_facts(state))
+            notifier.status(observer.line(state))
+        if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
+            alive = now
+            notifier.alive()
+        if stop.wait(_TURN_S):
+            return
 
 
 class Watch(Listener):
