@@ -73,7 +73,7 @@ def serve(
 
     from buildidfs.app.fleet import reading
     from buildidfs.app.live import metrics
-    from buildidfs.app.symbolize.served import PublicSymbolizer
+    from buildidfs.app.symbolize.addresses import PublicSymbolizer
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.serve import options
 

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names for addresses in files of the store: function, file and line, including inlined
 functions.
+
+`PublicSymbolizer` is the engine behind the symbol server; it also disassembles.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from buildidfs.app.symbolize import programs
-from buildidfs.app.symbolize.programs import Failed
+from buildidfs.app.symbolize.programs import Failed, Slots, SymbolizerProcess
 from buildidfs.capture import elf_file
 from buildidfs.capture.archive import stream
-from buildidfs.errors import StoreError
+from buildidfs.errors import StoreError, UsageError
+from buildidfs.formats.elf import code_file
 from buildidfs.formats.elf import header as elf_header
 from buildidfs.formats.elf.header import SHF_EXECINSTR, Segment
 from buildidfs.formats.elf.identify import ElfFile
@@ -23,12 +27,13 @@ from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import file_ops
 from buildidfs.model import Artifact, BuildId, ByteRange, Kind
 from buildidfs.store import is_withheld
-from buildidfs.view.permissions import may_open
+from buildidfs.view.permissions import PUBLIC, may_open
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from buildidfs.app.symbolize.programs import Program, Slots
+    from buildidfs.app.symbolize.programs import Program
+    from buildidfs.formats.elf.code_file import Instruction, Machine
     from buildidfs.formats.symbolizer_output import Symbol
     from buildidfs.store import Store
     from buildidfs.view.permissions import Viewer
@@ -52,6 +57,7 @@ T = TypeVar("T")
 _MOST_KNOWN: Final = 1 << 16
 _MOST_FILES: Final = 1 << 12
 _TRIES: Final = 2
+_DISASSEMBLE_S: Final = 20.0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -391,3 +397,50 @@ def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:
             msgspec.structs.replace(last, function=named.function, start=named.start),
         ]
     return best
+
+
+class PublicSymbolizer(Symbolizer):
+    """A symbolizer for callers without an account: it uses only files that all users may read.
+
+    Raises `UsageError` if no program is installed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, viewer=PUBLIC)
+        self._disassembler: str | None = None
+
+    def disassemble(
+        self, machine: Machine, address: int, code: bytes, size: int
+    ) -> list[Instruction]:
+        """Return the instructions that begin in the first ``size`` bytes of ``code``, at
+        ``address``.
+
+        Raises `UsageError` if llvm-objdump is missing or fails, and `CapabilityError`.
+        """
+        path = self._disassembler = self._disassembler or programs.find_disassembler()
+        if path is None:
+            raise UsageError("llvm-objdump is not installed; apt-get install llvm")
+        data = code_file.code_file(machine, address, code)
+        with Slots(1) as slots:
+            slots.fill(len(data), functools.partial(file_ops.write_fully, data=data))
+            try:
+                lines = _output(path, slots, machine)
+                return code_file.instructions(lines, address, size)
+            except Failed as error:
+                raise UsageError(f"llvm-objdump failed: {error}") from error
+
+
+def _output(path: str, slots: Slots, machine: Machine) -> Iterator[bytes]:
+    """Yield the lines that llvm-objdump prints about the only file. Raises `Failed`."""
+    argv = [path, "--disassemble-all", "--no-show-raw-insn", "--disassemble-zeroes"]
+    argv += ["--print-imm-hex", "--section=.text"]
+    if machine.number in (code_file.EM_386, code_file.EM_X86_64):
+        argv.append("--x86-asm-syntax=intel")
+    elif machine.number == code_file.EM_ARM:
+        # It is unknown which functions use the older instruction set; few do.
+        argv.append("--triple=thumbv7-linux-gnueabihf")
+    process = SymbolizerProcess([*argv, slots.path(0).decode()], slots)
+    try:
+        yield from process.lines(time.monotonic() + _DISASSEMBLE_S)
+    finally:
+        process.close()

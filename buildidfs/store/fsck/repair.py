@@ -46,13 +46,13 @@ from buildidfs.store.fsck.check import RULES, wrong_counts
 from buildidfs.store.fsck.faults import Fault, Mending, faults_of
 from buildidfs.store.fsck.scrub import GIVEN, Scrubber, describe
 from buildidfs.store.index import environment
+from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import Environment
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.retention import removal
 from buildidfs.store.values import NewCapture
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
-from buildidfs.store.write.identities import AliasWriter
 from buildidfs.store.write.transaction import Recorder
 
 if TYPE_CHECKING:

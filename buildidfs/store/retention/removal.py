@@ -26,12 +26,12 @@ from buildidfs.errors import StoreFull
 from buildidfs.model import Digest, Kind
 from buildidfs.store import coordination, location_rows, schema
 from buildidfs.store.errors import translated
+from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import PATH_KINDS, ROOT
 from buildidfs.store.index.queries import DAMAGE, Index, prefixed
 from buildidfs.store.write import uses
 from buildidfs.store.write.containers import ContainerPruner
-from buildidfs.store.write.identities import AliasWriter
 from buildidfs.store.write.locations import PathPruner
 from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter

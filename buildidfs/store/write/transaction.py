@@ -25,12 +25,12 @@ from buildidfs.model import (
 )
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Staged
+from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import prefixed
 from buildidfs.store.values import NewAbsence, NewCapture, Outcome
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
-from buildidfs.store.write.identities import MOST_JOINED, AliasWriter, is_shared_by
 from buildidfs.store.write.locations import PlaceWriter
 from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter, most_variants
