@@ -15,7 +15,7 @@ import msgspec
 from buildidfs import names
 from buildidfs.app import containers
 from buildidfs.errors import ArtifactMissing, IntegrityError
-from buildidfs.model import Absence, Artifact, BuildId, Kind, Quality
+from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
 from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
@@ -241,13 +241,24 @@ def why_no_artifacts(store: Store, asked: Asked) -> str:
     return why
 
 
+def alias_texts(aliases: Iterable[Alias]) -> dict[str, str]:
+    """Return the aliases of a file by their types, as the commands take them."""
+    found = {}
+    for kind, value in aliases:
+        if kind is AliasType.GO:
+            found["go"] = value.decode("ascii", "replace")
+        elif kind is not AliasType.LINK:
+            found[kind.name.lower()] = value.hex()
+    return found
+
+
 class Known(NamedTuple):
     """Further facts about a build ID.
 
     ``missing`` names the files that a debugger will miss; ``used`` is the last use of its bytes, in
     seconds of Unix time; ``why`` has the reason why each variant is served or not; ``served`` are
     the numbers of the served variants, ``truncated`` has the reasons why debuggers refuse files,
-    and ``aliases`` are the other names of each variant.
+    and ``aliases`` are the other names of each variant, by type.
     """
 
     missing: list[str]
@@ -257,7 +268,7 @@ class Known(NamedTuple):
     why: dict[Kind, list[str]]
     served: dict[Kind, int | None]
     truncated: dict[Digest, str]
-    aliases: dict[Digest, tuple[Alias, ...]]
+    aliases: dict[Digest, dict[str, str]]
 
 
 def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
@@ -285,7 +296,7 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
         for each in kept
         if each.truncated
     }
-    aliases = {digest: store.aliases.of(digest) for digest in digests}
+    aliases = {digest: alias_texts(store.aliases.of(digest)) for digest in digests}
     return Known(missing, split, used, store.pins.of(build_id), why, served, truncated, aliases)
 
 

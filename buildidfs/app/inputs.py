@@ -75,23 +75,30 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
 
     Raises `UsageError` for any other file, and for one that cannot be read.
     """
-    try:
-        if os.path.isdir(path):  # perf record --threads
-            head = _PERF[0]
-        else:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            with open(fd, "rb") as file:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise UsageError(f"{show(path)} is not a regular file")
-                head = file.read(18)
-    except OSError as error:
-        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+    head = _head(path)
     if head[:8] in _PERF:
         return _of_profile(store, path, progress)
     if head[:4] == b"\x7fELF":
         kind = int.from_bytes(head[16:18], "big" if head[5:6] == b"\2" else "little")
         return _of_core(path) if kind == _ET_CORE else Named({_own(path): path})
     raise UsageError(f"{show(path)} is neither a profile of perf, nor a core file, nor a binary")
+
+
+def _head(path: bytes) -> bytes:
+    """The first bytes of a regular file, or those of a profile for a directory.
+
+    Raises `UsageError` for a file that is not regular, or cannot be read.
+    """
+    if os.path.isdir(path):  # perf record --threads
+        return _PERF[0]
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise UsageError(f"{show(path)} is not a regular file")
+            return file.read(18)
+    except OSError as error:
+        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
 
 
 def named_by(
@@ -267,14 +274,9 @@ def coverage_of_file(
 
 def is_profile_or_core(path: bytes) -> bool:
     """Return True if `coverage_of_file` accepts this file."""
-    if os.path.isdir(path):  # perf record --threads
-        return True
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-            return is_file and (file.read(8) in _PERF or cores.is_core(path))
-    except OSError:
+        return _head(path)[:8] in _PERF or cores.is_core(path)
+    except (OSError, UsageError):
         return False
 
 

@@ -141,7 +141,7 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
     path = os.fsencode(text)
     here = [] if container is not None else [os.path.abspath(path), os.path.realpath(path)]
     places = history.at_path(store, path, container, others=here)
-    present = None if container is not None else _present(path)
+    present = None if container is not None else id_at(path)
     if present is not None and (
         store.index.ordinal(present) is not None
         or any(place.build_id == present for place in places)
@@ -170,7 +170,7 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
     )
 
 
-def _present(path: bytes) -> BuildId | None:
+def id_at(path: bytes) -> BuildId | None:
     """Return the build ID of the file that is at a path now; None if it has none or
     cannot be read.
     """

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app import cores, inputs, remedies
+from buildidfs.app import cores, inputs, remedies, resolve
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings, Row
 from buildidfs.app.profile import reading
-from buildidfs.capture import elf_file
 from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.capture.scan.perf_data import Profile
-from buildidfs.capture.unresponsive.file_helper import check_readable
-from buildidfs.errors import ArtifactMissing, UsageError
+from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
@@ -297,24 +295,9 @@ class Explainer:
         host = machine.host_name()
         seen = [each.path for each in records if not each.container and each.host == host]
         for each in list(dict.fromkeys((path, *seen)))[:_MOST_PATHS]:
-            if each.startswith(b"/") and _build_id_at(each) == build_id:
+            if each.startswith(b"/") and resolve.id_at(each) == build_id:
                 return each
         return None
-
-
-def _build_id_at(path: bytes) -> BuildId | None:
-    try:
-        check_readable(path)
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except (OSError, UsageError):
-        return None
-    try:
-        found = elf_file.identify(fd)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return found if isinstance(found, BuildId) else None
 
 
 def _fits(frame: str, path: bytes) -> bool:

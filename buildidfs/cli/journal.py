@@ -145,8 +145,7 @@ def _lines(
                 row.reason,
             )  # fmt: skip
         else:
-            ordinal = store.index.ordinal(row.build_id)
-            held = ordinal is not None and store.index.kinds(ordinal) != 0
+            held = history.is_held(store, row.build_id)
             state = "held" if held else "noted" if row.noted else "missing"
             yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
 

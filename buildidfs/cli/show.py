@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -22,7 +22,7 @@ from buildidfs.cli.output import counted, json_line, moment, one_line, path_fiel
 
 if TYPE_CHECKING:
     from buildidfs.app.catalog import Known
-    from buildidfs.model import Alias, Artifact, BuildId, Kind
+    from buildidfs.model import Artifact, BuildId, Kind
     from buildidfs.store import OriginRecord
 
 _VARIANTS: Final = 10  # of a kind
@@ -75,22 +75,27 @@ def show(
         variants = {kind: store.index.variants(ordinal, kind) for kind in Kind}
         origins = store.index.origins(ordinal)
         known = catalog.known(store, build_id, variants)
-        shown = {kind: kept for kind, kept in variants.items() if kept}
-        called = Names(store)
+        kept = {kind: each for kind, each in variants.items() if each}
+        shown = _Shown(build_id, kept, origins, known, names, Names(store))
         if json_:
-            _as_json(build_id, shown, origins, known, names, called)
+            _as_json(shown)
         else:
-            _as_text(build_id, shown, origins, known, names, called, bounded=not all_)
+            _as_text(shown, bounded=not all_)
 
 
-def _as_json(
-    build_id: BuildId,
-    variants: dict[Kind, list[Artifact]],
-    origins: list[OriginRecord],
-    known: Known,
-    names: tuple[str, ...] | None,
-    called: Names,
-) -> None:
+class _Shown(NamedTuple):
+    """A build ID with all that is printed; ``names`` are the namespaces that make a container."""
+
+    build_id: BuildId
+    variants: dict[Kind, list[Artifact]]
+    origins: list[OriginRecord]
+    known: Known
+    names: tuple[str, ...] | None
+    called: Names
+
+
+def _as_json(shown: _Shown) -> None:
+    build_id, variants, origins, known, names, called = shown
     json_line(
         {
             "build_id": build_id.hex(),
@@ -113,7 +118,7 @@ def _as_json(
                     "truncated": known.truncated.get(artifact.digest, ""),
                     "gdb_scripts": bool(artifact.scripts),
                     "adopted": artifact.adopted,
-                    "aliases": _aliases(known.aliases[artifact.digest]),
+                    "aliases": known.aliases[artifact.digest],
                 }
                 for kind, kept in variants.items()
                 for artifact, why in zip(kept, known.why[kind], strict=True)
@@ -150,16 +155,8 @@ def _as_json(
     )
 
 
-def _as_text(
-    build_id: BuildId,
-    variants: dict[Kind, list[Artifact]],
-    origins: list[OriginRecord],
-    known: Known,
-    names: tuple[str, ...] | None,
-    called: Names,
-    *,
-    bounded: bool,
-) -> None:
+def _as_text(shown: _Shown, *, bounded: bool) -> None:
+    build_id, variants, origins, known, names, called = shown
     click.echo(f"build ID   {build_id}")
     for kind, kept in variants.items():
         rows = list(zip(kept, known.why[kind], strict=True))
@@ -203,26 +200,13 @@ def _variant(artifact: Artifact, why: str, known: Known, *, is_served: bool) -> 
         _say(text)
     if artifact.adopted:
         _say("adopted: the file has no usable build ID, and goes by its htlhash")
-    for name, value in _aliases(known.aliases[artifact.digest]).items():
+    for name, value in known.aliases[artifact.digest].items():
         if not (artifact.adopted and name == "htl"):
             click.echo(f"           {name}:{value}")
 
 
 def _say(text: str, label: str = "") -> None:
     terminal.say(text, label=f"{label:{_INDENT}}", indent=_INDENT)
-
-
-def _aliases(aliases: tuple[Alias, ...]) -> dict[str, str]:
-    """The aliases of a file by their types, as the commands take them."""
-    from buildidfs.model import AliasType
-
-    found = {}
-    for kind, value in aliases:
-        if kind is AliasType.GO:
-            found["go"] = value.decode("ascii", "replace")
-        elif kind is not AliasType.LINK:
-            found[kind.name.lower()] = value.hex()
-    return found
 
 
 def _count_left_out(count: int, noun: str, indent: str) -> None:

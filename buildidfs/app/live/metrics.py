@@ -32,7 +32,6 @@ from buildidfs.store import run_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import TracebackType
 
     from prometheus_client.core import Metric
 
@@ -138,12 +137,7 @@ class Exporter:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._ending.set()
         os.close(self._woken)  # wakes the server
         for thread in self._threads:  # both read the store, which is closed after this

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -329,6 +329,18 @@ def as_facts(state: WatchState) -> dict[str, Any]:
         ],
         "events_lost": state.events_lost,
     }
+
+
+def fact_rows(facts: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the rows of `as_facts` with a name; a watch of another version may have none."""
+    rows = facts.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def fact_number(facts: Mapping[str, Any], name: str) -> int:
+    """Return a number of `as_facts`, or of one of its rows; 0 if there is none."""
+    value = facts.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def added(one: Counts, other: Counts) -> Counts:

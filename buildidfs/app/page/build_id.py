@@ -19,7 +19,7 @@ from buildidfs.app.why import Explainer
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections, functions
-from buildidfs.model import AliasType, Kind
+from buildidfs.model import Kind
 from buildidfs.names import is_of_sources
 from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.containers import Names
     from buildidfs.formats.elf.sections import Function
-    from buildidfs.model import Alias, Artifact, BuildId, Digest
+    from buildidfs.model import Artifact, BuildId, Digest
     from buildidfs.store import Blob, OriginRecord, Store
 
 MOST_PLACES: Final = 50
@@ -133,21 +133,11 @@ def _variants(known: catalog.Known, variants: dict[Kind, list[Artifact]]) -> lis
             truncated=known.truncated.get(artifact.digest, ""),
             gdb_scripts=bool(artifact.scripts),
             adopted=artifact.adopted,
-            aliases=_aliases(known.aliases[artifact.digest]),
+            aliases=known.aliases[artifact.digest],
         )
         for kind, kept in variants.items()
         for artifact, why in zip(kept, known.why[kind], strict=True)
     ]
-
-
-def _aliases(aliases: Iterable[Alias]) -> dict[str, str]:
-    found = {}
-    for kind, value in aliases:
-        if kind is AliasType.GO:
-            found["go"] = value.decode("ascii", "replace")
-        elif kind is not AliasType.LINK:
-            found[kind.name.lower()] = value.hex()
-    return found
 
 
 def _place(record: OriginRecord, names: Names) -> answers.Place:

@@ -19,6 +19,7 @@ from buildidfs.app import containers, remedies, upkeep
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings
 from buildidfs.app.live.minutes import group_name
+from buildidfs.app.live.state import fact_number, fact_rows
 from buildidfs.app.page import answers
 from buildidfs.app.survey import STEP, image_of, severity, why_lacking
 from buildidfs.app.survey import take as take_survey
@@ -220,36 +221,26 @@ def _health(store: Store) -> answers.Health:
         return answers.Health(answers.NOT_RUNNING)
     facts = watch.facts
     losses: dict[str, answers.Loss] = {}
-    for row in _rows(facts, "losses"):
+    for row in fact_rows(facts, "losses"):
         reason = str(row.get("reason", ""))[:200]
         loss = losses.setdefault(reason, answers.Loss(reason, remedies.of_loss(reason), 0, 0))
-        loss.count += _number(row, "count")
-        loss.recent += _number(row, "recent")
+        loss.count += fact_number(row, "count")
+        loss.recent += fact_number(row, "recent")
     degraded = facts.get("degraded")
     return answers.Health(
         mode=str(facts.get("mode", "starting"))[:40],
         since=watch.since / 1e9,
-        captured=_number(facts, "captured"),
+        captured=fact_number(facts, "captured"),
         lost=sum(each.count for each in losses.values()),
-        waiting=_number(facts, "waiting"),
+        waiting=fact_number(facts, "waiting"),
         lag=_seconds(facts, "lag"),
-        events_lost=_number(facts, "events_lost"),
+        events_lost=fact_number(facts, "events_lost"),
         losses=sorted(losses.values(), key=lambda each: -each.count)[:_MOST_LOSSES],
         degraded=[str(each)[:300] for each in degraded[:_MOST_DEGRADED]]
         if isinstance(degraded, list)
         else [],
         store_error="the store cannot be written" if facts.get("store_error") else "",
     )
-
-
-def _rows(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    rows = facts.get(name)
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _number(row: dict[str, Any], name: str) -> int:
-    value = row.get(name)
-    return value if isinstance(value, int) else 0
 
 
 def _seconds(row: dict[str, Any], name: str) -> float:

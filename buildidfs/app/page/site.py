@@ -36,7 +36,6 @@ from buildidfs.view.permissions import PUBLIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     import msgspec
@@ -95,12 +94,7 @@ class Page:
         self._surveyor.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._surveyor.__exit__()
 
     def answer(self, request: Request) -> Answer | None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from buildidfs.app.live.state import fact_number, fact_rows
 from buildidfs.app.service import up
 
 if TYPE_CHECKING:
@@ -82,15 +83,15 @@ class Activity:
             self._watch = which
             self._samples.clear()
         facts: Mapping[str, Any] = {} if present is None else present.facts
-        sources = [each for each in facts.get("sources", ()) if isinstance(each, dict)]
+        sources = fact_rows(facts, "sources")
         mounts = [each.present for each in _running(status, up.MOUNT) if each.present is not None]
         now = _Sample(
             self._clock(),
             status.disk_bytes,
-            Counter({_text(each, "container"): _number(each, "captured") for each in sources}),
-            Counter({each.pid: _number(each.facts, "requests") for each in mounts}),
+            Counter({_text(each, "container"): fact_number(each, "captured") for each in sources}),
+            Counter({each.pid: fact_number(each.facts, "requests") for each in mounts}),
         )
-        now.captured["\0all"] = _number(facts, "captured")
+        now.captured["\0all"] = fact_number(facts, "captured")
         self._samples.append(now)
         while self._samples[0].at < now.at - _WINDOW_S:
             self._samples.popleft()
@@ -131,15 +132,15 @@ def _rows(
     """Return the containers with captures or losses, the one with the last capture first."""
     lost: Counter[str] = Counter()
     recent: Counter[str] = Counter()
-    for loss in facts.get("losses", ()):
-        lost[_text(loss, "container")] += _number(loss, "count")
-        recent[_text(loss, "container")] += _number(loss, "recent")
+    for loss in fact_rows(facts, "losses"):
+        lost[_text(loss, "container")] += fact_number(loss, "count")
+        recent[_text(loss, "container")] += fact_number(loss, "recent")
     by_label = {_text(each, "container"): each for each in sources}
     rows = [
         Row(
             label,
-            _number(each, "captured"),
-            _number(each, "bytes"),
+            fact_number(each, "captured"),
+            fact_number(each, "bytes"),
             rates.get(label),
             int(float(each.get("last", 0)) * 1e9),
             lost[label],
@@ -152,8 +153,3 @@ def _rows(
 
 def _text(row: Mapping[str, Any], name: str) -> str:
     return str(row.get(name, ""))
-
-
-def _number(row: Mapping[str, Any], name: str) -> int:
-    value = row.get(name)
-    return value if isinstance(value, int) else 0

@@ -14,7 +14,7 @@ import msgspec
 from buildidfs import errors
 from buildidfs.app import remedies
 from buildidfs.app.containers import Names
-from buildidfs.app.live.state import RECENT_S, STOPPED
+from buildidfs.app.live.state import RECENT_S, STOPPED, fact_number, fact_rows
 from buildidfs.app.service import up
 from buildidfs.app.service.supervise import Part
 from buildidfs.capture.unresponsive.filesystems import Patience
@@ -226,9 +226,9 @@ def _of_trouble(process: Running) -> Finding:
 def _of_watch(facts: dict[str, Any], names: Names) -> Iterator[Finding]:
     """Yield the faults that a watch reports."""
     names_them = "buildidfs journal --lost --since 10m names them"
-    lost = [row for row in _rows(facts, "losses") if _number(row, "recent")]
+    lost = [row for row in fact_rows(facts, "losses") if fact_number(row, "recent")]
     if lost:
-        total = sum(_number(row, "recent") for row in lost)
+        total = sum(fact_number(row, "recent") for row in lost)
         causes = "; ".join(_cause(row, names) for row in lost[:_CAUSES])
         rest = len(lost) - _CAUSES
         more = f"; and {rest} other reason{'s' * (rest > 1)}" if rest > 0 else ""
@@ -238,7 +238,7 @@ def _of_watch(facts: dict[str, Any], names: Names) -> Iterator[Finding]:
             f" {causes}{more}",
             f"{remedies.of_loss(str(lost[0].get('reason', '')))}; {names_them}",
         )
-    if events := _number(facts, "events_lost"):
+    if events := fact_number(facts, "events_lost"):
         yield Finding(
             Verdict.LOSING,
             f"{events} event{'s' * (events != 1)} of the kernel lost in the last"
@@ -281,17 +281,7 @@ def _of_mode(facts: dict[str, Any]) -> Iterator[Finding]:
 def _cause(row: dict[str, Any], names: Names) -> str:
     container = row.get("container")
     where = f"in {names.short(str(container))}" if container else "on the host"
-    return f"{_number(row, 'recent')} {where} ({row.get('reason', '')})"
-
-
-def _rows(facts: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    rows = facts.get(name)
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _number(row: dict[str, Any], name: str) -> int:
-    value = row.get(name)
-    return value if isinstance(value, int) else 0
+    return f"{fact_number(row, 'recent')} {where} ({row.get('reason', '')})"
 
 
 def _age_s(since_ns: int) -> float:

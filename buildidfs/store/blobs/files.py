@@ -22,7 +22,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.errors import IntegrityError, StoreError
@@ -104,12 +103,7 @@ class Staged:
     def __enter__(self) -> Staged:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
