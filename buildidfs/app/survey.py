@@ -268,8 +268,8 @@ class _Ended(Exception):
 class Surveyor:
     """Keeps a recent survey within a ``with`` block.
 
-    A thread counts, with at most half of the time of one processor. It starts the next count a
-    minute after the last one began, or after a pause of 50 times its duration, whichever is later.
+    A thread counts, with at most half of the time of one processor. Between two counts it pauses
+    for a minute, or for 50 times the duration of the last count if that is longer.
     """
 
     def __init__(self, store: Store, every_s: float = EVERY_S, *, first_s: float = 0.0) -> None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of scanners: ingest need not know which one is at work.
+"""The interface of scanners, so that ingest need not know which one runs.
 
-A scanner is an iterable of `Found`. It opens files itself (only it knows how: map_files, a
-directory descriptor, process memory) and hands over the descriptor; from then on the place the
-file came from may vanish. What was captured before is recognised through `Memo` without being
-opened.
+A scanner is an iterable of `Found`. It opens files itself, because only it knows how (map_files, a
+directory descriptor, process memory), and passes on the descriptor; from then on the place of the
+file may vanish. Files that were captured before are recognised through `Memo` without being opened.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class Known(msgspec.Struct, frozen=True):
     """The result of an earlier look at exactly this file.
 
-    ``build_id`` is None when it had none, and ``absence`` then says why.
+    ``build_id`` is None if it has none; ``absence`` is then the reason.
     """
 
     build_id: BuildId | None = None
@@ -39,16 +38,16 @@ class Memo(Protocol):
     def knows_place(self, origin: Origin) -> bool:
         """Return True if the reach of a file at that place is known.
 
-        `recall` knows the file, which has a build ID.
+        The caller has got the build ID of the file from `recall`.
         """
 
 
 class PinnedFile(msgspec.Struct):
     """A sighting plus an open, readable descriptor: the container may exit now.
 
-    Use as a context manager, or call `close`. ``kind`` overrides what the bytes say (the vDSO
-    and kallsyms); ``build_id`` is for bytes that do not carry one. ``is_copy`` says that no
-    other process can write to what the descriptor reads.
+    Use it as a context manager, or call `close`. ``kind`` overrides the kind found in the bytes
+    (for the vDSO and kallsyms); ``build_id`` is for bytes without a build ID. ``is_copy`` is True
+    if no other process can write to the file behind the descriptor.
     """
 
     sighting: Sighting
@@ -58,7 +57,7 @@ class PinnedFile(msgspec.Struct):
     is_copy: bool = False
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
@@ -71,13 +70,13 @@ class PinnedFile(msgspec.Struct):
 
 
 def reached(sighting: Sighting, reach: int) -> Sighting:
-    """Return the sighting with `Origin.reach`, which takes time to find."""
+    """Return the sighting with ``reach`` in its origin; finding the reach takes time."""
     origin = msgspec.structs.replace(sighting.origin, reach=reach)
     return Sighting(origin, sighting.seen_ns)
 
 
 class SeenAgain(msgspec.Struct, frozen=True):
-    """A file that the memo knows: nothing to read, only the time of the sighting is new."""
+    """A file that the memo knows: it need not be read, only the time of the sighting is new."""
 
     sighting: Sighting
     known: Known
@@ -86,17 +85,20 @@ class SeenAgain(msgspec.Struct, frozen=True):
 def seen_again(
     memo: Memo, sighting: Sighting, known: Known, ask: Callable[[Sighting], Sighting]
 ) -> SeenAgain:
-    """A file that the memo knows; ``ask`` adds its reach, which is found out once for a place."""
+    """Return the record of a file that the memo knows.
+
+    If the place is new, ``ask`` is called for the reach.
+    """
     if known.build_id is not None and not memo.knows_place(sighting.origin):
         sighting = ask(sighting)
     return SeenAgain(sighting, known)
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Something that could not be captured, and why, in words for a person.
+    """A file or process that could not be captured, and the reason as a text.
 
     ``errno`` groups the reasons (0: not an operating system error); ``path`` names the file or
-    process, raw bytes. ``build_id`` is what the kernel says of a mapped file, where it was asked.
+    process, raw bytes. ``build_id`` is the kernel's answer for a mapped file, if it was asked.
     """
 
     path: bytes
@@ -109,10 +111,10 @@ Found = PinnedFile | SeenAgain | Unreadable
 
 
 class Progress(Protocol):
-    """Hears now and then how far a command is.
+    """Receives the progress of a command from time to time.
 
-    ``done`` is the number of items, ``what`` the path or the step at hand, ``size`` the bytes that
-    were copied or read, and ``share`` the part of the whole, 0 to 1, if that is known.
+    ``done`` is the number of items, ``what`` the current path or step, ``size`` the number of bytes
+    copied or read, and ``share`` the part of the whole, 0 to 1, if known.
     """
 
     def __call__(

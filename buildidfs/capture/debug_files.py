@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The debug files that belong to a binary, looked for where debuggers look, in the root it is in.
+"""The debug files that belong to a binary, searched where debuggers search, in the root of the
+binary.
 
 The search goes by build ID under /usr/lib/debug/.build-id, then by the name in .gnu_debuglink:
 beside the binary, in .debug beside it, and under /usr/lib/debug. From a debug file
 .gnu_debugaltlink leads to the file of dwz (gdb manual, "Separate Debug Files"; dwz(1)). The .dwp
-file of split debug information lies beside the binary or its debug file. The names come from the
-binary, so its maker chooses them: they are resolved inside the given root, and each file must prove
-that it belongs to the binary. The proof is the build ID, for a file without one the checksum in the
-link, and for a .dwp file its units.
+file of split debug information lies beside the binary or its debug file. The author of the binary
+chooses these names, so they are resolved inside the given root, and each file must prove that it
+belongs to the binary. The proof is the build ID; for a file without one, the checksum in the link;
+for a .dwp file, its units.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ if TYPE_CHECKING:
 
 DEBUG_ROOT: Final = b"/usr/lib/debug"
 CRC_MAX_BYTES: Final = 2 << 30
-"""No file larger than this is read only to compare its checksum."""
+"""Larger files are not read for a comparison of their checksum."""
 
 _BY_ID: Final = DEBUG_ROOT + b"/.build-id"
 _DWZ: Final = b"/.dwz/"
 _CHUNK: Final = 1 << 20
-_SKELETONS: Final = 16  # one that is in a package is proof enough
+_SKELETONS: Final = 16  # one unit in a package is proof enough
 
-# Not there, or not a file: neither is worth a word.
+# The file is missing or not regular: neither is reported.
 _NOT_THERE: Final = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO)
 )
 
 
 class Companion(msgspec.Struct):
-    """A file that belongs to a binary. ``path`` is the one in the container's root.
+    """A file that belongs to a binary. ``path`` is its path in the container's root.
 
-    ``path_fd`` stands for it (O_PATH), ``fd`` reads it. ``known`` is what the memo says of it, and
-    ``fd`` is then -1. ``kind`` and ``build_id`` are set where the file has no build ID of its own,
-    see `capture.base.PinnedFile`; ``is_copy`` likewise. As a context manager it closes both
-    descriptors, except ``fd`` if that was taken by `release`.
+    ``path_fd`` (O_PATH) refers to it, ``fd`` reads it. ``known`` is the result of the memo; ``fd``
+    is then -1. ``kind`` and ``build_id`` are set if the file has no build ID of its own, see
+    `capture.base.PinnedFile`; ``is_copy`` likewise. As a context manager it closes both
+    descriptors, except ``fd`` if `release` was called.
     """
 
     path: bytes
@@ -65,7 +66,7 @@ class Companion(msgspec.Struct):
     is_copy: bool = False
 
     def release(self) -> int:
-        """The descriptor, which is the caller's from now on."""
+        """Return the descriptor; the caller closes it."""
         fd, self.fd = self.fd, -1
         return fd
 
@@ -76,7 +77,7 @@ class Companion(msgspec.Struct):
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         path_fd, self.path_fd = self.path_fd, -1
         for fd in (path_fd, self.release()):
             if fd >= 0:
@@ -84,7 +85,7 @@ class Companion(msgspec.Struct):
 
 
 class Opener:
-    """Opens the files that are looked at, on filesystems that answer. Raises OSError."""
+    """Opens candidate files, on filesystems that answer. Raises OSError."""
 
     def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
         """Pin the file at a path of a root (O_PATH), and return its identity."""
@@ -96,15 +97,16 @@ class Opener:
             raise
 
     def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
-        """A descriptor to read a pinned regular file, and whether it is of a copy."""
+        """Return a descriptor that reads a pinned regular file, and True if it reads a copy."""
         return openat2.reopen_regular(path_fd), False
 
 
 class Companions:
     """Looks for companions in one root directory.
 
-    ``root_fd`` is the root (O_PATH will do) and stays the caller's. Nothing is opened on
-    ``refused_devices`` (values of st_dev). ``opener`` opens where filesystems may not answer.
+    ``root_fd`` is the root (O_PATH suffices); the caller closes it. No file is opened on
+    ``refused_devices`` (values of st_dev). ``opener`` opens files on filesystems that may not
+    answer.
     """
 
     def __init__(
@@ -132,9 +134,9 @@ class Companions:
         return self._first([path_by_id(build_id)], _has_id(build_id))
 
     def of(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
-        """Yield the debug files of ``binary``, which is at ``path`` of this root.
+        """Yield the debug files of ``binary``, which is at ``path`` in this root.
 
-        The receiver closes each before it asks for the next, or takes it by `release`.
+        The receiver closes each before it takes the next, or keeps its descriptor with `release`.
         """
         sources = [(path, binary)]
         found = False
@@ -155,7 +157,9 @@ class Companions:
                 yield from self._first(paths, _has_units(binary.build_id, file.dwo_ids))
 
     def _described(self, companion: Companion) -> list[tuple[bytes, ElfFile]]:
-        """Return the real path and the description of a debug file; nothing if it is known."""
+        """Return the real path and the description of a debug file; an empty list if it
+        is known.
+        """
         if companion.fd < 0:
             return []
         try:
@@ -174,7 +178,7 @@ class Companions:
             yield from self._first(paths, _has_checksum(binary.build_id, binary.debuglink))
 
     def _first(self, paths: Iterable[bytes], proof: _Proof) -> Iterator[Companion | Unreadable]:
-        """The first of ``paths`` that proves to belong."""
+        """Yield the first of ``paths`` whose file passes the proof."""
         for path in paths:
             try:
                 companion = self._candidate(path, proof)
@@ -187,7 +191,7 @@ class Companions:
                 return
 
     def _candidate(self, path: bytes, proof: _Proof) -> Companion | None:
-        """The file at ``path`` if it is the one sought. Raises OSError."""
+        """Return the file at ``path`` if it passes the proof. Raises OSError."""
         path_fd, identity = self._opener.open(self._root_fd, path)
         companion = Companion(path, identity, path_fd)
         keep = False
@@ -199,7 +203,7 @@ class Companions:
         return companion if keep else None
 
     def _is_sought(self, companion: Companion, proof: _Proof) -> bool:
-        """Return True if a file is the one sought; open it unless it is known. Raises OSError."""
+        """Return True if a file passes the proof; open it unless it is known. Raises OSError."""
         identity = companion.identity
         if not stat.S_ISREG(identity.mode) or identity.dev in self._refused:
             return False
@@ -211,7 +215,9 @@ class Companions:
         return proof.belongs(companion)
 
     def _real_path(self, companion: Companion) -> bytes:
-        """Return the real path of a companion in this root: dwz names are relative to that."""
+        """Return the real path of a companion in this root, because dwz names are
+        relative to it.
+        """
         path = os.readlink(b"/proc/self/fd/%d" % companion.path_fd)
         root = os.readlink(b"/proc/self/fd/%d" % self._root_fd)
         if root == b"/":
@@ -253,8 +259,8 @@ def _dwz_paths(path: bytes, link: AltLink) -> list[bytes]:
 def package_paths(path: bytes, binary: bytes) -> list[bytes]:
     """Return the paths of the .dwp file of a binary whose skeleton units are in the file ``path``.
 
-    gdb goes by the name of the binary in the directory of that file (dwarf2/read.c,
-    open_and_init_dwp_file), lldb and others by the name of either.
+    gdb uses the name of the binary in the directory of that file (dwarf2/read.c,
+    open_and_init_dwp_file); lldb and others use the name of either file.
     """
     beside = os.path.join(os.path.dirname(path), os.path.basename(binary))
     return list(dict.fromkeys(each + names.DWP_SUFFIX for each in (path, beside, binary)))
@@ -267,7 +273,7 @@ def package_owners(path: bytes) -> tuple[bytes, ...]:
 
 
 def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId | None:
-    """Return the build ID to keep a file under that is the .dwp file of a binary beside it.
+    """Return the build ID under which to keep a file that is the .dwp file of a binary beside it.
 
     ``open_at`` opens the binary, or its debug file. Raises OSError if the package cannot be read.
     """
@@ -275,7 +281,7 @@ def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId
         try:
             owner_fd = open_at(candidate)
         except OSError:
-            continue  # as good as any other file that has nothing to do with it
+            continue  # treated like any other file that does not belong to it
         try:
             owner = elf_file.describe(owner_fd)
         finally:
@@ -286,7 +292,7 @@ def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId
 
 
 class _Proof(NamedTuple):
-    """A proof that a file is the one sought; ``build_id`` is the ID that it is kept under."""
+    """A test that a file is the one sought; ``build_id`` is the ID that it is kept under."""
 
     build_id: BuildId
     belongs: Callable[[Companion], bool]
@@ -297,7 +303,7 @@ def _has_id(build_id: BuildId) -> _Proof:
 
 
 def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
-    """By the checksum; a file without a build ID is given that of the binary."""
+    """Return the proof by the checksum; a file without a build ID gets that of the binary."""
 
     def belongs(companion: Companion) -> bool:
         own_id = elf_file.own_id(companion.fd, companion.identity.size)
@@ -313,7 +319,7 @@ def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
 
 
 def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
-    """By a unit that the binary refers to."""
+    """Return the proof by a unit that the binary refers to."""
     kept_under = names.package_id(build_id)
 
     def belongs(companion: Companion) -> bool:
@@ -336,7 +342,7 @@ def has_units(fd: int, dwo_ids: Iterable[int]) -> bool:
 
 
 def _crc(fd: int) -> int:
-    """The checksum that .gnu_debuglink holds; not more than `CRC_MAX_BYTES` are read."""
+    """Return the checksum that .gnu_debuglink uses; at most `CRC_MAX_BYTES` are read."""
     crc, offset = 0, 0
     while offset < CRC_MAX_BYTES and (chunk := os.pread(fd, _CHUNK, offset)):
         crc = zlib.crc32(chunk, crc)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open ELF files, and files for copies, for scanners and for ingest."""
+"""Helpers of scanners and ingest: read open ELF files, and make files for copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COPIES: Final = "/var/tmp"
 
 
 def reader(fd: int) -> elf_identify.ReadAt:
-    """Return a function that reads an open file for decoders; the file offset stays."""
+    """Return a function with which decoders read an open file; the file offset stays."""
 
     def read_at(offset: int, size: int) -> bytes:
         return os.pread(fd, size, offset)
@@ -23,16 +23,16 @@ def reader(fd: int) -> elf_identify.ReadAt:
 
 
 def identify(fd: int, size: int | None = None) -> BuildId | Absence:
-    """Return the ID that an open file is kept under, or why it has none. Raises OSError.
+    """Return the ID that an open file is kept under, or the reason why it has none. Raises OSError.
 
-    Usually one read of a page. A program without a build ID has an adopted one, for which its end
-    is read as well; see `formats.elf.identity.identify`.
+    Usually this reads one page. The adopted ID of a program without a build ID also needs the end
+    of the file; see `formats.elf.identity.identify`.
     """
     return adopted(own_id(fd, size), fd)
 
 
 def own_id(fd: int, size: int | None = None) -> BuildId | Absence:
-    """Return the build ID in an open file, or why it has none. Raises OSError."""
+    """Return the build ID in an open file, or the reason why it has none. Raises OSError."""
     return elf_identify.identify(os.pread(fd, elf_identify.HEAD_SIZE, 0), reader(fd), size)
 
 
@@ -47,9 +47,9 @@ def adopted(answer: BuildId | Absence, fd: int) -> BuildId | Absence:
 
 
 def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile | Absence:
-    """Describe an open file as debuggers see it, or why it cannot be kept. Raises OSError.
+    """Describe an open file as debuggers see it, or say why it cannot be kept. Raises OSError.
 
-    ``build_id`` is the one to give to an ELF file that has none itself; else that is adopted.
+    ``build_id`` is for an ELF file without one; if it is None, such a file gets an adopted ID.
     """
     return identity.describe(reader(fd), os.fstat(fd).st_size, build_id)
 
@@ -74,7 +74,7 @@ def scratch_file() -> int:
 
 
 def write_all(fd: int, data: bytes | bytearray) -> None:
-    """Write all of ``data`` where the file offset is. Raises OSError."""
+    """Write all of ``data`` at the file offset. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every regular file at or below a path, opened, with nothing else touched on the way.
+"""Every regular file at or below a path, opened without access to any other file on the way.
 
 The walk holds a descriptor of each directory on its way down and opens everything relative to it
-without following links, so nothing that is renamed meanwhile can lead it out of the tree, and no
-link can make it go in circles. What its directory calls a regular file is pinned and looked at
-before it is opened: by then a device may have that name, and to open one may have any effect.
+without following links. So a rename cannot lead it out of the tree, and a link cannot lead it in
+circles. If a directory entry is a regular file, the file is pinned and checked before it is opened:
+by then the name may lead to a device, and opening a device may have any effect.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_DEPTH: Final = 256
-"""How far down directories are followed: a descriptor is held for each level."""
+"""The depth to which directories are followed: each level takes a descriptor."""
 
-# Interfaces of the kernel that look like files, and their magic numbers. None holds a binary, and
-# reading some of them has effects: the trace_pipe of tracefs takes events away from others.
+# Kernel interfaces that look like files, and their magic numbers. None holds a binary, and reading
+# some of them has side effects: reading trace_pipe of tracefs removes the events for other readers.
 _NOT_FILES: Final = {
     b"proc": 0x9FA0, b"sysfs": 0x62656572, b"debugfs": 0x64626720, b"tracefs": 0x74726163,
     b"securityfs": 0x73636673, b"configfs": 0x62656570, b"cgroup": 0x27E0EB,
@@ -41,7 +41,7 @@ _PIN: Final = _OPEN_PATH | os.O_NOFOLLOW
 _OPEN_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# The directory said "regular file", and meanwhile it is gone or something else.
+# The directory entry was a regular file, but by now it is gone or has another type.
 _VANISHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV))
 
 
@@ -56,16 +56,16 @@ class Observer(Protocol):
     """Gets each entry that a walk passes, before the files of a directory are opened."""
 
     def directory(self, path: bytes, fd: int) -> None:
-        """A directory that was opened."""
+        """Called for each directory that was opened."""
 
     def entry(self, path: bytes, entry: os.DirEntry[str]) -> None:
-        """Yield its entries, of any type."""
+        """Called for each entry of any type."""
 
 
 class _Level:
-    """A directory being walked; ``subdirectories`` are those still to come, the next one last.
+    """A directory being walked; ``subdirectories`` are those still to walk, the next one last.
 
-    It is the part of the whole walk from ``at`` on, ``step`` for each of its entries.
+    Its part of the whole walk begins at ``at``, with ``step`` for each of its entries.
     """
 
     __slots__ = ("at", "entered", "fd", "prefix", "step", "subdirectories")
@@ -82,27 +82,28 @@ class _Level:
 class Position:
     """The progress of a walk: ``share`` of it is done, 0 to 1.
 
-    Nothing is counted beforehand: all entries of a directory weigh the same.
+    Nothing is counted in advance: all entries of a directory weigh the same.
     """
 
     share: float = 0.0
 
 
 class Mounts:
-    """The filesystems that a walk stays out of, as far as they are mounted."""
+    """The mounted filesystems that a walk does not enter."""
 
     def __init__(self) -> None:
         self._types: dict[int, bytes] = {}
         self._points: dict[bytes, bytes] = {}
 
     def refused(self, device: int, fd: int) -> bytes | None:
-        """The type of the filesystem with that st_dev, if files are not to be looked for on it.
+        """Return the type of the filesystem with that st_dev if a walk must not enter it.
 
-        ``fd`` is open on it (O_PATH will do). Raises OSError.
+        ``fd`` is open on it (O_PATH suffices). Raises OSError.
         """
         if device not in self._types:
-            # New since the last look, a btrfs subvolume, or mounted in another namespace, which
-            # /proc/PID/root leads to: the latter two are in no mount table of ours.
+            # A filesystem that was mounted since the last look, a btrfs subvolume, or a mount of
+            # another namespace, to which /proc/PID/root leads: the latter two are not in our mount
+            # table.
             for mount in proc_text.mounts_in(mounts.mountinfo()):
                 self._types[os.makedev(*mount.dev)] = mount.fstype
                 self._points[mount.mount_point] = mount.fstype
@@ -111,7 +112,9 @@ class Mounts:
         return _refused(self._types[device])
 
     def refused_at(self, path: bytes) -> bool:
-        """The same by mount point: nothing is asked of the filesystem, which may not answer."""
+        """Return the same by mount point: makes no request to the filesystem, which may
+        not answer.
+        """
         return _refused(self._points.get(path, b"")) is not None
 
 
@@ -120,7 +123,7 @@ def _refused(fstype: bytes) -> bytes | None:
 
 
 def unreadable(path: bytes, error: OSError) -> Unreadable:
-    """An error of the system about a file, as an item of a scan."""
+    """Return an operating system error for a file as an item of a scan."""
     return Unreadable(path, error.strerror or str(error), error.errno or 0)
 
 
@@ -136,11 +139,11 @@ def files(
     observer: Observer | None = None,
     position: Position | None = None,
 ) -> Iterator[OpenFile | Unreadable]:
-    """Every regular file at or below ``start_fd``, whose path is shown as ``path``.
+    """Yield every regular file at or below ``start_fd``, whose path is shown as ``path``.
 
-    Directories come in the order of their names, files before what is below. Mounts of other
-    filesystems are entered, except those of kernel interfaces and our own. ``start_fd`` remains
-    the caller's.
+    Directories come in the order of their names, the files of a directory before its
+    subdirectories. Mounts of other filesystems are entered, except those of kernel interfaces and
+    our own. The caller closes ``start_fd``.
     """
     try:
         yield from _start(start_fd, path, known, observer, position or Position())
@@ -176,7 +179,7 @@ def _descend(
     observer: Observer | None,
     position: Position,
 ) -> Iterator[OpenFile | Unreadable]:
-    """Walk depth first; takes over ``fd``. ``real`` is what ``prefix`` is to the kernel."""
+    """Walk depth first; takes over ``fd``. ``real`` is the kernel's path of ``prefix``."""
     shown = len(prefix)
     levels = [_Level(fd, prefix)]
     try:
@@ -212,7 +215,7 @@ def _descend(
 
 
 def _is_refused(fd: int, known: Mounts) -> bool:
-    """Return True if a walk passes over an open directory, or cannot tell its filesystem."""
+    """Return True if a walk must not enter an open directory, or its filesystem is unknown."""
     try:
         return known.refused(os.fstat(fd).st_dev, fd) is not None
     except OSError:
@@ -222,7 +225,7 @@ def _is_refused(fd: int, known: Mounts) -> bool:
 def _enter(
     level: _Level, known: Mounts, observer: Observer | None, position: Position
 ) -> Iterator[OpenFile | Unreadable]:
-    """Yield the regular files of a directory, and note its subdirectories."""
+    """Yield the regular files of a directory, and collect its subdirectories."""
     level.entered = True
     regular = []
     try:
@@ -256,11 +259,11 @@ def _enter(
 
 
 def _open(name: str, directory_fd: int, known: Mounts) -> int:
-    """Open a regular file; -1 if there is none by now, or it is not to be read. Raises OSError."""
+    """Open a regular file; -1 if it is gone, or must not be read. Raises OSError."""
     path_fd = os.open(name, _PIN, dir_fd=directory_fd)
     try:
         status = os.fstat(path_fd)
-        # A file may be mounted over another one, and /proc/kmsg is a regular file.
+        # A file may be a mount point, and /proc/kmsg is a regular file.
         if not stat.S_ISREG(status.st_mode) or known.refused(status.st_dev, path_fd):
             return -1
         return os.open(b"/proc/self/fd/%d" % path_fd, _OPEN_FILE)

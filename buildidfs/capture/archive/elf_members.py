@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ELF files among the members of an archive, each read once, in the order in which they come.
+"""The ELF files among the members of an archive, each read once, in the order of the archive.
 
-A member's name, mode and size are what the archive claims. What is yielded are bytes that were in
-it, in a file of their own; nothing else is written anywhere.
+Name, mode and size of a member are claims of the archive. Each ELF file is yielded as a file of its
+own; no other bytes are written.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found, Memo
     from buildidfs.model import Access
 
-# The memory for the names of one archive, by which hard links and closed directories are
-# recognised, and that of each name besides its length.
+# Memory for the names of one archive, which are needed for hard links and private directories; and
+# the memory of each name besides its length.
 _NAMES_BYTES: Final = 128 << 20
 _NAME_BYTES: Final = 500
-# A member that decompresses to more is no kernel module; modules are kept in memory.
+# A member that decompresses to more is not a kernel module; modules are kept in memory.
 _MODULE_BYTES: Final = 128 << 20
 _MODULES: Final = (b".ko.xz", b".ko.gz", b".ko.zst")
 _SEARCH: Final = 0o111
 
 
 class Whose(msgspec.Struct, frozen=True):
-    """The part that all sightings in one archive have in common, see `model.Origin`."""
+    """The fields that all sightings in one archive have in common, see `model.Origin`."""
 
     container: str
     host: str
@@ -71,7 +71,7 @@ class Whose(msgspec.Struct, frozen=True):
     def origin(
         self, path: bytes, identity: FileIdentity, reach: int, signature: bytes = b""
     ) -> Origin:
-        """The place of one file."""
+        """Return the origin of one file."""
         return Surroundings(container=self.container).origin(
             path,
             identity,
@@ -86,11 +86,13 @@ class Whose(msgspec.Struct, frozen=True):
 
 
 Viewers = Callable[[bytes], Sequence[Whose]]
-"""Tells who sees the file with a path: no viewer, if it is hidden."""
+"""Returns the viewers of the file at a path; none if the file is hidden."""
 
 
 class Closed:
-    """Directories that not everybody may search, as far as one archive or layer tells of them."""
+    """The directories that not all users may search, as far as one archive or layer
+    records them.
+    """
 
     def __init__(self) -> None:
         self._modes: dict[bytes, tuple[int, int]] = {}
@@ -101,12 +103,14 @@ class Closed:
         return mode & _SEARCH == _SEARCH
 
     def note(self, path: bytes, mode: int, uid: int) -> None:
-        """A directory, with permission bits and owner."""
+        """Add a directory, with permission bits and owner."""
         if not self.is_open(mode):
             self._modes[path] = mode, uid
 
     def reach(self, path: bytes, uid: int) -> int:
-        """Return `Origin.reach` of a file of that user: all users, the owner at most, or none."""
+        """Return `Origin.reach` of a file of user ``uid``: all users, the owner at
+        most, or none.
+        """
         reach = EVERYBODY
         while self._modes and len(path) > 1:
             path = path[: path.rfind(b"/")] or b"/"
@@ -118,9 +122,10 @@ class Closed:
 
 
 class _Elf(msgspec.Struct, frozen=True):
-    """An ELF file that may have more names. ``known`` is None if it was hidden, so not read.
+    """An ELF file that may have more names. ``known`` is None if it was hidden and therefore not
+    read.
 
-    ``number`` counts the members of the archive.
+    ``number`` is its number among the members of the archive.
     """
 
     number: int
@@ -131,11 +136,11 @@ class _Elf(msgspec.Struct, frozen=True):
 class Members:
     """Reads one archive.
 
-    ``access`` says who may read the archive: others may not read its members.
-    ``is_there`` is asked with every path, and whether it is a directory's; what is not there is
-    passed over. ``scope`` makes the numbers of its members unambiguous, see `model.FileIdentity`:
-    the same scope always means the same bytes. ``where`` names the archive for what cannot be read.
-    ``signatures`` are for `Origin.signature`, by path.
+    ``access`` is that of the archive: users who may not read the archive may not read its members.
+    ``is_there`` is called with every path, and True for a directory; a path for which it returns
+    False is skipped. ``scope`` makes the numbers of the members unambiguous, see
+    `model.FileIdentity`: the same scope always means the same bytes. ``where`` names the archive in
+    reports of unreadable members. ``signatures`` has `Origin.signature` by path.
     """
 
     def __init__(
@@ -166,8 +171,9 @@ class Members:
         self._units: dict[bytes, tuple[BuildId, tuple[int, ...]]] = {}
         self._room = _NAMES_BYTES
         self.missed: dict[int, list[bytes]] = {}
-        """Visible names, by their number, of files that were passed over because the name they came
-        with is hidden: for `scan` to be called once more."""
+        """Visible names, by member number, of files that were skipped because their first name is
+        hidden. A second call of `scan` reads them.
+        """
 
     def scan(
         self,
@@ -177,8 +183,8 @@ class Members:
     ) -> Iterator[Found]:
         """Yield the ELF files; ``members`` take their headers from ``stream``.
 
-        ``only`` are the members wanted, by number, and the names by which. Raises what both
-        raise, `Damaged` and `spool.Ended`.
+        ``only`` restricts the scan to some members, by number, under the given names. Raises the
+        errors of both, `Damaged` and `spool.Ended`.
         """
         for number, member in enumerate(members, 1):
             if number > self._limits.members:
@@ -200,7 +206,7 @@ class Members:
                 self._closed.note(path, member.mode, member.uid)
 
     def _names(self, member: Member, path: bytes) -> list[bytes]:
-        """The names of a file whose bytes are here; none if those are yet to come."""
+        """Return the names of a file whose bytes are read now; none if they come later."""
         if member.link is None:
             return [path]
         if member.stored:
@@ -210,7 +216,7 @@ class Members:
         return []
 
     def _count(self, path: bytes) -> None:
-        """One more name is remembered; raises `Damaged` if there are too many."""
+        """Count one more remembered name; raise `Damaged` if there are too many."""
         self._room -= len(path) + _NAME_BYTES
         if self._room < 0:
             raise Damaged("too many names of programs and private directories")
@@ -259,7 +265,9 @@ class Members:
         *,
         packed: bool,
     ) -> Spooled:
-        """The member as a file. Raises OSError, `CannotDecompress`, `Damaged`, `spool.Ended`."""
+        """Return the member as a file. Raises OSError, `CannotDecompress`, `Damaged`,
+        `spool.Ended`.
+        """
         pinned = self._spool.pin(sighting, member.size, pieces, member.extents)
         if not packed:
             return pinned
@@ -271,7 +279,7 @@ class Members:
         return Spooled(sighting, fd)
 
     def _known(self, pinned: Spooled, names: list[bytes]) -> Known:
-        """Identify a file; one without a build ID is closed. Raises OSError."""
+        """Identify a file; close it if it has no build ID. Raises OSError."""
         try:
             answer = elf_file.own_id(pinned.fd)
             if answer is Absence.NO_BUILD_ID and (owner := self._owner(pinned.fd, names)):
@@ -290,7 +298,7 @@ class Members:
         return Known(answer)
 
     def _remember_units(self, fd: int, build_id: BuildId, names: list[bytes]) -> None:
-        """Remember the units for a .dwp file that may come later, as it does in sorted archives."""
+        """Remember the units for a .dwp file that may follow, as it does in sorted archives."""
         package_id = spellings.package_id(build_id)
         dwo_ids = debug_files.dwo_ids(fd)
         if package_id is not None and dwo_ids:
@@ -299,7 +307,7 @@ class Members:
                 self._units[path] = package_id, dwo_ids
 
     def _owner(self, fd: int, names: list[bytes]) -> BuildId | None:
-        """Return the build ID to keep a .dwp file under whose binary came before."""
+        """Return the build ID under which to keep a .dwp file, if its binary came before."""
         for path in names:
             for candidate in debug_files.package_owners(path):
                 package_id, dwo_ids = self._units.get(candidate, (None, ()))
@@ -312,7 +320,7 @@ class Members:
         self._elves[path] = elf
 
     def _link(self, target: bytes, path: bytes) -> Iterator[Found]:
-        """One more name of a file that came before; nothing if that is not an ELF file."""
+        """Yield the sighting of an earlier file under one more name, if it is an ELF file."""
         elf = self._elves.get(target)
         if elf is None:
             return
@@ -325,13 +333,13 @@ class Members:
             self.missed.setdefault(elf.number, []).append(path)
 
     def _sightings(self, number: int, member: Member, names: list[bytes]) -> list[Sighting]:
-        """Yield the sightings of all viewers, under each name."""
+        """Return the sightings of all viewers, under each name."""
         identity = FileIdentity(
             0,
             number,
             member.size,
             member.mtime_ns,
-            0,  # it cannot have changed since
+            0,  # it cannot have changed
             stat.S_IFREG | member.mode,
             member.uid,
             member.gid,
@@ -351,9 +359,9 @@ class Members:
 
 
 MEMORY_BYTES: Final = 16 << 20
-"""A larger file is not kept in memory."""
+"""Larger files are not kept in memory."""
 OPEN_BYTES: Final = 256 << 20
-"""All open files together have that much, or there is only one."""
+"""The limit for all open files together, unless there is only one."""
 
 _PATIENCE_S: Final = 5.0
 
@@ -361,12 +369,12 @@ _NO_TMPFILE: Final = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, er
 
 
 class Spooled(PinnedFile):
-    """A pinned file that says when it is closed."""
+    """A pinned file that reports when it is closed."""
 
     done: Callable[[], None] | None = None
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         super().close()
         done, self.done = self.done, None
         if done is not None:
@@ -374,15 +382,15 @@ class Spooled(PinnedFile):
 
 
 class Ended(Exception):
-    """Raised when no more members are wanted."""
+    """Raised if no more members are wanted."""
 
 
 class Spool:
-    """Keeps members of archives as files of their own until their consumer closes them.
+    """Keeps members of archives as separate files until their consumer closes them.
 
-    Small ones are in memory, others are files without a name in ``directory``, by default that for
-    temporary files. The bytes of both that are open at one time are bounded: adding one waits until
-    others are closed. A consumer may want more of them before it closes any, so one is added when
+    Small files are in memory, others are files without a name in ``directory``, by default that for
+    temporary files. The bytes of all open files are bounded: adding a file waits until others are
+    closed. A consumer may need further files before it closes any, so a file is added anyway if
     none was closed for a while.
     """
 
@@ -400,10 +408,10 @@ class Spool:
         pieces: Iterable[bytes | memoryview],
         extents: tuple[tuple[int, int], ...] | None = None,
     ) -> Spooled:
-        """A file of ``size`` bytes, made of ``pieces``; may wait for others to be closed.
+        """Return a file of ``size`` bytes, made of ``pieces``; may wait until others are closed.
 
-        ``extents``, (offset, size), say where the pieces belong if there are holes. Raises OSError,
-        what ``pieces`` raises, and `Ended`.
+        ``extents``, (offset, size), are the places of the pieces if the file has holes. Raises
+        OSError, errors of ``pieces``, and `Ended`.
         """
         self._enter(size)
         try:
@@ -419,7 +427,9 @@ class Spool:
         pieces: Iterable[bytes | memoryview],
         extents: tuple[tuple[int, int], ...] | None = None,
     ) -> int:
-        """The descriptor of such a file, which does not count. Raises OSError."""
+        """Return the descriptor of such a file, which does not count for the limit.
+        Raises OSError.
+        """
         fd = memory_file(b"member", b"") if size <= MEMORY_BYTES else self._unnamed()
         try:
             if extents is None:
@@ -473,7 +483,7 @@ def _write(fd: int, pieces: Iterable[bytes | memoryview]) -> None:
 def _write_extents(
     fd: int, pieces: Iterable[bytes | memoryview], extents: tuple[tuple[int, int], ...]
 ) -> None:
-    """Write the pieces to where the extents, which are as long as all of them, say."""
+    """Write the pieces to the extents, which together have the same length."""
     remaining = iter(extents)
     offset = left = 0
     for piece in pieces:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture the ELF files in packages: those of Debian, rpm, Alpine and Arch.
+"""Capture the ELF files in packages of Debian, rpm, Alpine and Arch.
 
-Several packages are unpacked at once, each in a thread of its own: decompressing is nearly all of
-the work, and happens outside the interpreter lock.
+Several packages are unpacked at once, each in a thread: decompression is nearly all of the work,
+and runs outside the interpreter lock.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 _MOST_WORKERS: Final = 8
 _MEASURING_S: Final = 5.0
-_AHEAD: Final = 64  # packages that are looked at before one is chosen: the largest takes longest
+_AHEAD: Final = 64  # packages among which the largest, which takes longest, is chosen
 _WAITING: Final = 32  # items that wait for their receiver
-# A known package is not read again, so its files would look unused, and removed ones would not come
-# back. Therefore it is read again after a month.
+# A known package is not read again, so its files would look unused, and removed files would not be
+# captured again. Therefore each package is read again after a month.
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 class PackageScanner:
     """One pass over the packages at or below ``paths``; see `capture.base`.
 
-    Its first bytes tell that a file is a package; other files in directories are skipped. A package
+    A package is recognised by its first bytes; other files in directories are skipped. A package
     that the memo knows (see `whole`) is read only with ``again``. Members that are too large for
     memory go to files in ``spool_directory``.
     """
@@ -82,12 +82,13 @@ class PackageScanner:
         self._again = again
         self._workers = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
         self.packages = 0
-        """Packages that were found."""
+        """Number of packages found."""
         self.unchanged = 0
-        """Those of them that were read before."""
+        """Number of packages that were read before."""
         self.whole: list[FileIdentity] = []
-        """The packages that were read to their end: the memo has to know them, as files without a
-        build ID, once all that came before is safe."""
+        """The packages that were read to their end. The memo must get them, as files without a
+        build ID, when all items before are safe.
+        """
 
     @property
     def share(self) -> float | None:
@@ -116,7 +117,7 @@ class PackageScanner:
             run.end()
 
     def _measure(self) -> int:
-        """Return the size of all files; 0 if there are too many to be looked at at once."""
+        """Return the size of all files; 0 if there are too many to measure."""
         deadline, total = time.monotonic() + _MEASURING_S, 0
         for file in files_below(self._paths):
             if isinstance(file, walk.OpenFile):
@@ -127,7 +128,7 @@ class PackageScanner:
         return total
 
     def _read(self, file: walk.OpenFile, spool: Spool) -> Iterator[Found | _Done]:
-        """Yield the files in one file, if that is a package. Raises `Ended`."""
+        """Yield the ELF files in a file if it is a package. Raises `Ended`."""
         try:
             identity = statx.identity(file.fd)
             access = access_of(file.fd)
@@ -174,7 +175,7 @@ class PackageScanner:
 
 
 def files_below(paths: Iterable[bytes]) -> Iterator[walk.OpenFile | Unreadable]:
-    """Files at or below paths that may be packages; the receiver closes them."""
+    """Yield the files at or below paths that may be packages; the receiver closes them."""
     known = walk.Mounts()
     for path in paths:
         try:
@@ -189,7 +190,7 @@ def files_below(paths: Iterable[bytes]) -> Iterator[walk.OpenFile | Unreadable]:
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """The end of a package; with ``whole`` the package need not be read again."""
+    """The end of a package; if ``whole``, the package need not be read again."""
 
     whole: FileIdentity | None = None
     unchanged: bool = False
@@ -200,7 +201,7 @@ _Read = Callable[[walk.OpenFile, Spool], Iterator[_Item]]
 
 
 class _Run:
-    """Threads that read packages, and what they find, in one line."""
+    """Threads that read packages, with one queue for their results."""
 
     def __init__(
         self,
@@ -239,7 +240,7 @@ class _Run:
                 yield item
 
     def end(self) -> None:
-        """Stop whatever is still going on, and let go of everything."""
+        """Stop all threads and close everything."""
         self._ending.set()
         self._spool.end()
         for thread in self._threads:
@@ -269,7 +270,7 @@ class _Run:
                         self.read_bytes += os.fstat(file.fd).st_size
                     os.close(file.fd)
         except Ended:
-            pass  # what is not wanted any more is not read to its end
+            pass  # a package that is no longer wanted is not read to its end
         except BaseException as error:
             # The consumer of the items gets the error.
             self._found.put(error)
@@ -277,7 +278,9 @@ class _Run:
             self._found.put(None)
 
     def _next(self) -> walk.OpenFile | Unreadable | None:
-        """The largest of the next few files: a large one begun last would be waited for."""
+        """Return the largest of the next few files: if a large one began last, all would wait for
+        it.
+        """
         with self._lock:
             while len(self._ahead) < _AHEAD and (file := next(self._files, None)) is not None:
                 if isinstance(file, Unreadable):
@@ -300,13 +303,14 @@ def unreadable(path: bytes, error: Exception) -> Unreadable:
 
 
 def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
-    """Return the identity under which the memo knows for some time that this package was read.
+    """Return the identity under which the memo knows for a month that this package was read.
 
-    It tells the users who could read it then. None if the package cannot be recognised.
+    It includes the users who could read the package then. Returns None if the package cannot be
+    recognised again.
     """
     if identity.scope is None:
         return None
-    # Not all on one day.
+    # Packages do not expire on the same day.
     period = (time.time_ns() + identity.ino % 30 * _DAY_NS) // (30 * _DAY_NS)
     text = b"!package%d/%o" % (period, access.mode)
     return msgspec.structs.replace(identity, scope=identity.scope + text)
@@ -318,7 +322,7 @@ def _scope(identity: FileIdentity) -> bytes:
 
 
 def _lasting(path: bytes, identity: FileIdentity) -> bytes:
-    """The path of a package that only root may have written; else nothing."""
+    """Return the path of a package that only root may have written; empty for others."""
     if identity.uid or identity.mode & 0o022:
         return b""
     return os.path.abspath(path)
@@ -333,15 +337,14 @@ _ADB: Final = (b"ADB.", b"ADBd", b"ADBc")
 
 
 class NotAPackage(Exception):
-    """A file is no package."""
+    """A file is not a package."""
 
 
 class Package(NamedTuple):
-    """A package that is being read. ``name`` is empty where it does not say.
+    """A package that is being read. ``name`` is empty if the package has none.
 
-    ``signatures`` are those of its files, by their paths, if it is one of rpm.
-    ``members`` take their headers from ``stream``; both raise what `formats.archive.tar` and
-    `capture.archive.stream` do.
+    ``signatures`` are those of the files of an rpm package, by path. ``members`` take their headers
+    from ``stream``; both raise the errors of `formats.archive.tar` and `capture.archive.stream`.
     """
 
     name: str
@@ -351,12 +354,12 @@ class Package(NamedTuple):
 
 
 def container_of(package: Package, path: bytes) -> str:
-    """The container that sightings in the package at a path have."""
+    """Return the container field for sightings in the package at a path."""
     return f"package:{package.name or os.fsdecode(os.path.basename(path))}"
 
 
 def open_package(fd: int, size: int, limits: Limits) -> Package:
-    """Begin with the package in an open file of that size, which is the caller's to close.
+    """Start reading the package in an open file of that size; the caller closes the file.
 
     Raises `NotAPackage`, OSError, `Damaged`, `CannotDecompress`.
     """
@@ -390,14 +393,14 @@ def _debian(whole: Region, limits: Limits) -> Package:
 
 
 def _debian_name(region: Region) -> str:
-    """Return the control file; nothing if there is none that can be read. Raises OSError."""
+    """Return the control file; empty if there is none that can be read. Raises OSError."""
     try:
         stream = unpacked(region, _CONTROL_BYTES)
         for member in itertools.islice(tar.members(stream), _CONTROL_MEMBERS):
             if installed(member.name) == b"/control":
                 return packages.debian(_text(member, stream)).text
     except (Damaged, CannotDecompress):
-        pass  # its data may be sound
+        pass  # its data may be intact
     return ""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The regular files and links in archives that are no ELF files: where sources are."""
+"""The regular files and links in archives that are not ELF files; sources are among them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NAMES_BYTES: Final = 128 << 20
 """The memory for the names of private directories and hard links of one archive."""
 
 IsWanted = Callable[[bytes, int], bool]
-"""Tells whether the bytes of a file with that path and size are wanted."""
+"""Returns True if the bytes of a file with that path and size are wanted."""
 
 
 class PlainFile(NamedTuple):
-    """A regular file or a link, by its path when installed.
+    """A regular file or a link, by its path after installation.
 
-    ``data`` is None unless the file was wanted. If not all users may read the file it has none
-    either, and ``is_private`` is true. A link has size 0 and no data.
+    ``data`` is None unless the file is wanted and all users may read it; ``is_private`` is True if
+    not all users may read it. A link has size 0 and no data.
     """
 
     path: bytes
@@ -49,10 +49,10 @@ def is_readable(mode: int) -> bool:
 
 
 class PlainFiles:
-    """Reads one archive, of whose files none is public if ``access`` is not.
+    """Reads one archive. If ``access`` is not public, none of its files is.
 
-    ``is_there`` is asked with every path, and whether it is a directory's; what is not there is
-    passed over.
+    ``is_there`` is called with every path, and True for a directory; a path for which it returns
+    False is skipped.
     """
 
     def __init__(
@@ -70,12 +70,14 @@ class PlainFiles:
         self._room = _NAMES_BYTES
         self._waiting: dict[tuple[int, int], list[bytes]] = {}
         self.missed: dict[bytes, list[bytes]] = {}
-        """Wanted names of files that came before under another name, by that name: for `again`."""
+        """Wanted names of files that came before under another name, by that name; `again` reads
+        them.
+        """
 
     def read(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
         """Yield the files; ``members`` take their headers from ``stream``.
 
-        Raises what both raise, and `Damaged`.
+        Raises the errors of both, and `Damaged`.
         """
         for number, member in enumerate(members, 1):
             if number > self._limits.members:
@@ -96,14 +98,14 @@ class PlainFiles:
                 yield PlainFile(path)
 
     def again(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
-        """Yield the files that were missed, under the names by which they are wanted."""
+        """Yield the missed files under the names by which they are wanted."""
         for member in members:
             names = self.missed.pop(installed(member.name), [])
             if member.type is Type.FILE:
                 yield from self._file(member, names, stream)
 
     def _names(self, member: Member, path: bytes) -> list[bytes]:
-        """The names of a file whose bytes are here; none if those are yet to come."""
+        """Return the names of a file whose bytes are read now; none if they come later."""
         if member.link is None:
             return [path]
         if member.stored:
@@ -113,7 +115,7 @@ class PlainFiles:
         return []
 
     def _count(self, path: bytes) -> None:
-        """One more name is remembered; raises `Damaged` if there are too many."""
+        """Count one more remembered name; raise `Damaged` if there are too many."""
         self._room -= len(path) + 100
         if self._room < 0:
             raise Damaged("too many hard links and private directories")
@@ -141,7 +143,7 @@ class PlainFiles:
 
 
 class PackagedFile(NamedTuple):
-    """A file of a package; ``container`` is the name that sightings in the package have."""
+    """A file of a package; ``container`` is that of sightings in the package."""
 
     container: str
     file: PlainFile
@@ -152,7 +154,7 @@ def in_packages(
     is_wanted: IsWanted = lambda path, size: False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[PackagedFile | Unreadable]:
-    """The files in packages at or below ``paths``, one package after the other."""
+    """Yield the files in packages at or below ``paths``, one package after another."""
     for file in packages.files_below(dict.fromkeys(paths)):
         if isinstance(file, Unreadable):
             yield file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of archives in their order, decompressed, for `buildidfs.formats` to take them apart.
+"""Decompressed streams of archives, for the decoders in `buildidfs.formats`.
 
 Decompression runs outside the interpreter lock, so several threads can do it. The output of one
 piece of input is bounded; the caller bounds the total.
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits for one archive: a few bytes of it may claim any size.
+    """The limits for one archive, because a few bytes of it may claim any size.
 
-    ``unpacked_bytes`` of content and ``members`` end the archive there; a member of more than
-    ``member_bytes`` is passed over.
+    Reading ends after ``unpacked_bytes`` of content or ``members``; a member of more than
+    ``member_bytes`` is skipped.
     """
 
     unpacked_bytes: int = 64 << 30
@@ -45,11 +45,11 @@ class Region(msgspec.Struct, frozen=True):
     size: int
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes as they are; raises OSError."""
+        """Yield the bytes as they are; raises OSError."""
         return chunks(self.fd, self.offset, self.size)
 
     def packing(self) -> common.Packing | None:
-        """Return how they are compressed, by their first bytes; raises OSError."""
+        """Return the kind of compression, by the first bytes; raises OSError."""
         head = next(self.chunks(), b"")
         return common.packing(head[: common.PACKING_HEAD])
 
@@ -57,7 +57,7 @@ class Region(msgspec.Struct, frozen=True):
 class Stream:
     """A `formats.archive.common.Source` made of pieces, limited to ``limit`` bytes.
 
-    Whatever takes from it may get what the pieces raise: OSError, `CannotDecompress`.
+    Its methods raise the errors of the pieces: OSError, `CannotDecompress`.
     """
 
     def __init__(self, pieces: Iterator[bytes], limit: int) -> None:
@@ -69,7 +69,7 @@ class Stream:
         self.position = 0
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes; fewer only at the end."""
+        """Return the next ``size`` bytes; fewer only at the end."""
         end = self._at + size
         if end > len(self._piece):
             return b"".join(self._up_to(size))
@@ -87,14 +87,14 @@ class Stream:
             self._skip_pieces(size)
 
     def rest(self, size: int) -> Iterator[memoryview]:
-        """The next ``size`` bytes in pieces; raises `Damaged` if there are not that many."""
+        """Yield the next ``size`` bytes in pieces; raises `Damaged` if there are fewer."""
         end = self.position + size
         yield from self._up_to(size)
         if self.position < end:
             raise Damaged("ends in the middle of a member")
 
     def all(self) -> Iterator[memoryview]:
-        """Whatever there is still to come, in pieces."""
+        """Yield all remaining bytes in pieces."""
         return self._up_to(sys.maxsize)
 
     def _skip_pieces(self, size: int) -> None:
@@ -112,7 +112,7 @@ class Stream:
             yield taken
 
     def _next(self) -> bool:
-        """Go on to the next piece that is not empty; False at the end."""
+        """Move to the next piece that is not empty; return False at the end."""
         self._piece, self._at = b"", 0
         while not self._piece:
             piece = next(self._pieces, None)
@@ -144,9 +144,9 @@ class PlainStream(Stream):
 
 
 def unpacked(region: Region, limit: int) -> Stream:
-    """The content of a region, decompressed if it is compressed.
+    """Return the content of a region, decompressed if it is compressed.
 
-    Raises OSError, and what `plain` raises, now or when it is read.
+    Raises OSError and the errors of `plain`, now or while it is read.
     """
     packing = region.packing()
     if packing is None:
@@ -155,22 +155,23 @@ def unpacked(region: Region, limit: int) -> Stream:
 
 
 MAX_BYTES: Final = 512 << 20
-"""The most that `decompressed` puts into memory, unless it is told otherwise."""
+"""The default limit in bytes of `decompressed`, whose result is in memory."""
 
 SECTIONS_MAX: Final = 4 << 30
-"""The most that `unpack_sections` adds to a file."""
+"""The largest number of bytes that `unpack_sections` adds to a file."""
 
-# DWARF becomes 3 to 5 times as large.
+# DWARF grows to 3 to 5 times its size.
 _SECTIONS_RATIO: Final = 32
 _SECTIONS_LEAST: Final = 16 << 20
 
 _PIECE: Final = 256 << 10
-# "xz -9" wants 65 MiB. A file that wants more than this was made to exhaust memory.
+# "xz -9" needs 65 MiB. A file that needs more than this was made to exhaust memory.
 _XZ_MEMORY: Final = 256 << 20
-_ZSTD_WINDOW: Final = 1 << 27  # what zstd(1) takes unless it is told --long
+_ZSTD_WINDOW: Final = 1 << 27  # the limit of zstd(1) without --long
 
-# The frames of old (doc/lz4_Frame_format.md of lz4, "Legacy frame") have no end and no checksum:
-# the magic number, then blocks, each with its size in front and of 8 MiB when decompressed.
+# The legacy frames (doc/lz4_Frame_format.md of lz4, "Legacy frame") have no end mark and no
+# checksum: the magic number, then blocks, each with its size in front and of 8 MiB when
+# decompressed.
 _LZ4_MAGIC: Final = b"\x02\x21\x4c\x18"
 _LZ4_BLOCK: Final = 8 << 20
 _LZ4_MOST: Final = _LZ4_BLOCK + _LZ4_BLOCK // 255 + 16  # LZ4_compressBound
@@ -179,11 +180,11 @@ _BY_SUFFIX: Final = {b".gz": Packing.GZIP, b".xz": Packing.XZ, b".zst": Packing.
 
 
 class CannotDecompress(Exception):
-    """Damaged, too large, or of a kind that nothing here can read; the text says which."""
+    """The data is damaged, too large, or of an unsupported kind; the text says which."""
 
 
 def chunks(fd: int, offset: int = 0, size: int | None = None) -> Iterator[bytes]:
-    """The bytes of an open file, or ``size`` of them from ``offset``. Raises OSError."""
+    """Yield the bytes of an open file, or ``size`` of them from ``offset``. Raises OSError."""
     end = None if size is None else offset + size
     while end is None or offset < end:
         data = os.pread(fd, _PIECE if end is None else min(_PIECE, end - offset), offset)
@@ -194,7 +195,7 @@ def chunks(fd: int, offset: int = 0, size: int | None = None) -> Iterator[bytes]
 
 
 def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
-    """Decompress ``packed``; several streams one after the other are one.
+    """Decompress ``packed``; several streams in a row count as one.
 
     Raises `CannotDecompress`.
     """
@@ -202,9 +203,9 @@ def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
 
 
 def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
-    """The decompressed content of an open file, as a file in memory; None if it is plain.
+    """Return the decompressed content of an open file as a file in memory; None if it is plain.
 
-    The kind goes by the end of ``name``. Raises `CannotDecompress`, OSError.
+    The end of ``name`` tells the kind. Raises `CannotDecompress`, OSError.
     """
     packing = _BY_SUFFIX.get(os.path.splitext(name)[1])
     if packing is None:
@@ -224,10 +225,10 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
 
 
 def unpack_sections(fd: int, limit: int) -> None:
-    """Make sections that zstd compressed plain in an ELF file, behind its end.
+    """Decompress sections of an ELF file that zstd compressed, and append them to the file.
 
-    They become ``limit`` bytes at most, and no more than debug information does. Raises
-    `CannotDecompress`, and then those before are plain; OSError.
+    They may take ``limit`` bytes at most, and only as much as debug information does. Raises
+    `CannotDecompress`, after which earlier sections are plain; OSError.
     """
     size = end = os.fstat(fd).st_size
     limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
@@ -267,7 +268,7 @@ class _Decoder(Protocol):
 
 
 def _streams(packed: Iterator[bytes], make: Callable[[], _Decoder]) -> Iterator[bytes]:
-    """Streams one after the other, with zeros in between (xz: "Stream Padding")."""
+    """Decompress several streams in a row, with zeros in between (xz: "Stream Padding")."""
     decoder: _Decoder | None = None
     for data in packed:
         rest = data
@@ -357,14 +358,14 @@ def _zstd(packed: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Pieces:
-    """An iterator of bytes, read in pieces of the sizes that are asked for."""
+    """Makes an iterator of bytes readable in pieces of any size."""
 
     def __init__(self, packed: Iterator[bytes]) -> None:
         self._packed = packed
         self._rest = bytearray()
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer at the end."""
+        """Return the next ``size`` bytes, fewer at the end."""
         while len(self._rest) < size and (more := next(self._packed, b"")):
             self._rest += more
         taken = bytes(self._rest[:size])

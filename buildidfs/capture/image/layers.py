@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of images: archives that have to have a digest, and directories of an overlay."""
+"""The layers of images: archives with a digest to verify, and directories of an overlay."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Context:
 
 
 class Layer(Protocol):
-    """One layer; the same ``key`` means the same layer, as long as all of them are open.
+    """One layer; equal values of ``key`` mean the same layer while all of them are open.
 
-    ``name`` is how it is told of.
+    ``name`` is for messages.
     """
 
     key: bytes
@@ -73,10 +73,10 @@ class Layer(Protocol):
         """
 
     def access(self) -> Access:
-        """Return the users who may read it; raises OSError."""
+        """Return the users who may read the layer; raises OSError."""
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
-        """Yield the ELF files that a viewer sees; ``names`` is told of every path.
+        """Yield the ELF files that a viewer sees; ``names`` is called with every path.
 
         Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`, `spool.Ended`.
         """
@@ -84,14 +84,16 @@ class Layer(Protocol):
     def plain_files(
         self, names: LayerNames, is_wanted: IsWanted, context: Context
     ) -> Iterator[PlainFile | Unreadable]:
-        """Yield the files, hidden or not; ``names`` is told of every path.
+        """Yield the files, hidden or not; ``names`` is called with every path.
 
         Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`.
         """
 
 
 class TarLayer:
-    """An archive with that ``digest``, which is the one of its content if it is ``plain``."""
+    """An archive with that ``digest``; if ``plain``, it is the digest of the
+    decompressed content.
+    """
 
     def __init__(
         self, archive: Files, path: bytes, digest: str, *, size: int | None = None, plain: bool
@@ -129,7 +131,7 @@ class TarLayer:
         return stream.plain(region.chunks(), packing)
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
-        """See `Layer`; `verify` has to have come first."""
+        """See `Layer`; `verify` must have been called before."""
         name = self.name.encode()
         with self._files.open(self._path) as region:
             members = Members(
@@ -147,7 +149,7 @@ class TarLayer:
     def plain_files(
         self, names: LayerNames, is_wanted: IsWanted, context: Context
     ) -> Iterator[PlainFile | Unreadable]:
-        """See `Layer`; `verify` has to have come first."""
+        """See `Layer`; `verify` must have been called before."""
         with self._files.open(self._path) as region:
             files = PlainFiles(is_wanted, context.limits, self.access(), names.note)
             stream = unpacked(region, context.limits.unpacked_bytes)
@@ -164,7 +166,7 @@ class TarLayer:
 
 
 class DirectoryLayer:
-    """A directory that is, or was, part of an overlay: ``path`` below the root ``root_fd``.
+    """A directory that is or was part of an overlay: ``path`` below the root ``root_fd``.
 
     Its bytes cannot be checked. See ``overlayfs.rst`` of the kernel.
     """
@@ -176,7 +178,7 @@ class DirectoryLayer:
         self._path = path
 
     def verify(self) -> None:
-        """See `Layer`: it has to be there."""
+        """See `Layer`: the directory must exist."""
         os.close(self._open())
 
     def access(self) -> Access:
@@ -220,13 +222,14 @@ class DirectoryLayer:
         names: LayerNames,
         look: Callable[[walk.OpenFile, _ReachOf], Iterator[_Item | Unreadable]],
     ) -> Iterator[_Item | Unreadable]:
-        """Yield the items of each file that is in this layer; ``names`` is told of every path."""
+        """Yield the items of each file in this layer; ``names`` is called with every path."""
         observer = _Observer(names)
         finder = Reach(keep_s=SCAN_KEEP_S)
 
         def reach(file: walk.OpenFile, identity: FileIdentity) -> int:
             inside = observer.closed.reach(file.path, identity.uid)
-            with own_root() as root:  # the directory lies on the host, and so may be reached there
+            # the directory lies on the host, so users of the host may reach it there
+            with own_root() as root:
                 return inside & finder.of(file.fd, identity, root)
 
         start_fd = self._open()
@@ -263,7 +266,7 @@ class DirectoryLayer:
             answer = elf_file.identify(file.fd)
             known = Known(absence=answer) if isinstance(answer, Absence) else Known(answer)
             if known.build_id is not None:
-                # Without a scope the memo would not recognise the file when it comes again.
+                # Without a scope the memo would not recognise the file in the next scan.
                 count = 1 if identity.scope is not None else len(sightings)
                 for sighting in sightings[:count]:
                     yield PinnedFile(sighting, os.dup(file.fd))
@@ -276,18 +279,18 @@ class DirectoryLayer:
 
 
 def _is_here(file: walk.OpenFile, names: LayerNames) -> bool:
-    """Return True if the bytes of a file are in this layer; tells ``names`` of its path."""
+    """Return True if the bytes of a file are in this layer; call ``names`` with its path."""
     head = os.pread(file.fd, len(MAGIC), 0)
     if not head and _attribute(file.fd, b"whiteout") is not None:
         names.remove(file.path)
         return False
     if not any(head) and _attribute(file.fd, b"metacopy") is not None:
-        return False  # its bytes are those of the layer below, where they are found
+        return False  # its bytes are in the layer below, which yields it
     return names.note(file.path, directory=False)
 
 
 class _Observer:
-    """Sees the files that are not regular: `walk.Observer`."""
+    """Observes the files that are not regular: `walk.Observer`."""
 
     def __init__(self, names: LayerNames) -> None:
         self._names = names
@@ -295,7 +298,7 @@ class _Observer:
         self.renamed: list[bytes] = []
 
     def directory(self, path: bytes, fd: int) -> None:
-        """Note the permissions and the overlay attributes of a directory."""
+        """Record the permissions and the overlay attributes of a directory."""
         path = installed(path)
         status = os.fstat(fd)
         self.closed.note(path, status.st_mode & 0o7777, status.st_uid)
@@ -306,16 +309,16 @@ class _Observer:
             self.renamed.append(path)
 
     def entry(self, path: bytes, entry: os.DirEntry[str]) -> None:
-        """Directories, links, whiteouts."""
+        """Record directories, links and whiteouts."""
         if entry.is_dir(follow_symlinks=False):
             self._names.note(path, directory=True)
         elif not entry.is_file(follow_symlinks=False):
-            # A device is a whiteout if its number is 0/0; any hides what is below.
+            # A device is a whiteout if its number is 0/0; any other one hides the file below, too.
             self._names.remove(path)
 
 
 def _attribute(fd: int, name: bytes) -> bytes | None:
-    """Return a note of an overlay on an open file or directory; None if there is none."""
+    """Return an overlay attribute of an open file or directory; None if there is none."""
     for prefix in _OVERLAY:
         try:
             return os.getxattr(fd, prefix + name)
@@ -328,8 +331,9 @@ def _attribute(fd: int, name: bytes) -> bytes | None:
 class Image(msgspec.Struct, frozen=True):
     """An image, or the writable layer of a container: ``layers``, the uppermost first.
 
-    ``names`` and ``digests`` are what it may be asked for by; the first digest is its own.
-    ``label`` and ``trust`` are for `model.Origin`. ``error`` says why there are no layers.
+    ``names`` and ``digests`` are those by which a user may refer to it; the first digest is its
+    own. ``label`` and ``trust`` are for `model.Origin`. ``error`` is the reason if it has no
+    layers.
     """
 
     label: str
@@ -350,17 +354,17 @@ _MEMBERS_MAX: Final = 1 << 20
 
 
 class Files(Protocol):
-    """Files by their path, which comes from an image: it leads nowhere else."""
+    """Files by their path. The path comes from an image, so it must not lead elsewhere."""
 
     def open(self, path: bytes) -> AbstractContextManager[Region]:
-        """Give the bytes of a file; raises OSError, FileNotFoundError if there is none."""
+        """Return the bytes of a file; raises OSError, FileNotFoundError if there is none."""
 
     def access(self, path: bytes) -> Access:
         """Return the users who may read a file; raises OSError."""
 
 
 class DirectoryFiles:
-    """Files below a directory, whose descriptor stays the caller's."""
+    """Files below a directory; the caller closes its descriptor."""
 
     def __init__(self, root_fd: int) -> None:
         self.root_fd = root_fd
@@ -381,9 +385,9 @@ class DirectoryFiles:
 
 
 class ArchiveFiles:
-    """Files in a tar archive that is not compressed, whose descriptor stays the caller's.
+    """Files in an uncompressed tar archive; the caller closes its descriptor.
 
-    ``access`` says who may read the archive. Raises OSError, `Damaged`.
+    ``access`` is that of the archive. Raises OSError, `Damaged`.
     """
 
     def __init__(self, whole: Region, access: Access) -> None:
@@ -423,7 +427,7 @@ class ArchiveFiles:
 
 
 def has(files: Files, path: bytes) -> bool:
-    """Return True if there is such a file; raises OSError unless it is missing."""
+    """Return True if the file exists; raises OSError for errors other than its absence."""
     try:
         with files.open(path):
             return True
@@ -432,7 +436,7 @@ def has(files: Files, path: bytes) -> bool:
 
 
 def content(files: Files, path: bytes, limit: int = oci.DOCUMENT_MAX) -> bytes:
-    """All of a document; raises OSError, and `Damaged` if it is too large to be one."""
+    """Return all of a document; raises OSError, and `Damaged` if it is too large."""
     with files.open(path) as region:
         if region.size > limit:
             raise Damaged(f"{os.fsdecode(path)} has {region.size} bytes, which is too much")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The places of images: layouts, archives of them, ``docker save``, containerd, storage of engines.
 
-In layouts and in containerd's content everything is named by its digest, from the manifest down to
-the layers. Manifests without a name, as in containerd, go by their digest.
+In layouts and in containerd's content, all files are named by their digests, from the manifest down
+to the layers. Manifests without a name, as in containerd, are named by their digest.
 
-`Docker` and `Storage` hold unpacked layers, in the directories of overlays. Their digests cannot be
-verified any more, so they are trusted as far as containers. The directory of a container is an
-`Image` with that one layer above the others.
+`Docker` and `Storage` hold unpacked layers, in the directories of overlays. Their digests can no
+longer be verified, so they get the trust of containers. The directory of a container is an `Image`
+with this layer above those of its image.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ _BLOBS_MAX: Final = 1_000_000
 
 
 class Blobs:
-    """Blobs by digest, below a directory ``prefix`` of some files."""
+    """Blobs by digest, below a directory ``prefix`` of a `Files` object."""
 
     def __init__(self, files: Files, prefix: bytes = b"") -> None:
         self.files = files
         self._prefix = prefix
 
     def path(self, digest: str) -> bytes:
-        """Return the path of the blob with a checked digest."""
+        """Return the path of the blob with a digest, after checking the form of the digest."""
         return b"%s/blobs/%s" % (self._prefix, digest.replace(":", "/").encode())
 
     def document(self, digest: str, size: int | None = None) -> bytes:
-        """A small blob. Raises OSError, `Damaged`, and `IntegrityError` if it is another one."""
+        """Return a small blob. Raises OSError, `Damaged`, and `IntegrityError` if its digest
+        differs.
+        """
         data = image_files.content(self.files, self.path(digest))
         hasher = oci.hasher(digest)
         hasher.update(data)
@@ -61,15 +63,15 @@ class Blobs:
         return data
 
     def layer(self, descriptor: Descriptor) -> TarLayer:
-        """A layer of an image."""
+        """Return a layer of an image."""
         path = self.path(descriptor.digest)
         return TarLayer(self.files, path, descriptor.digest, size=descriptor.size, plain=False)
 
 
 class Layout:
-    """An OCI image layout, in whatever files. ``wanted`` is the platform; None for any.
+    """An OCI image layout in any `Files`. ``wanted`` is the platform; None for any.
 
-    What is no image of a container, such as an attestation or a chart, is passed over.
+    Other artifacts, such as attestations and charts, are skipped.
     """
 
     def __init__(self, files: Files, wanted: Platform | None) -> None:
@@ -87,7 +89,7 @@ class Layout:
     def _images(
         self, descriptor: Descriptor, names: tuple[str, ...], above: tuple[str, ...]
     ) -> Iterator[Image]:
-        """The images that a descriptor leads to; ``above`` are the indexes on the way."""
+        """Yield the images that a descriptor leads to; ``above`` are the indexes on the way."""
         digests = (descriptor.digest, *above)
         self._left -= 1
         if self._left < 0:
@@ -107,7 +109,7 @@ class Layout:
 
 
 def _chosen(manifests: Sequence[Descriptor], wanted: Platform | None) -> list[Descriptor]:
-    """Those for the wanted platform; raises `Damaged` if there are only others."""
+    """Return the manifests for the wanted platform; raises `Damaged` if there are only others."""
     candidates = [each for each in manifests if not each.is_attestation]
     if wanted is None:
         return candidates
@@ -122,7 +124,8 @@ def _image(
     blobs: Blobs, manifest: Document, names: tuple[str, ...], digests: tuple[str, ...]
 ) -> Image:
     assert manifest.config is not None
-    # Not needed, but part of what the digest stands for; and an image may be asked for by its ID.
+    # Its content is not needed, but its digest is verified, and users may refer to an image by its
+    # ID.
     blobs.document(manifest.config.digest, manifest.config.size)
     layers = []
     for descriptor in reversed(manifest.layers or ()):
@@ -139,7 +142,7 @@ def _image(
 
 
 class Saved:
-    """The images that ``docker save`` has written, to any `Files`."""
+    """The images that ``docker save`` has written, in any `Files`."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -155,7 +158,9 @@ class Saved:
                 yield Image(label(names, claimed), (claimed,), names, error=error)
 
     def _image(self, entry: oci.Saved, names: tuple[str, ...]) -> Image:
-        """The ID of an image is the digest of its configuration, which has those of its layers."""
+        """Return the image: its ID is the digest of its configuration, which has the digests of its
+        layers.
+        """
         data = image_files.content(self._files, os.fsencode(entry.config))
         hasher = oci.hasher("sha256:")
         hasher.update(data)
@@ -174,7 +179,7 @@ class Saved:
 
 
 class ContentStore:
-    """containerd's content store: blobs, and among them manifests that nothing here names."""
+    """containerd's content store: blobs, and among them manifests without names."""
 
     def __init__(self, files: DirectoryFiles, prefix: bytes, wanted: Platform | None) -> None:
         self._blobs = Blobs(files, prefix)
@@ -213,7 +218,9 @@ class ContentStore:
         return wanted is None or platform is None or wanted.takes(platform)
 
     def _documents(self) -> Iterator[tuple[str, Document | IntegrityError]]:
-        """Blobs that are manifests or indexes, or would be if they had their digest."""
+        """Yield the blobs that are manifests or indexes, or claim to be without having their
+        digest.
+        """
         fd = openat2.open_in_root(
             self._root_fd, self._prefix + b"/blobs/sha256", os.O_RDONLY | os.O_DIRECTORY
         )
@@ -231,7 +238,7 @@ class ContentStore:
             except IntegrityError as error:
                 yield digest, error
             except (Damaged, FileNotFoundError):
-                continue  # something else, or deleted meanwhile
+                continue  # another kind of file, or deleted meanwhile
 
 
 DOCKER: Final = b"/image/overlay2/imagedb/content/sha256"
@@ -248,7 +255,9 @@ class Docker:
         self._files = files
 
     def images(self) -> Iterator[Image]:
-        """All images, then what all containers have written. Raises OSError, `Damaged`."""
+        """Yield all images, then the writable layers of all containers. Raises OSError,
+        `Damaged`.
+        """
         named = self._named()
         for digits in _listed(self._files, DOCKER):
             digest = f"sha256:{digits}"
@@ -279,7 +288,7 @@ class Docker:
         return found
 
     def _layers(self, digest: str) -> tuple[DirectoryLayer, ...]:
-        """The layers of an image. Raises `IntegrityError`, `Damaged`, OSError."""
+        """Return the layers of an image. Raises `IntegrityError`, `Damaged`, OSError."""
         digits = oci.checked_digest(digest).partition(":")[2]
         data = image_files.content(self._files, DOCKER + b"/" + digits.encode())
         hasher = oci.hasher(digest)
@@ -294,7 +303,7 @@ class Docker:
         return tuple(reversed(layers))
 
     def _directory(self, note: bytes, name: str) -> DirectoryLayer:
-        """The directory that a note names."""
+        """Return the directory that a state file names."""
         text = image_files.content(self._files, note).decode("ascii", "replace").strip()
         path = b"/overlay2/" + engine_records.component(text).encode() + b"/diff"
         return DirectoryLayer(self._files.root_fd, path, name)
@@ -323,7 +332,9 @@ class Storage:
         self._files = files
 
     def images(self) -> Iterator[Image]:
-        """All images, then what all containers have written. Raises OSError, `Damaged`."""
+        """Yield all images, then the writable layers of all containers. Raises OSError,
+        `Damaged`.
+        """
         layers = {
             layer.id: layer
             for name in (b"layers", b"volatile-layers")
@@ -369,7 +380,7 @@ class Storage:
 
 
 def _listed(files: DirectoryFiles, path: bytes) -> list[str]:
-    """The names in a directory, in order; none if it is not there. Raises OSError."""
+    """Return the names in a directory, in order; none if it does not exist. Raises OSError."""
     try:
         fd = openat2.open_in_root(files.root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -383,7 +394,7 @@ def _listed(files: DirectoryFiles, path: bytes) -> list[str]:
 
 
 def _split(digest: str, said: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names, and digests of which some are told of as names: ``alpine@sha256:...``."""
+    """Return names and digests; digests may be among the names: ``alpine@sha256:...``."""
     names = tuple(name for name in said if "@" not in name)
     others = (name.rpartition("@")[2] for name in said if "@" in name)
     return names, tuple(dict.fromkeys((digest, *others)))

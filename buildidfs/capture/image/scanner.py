@@ -3,8 +3,8 @@
 
 Layers are read from the uppermost down, so that the scanner knows the names that an upper layer
 hides before it reads a lower one. Each layer is read once for all images that have it, as soon as
-all layers above it have been read in each of them. All layers of an image must match their digests
-before the first of them is taken apart.
+all layers above it have been read in each of them. No layer of an image is decoded before all its
+layers match their digests.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ if TYPE_CHECKING:
     from buildidfs.capture.image.layers import Files, Image, Layer
     from buildidfs.formats.container.oci import Platform
 
-# The names in all layers of so many images are remembered at one time.
+# The names in all layers are kept in memory for at most this number of images at a time.
 _TOGETHER: Final = 16
 _DAY_NS: Final = 86_400 * 1_000_000_000
 _BLOBS: Final = b"/blobs/sha256"
 
 _Item = TypeVar("_Item")
 _Look: TypeAlias = "Callable[[Layer, LayerNames, Viewers], Iterator[_Item | Unreadable]]"
-"""Yields the items of a layer; the viewers tell who sees a file of it."""
+"""Yields the items of a layer; the viewers are those who see a file of it."""
 
 
 class ImageScanner:
-    """One pass over images: all those at ``paths``, and those that ``references`` mean at
-    ``roots``; see `capture.base`.
+    """One pass over images: all those at ``paths``, and those at ``roots`` that ``references``
+    select; see `capture.base`.
 
     A path leads to a layout, an archive or the storage of an engine. Of an image for several
-    platforms that for ``platform`` is read, all of them for None. An image that the memo knows (see
-    `whole`) is not read, unless ``again``. ``spool_directory`` is where members are put that are
-    too large for memory. Iterating raises `UsageError` for a reference that means nothing.
+    platforms, the one for ``platform`` is read, or all of them for None. An image that the memo
+    knows (see `whole`) is skipped, unless ``again``. Members that are too large for memory go to
+    ``spool_directory``. Iterating raises `UsageError` for a reference that selects nothing.
     """
 
     def __init__(
@@ -101,17 +101,19 @@ class ImageScanner:
         self._layers: dict[bytes, Layer] = {}
         self._verified: dict[bytes, Exception | None] = {}
         self.images = 0
-        """Images, and containers that have written something, that were found."""
+        """Number of images found, and of containers with a writable layer."""
         self.unchanged = 0
-        """Those of them that were read before."""
+        """Number of images that were read before."""
         self.whole: list[FileIdentity] = []
-        """The images that were read to their end: the memo has to know them, as files without a
-        build ID, once all that came before is safe."""
+        """The images that were read to their end. The memo must get them, as files without a build
+        ID, when all items before are safe.
+        """
         self._to_read: set[bytes] = set()
         self._read_keys: set[bytes] = set()
         self.corrupt: list[IntegrityError] = []
-        """One for each image of which something does not have its digest: of these nothing else
-        was captured."""
+        """One error for each image in which a file does not match its digest; nothing else of these
+        images was captured.
+        """
 
     def __iter__(self) -> Generator[Found, None, None]:
         return self._scan(lambda layer, names, viewers: layer.found(names, viewers, self._context))
@@ -119,9 +121,9 @@ class ImageScanner:
     def plain_files(
         self, is_wanted: Callable[[Whose, bytes, int], bool]
     ) -> Iterator[tuple[Sequence[Whose], PlainFile] | Unreadable]:
-        """Yield the visible files in the images, with those who see them.
+        """Yield the visible files in the images, with their viewers.
 
-        ``is_wanted`` is asked with one of these, path and size, and tells whether the bytes of the
+        ``is_wanted`` is called with a viewer, path and size, and returns True if the bytes of the
         file are wanted. Raises `UsageError`.
         """
 
@@ -148,7 +150,7 @@ class ImageScanner:
                     yield stack
                 elif self._is_new(stack):
                     chosen.append(stack)
-            # Those that have their lowest layers in common are read together.
+            # Images with the same lowest layers are read together.
             chosen.sort(key=lambda stack: [layer.key for layer in reversed(stack.layers)])
             self._to_read = {layer.key for stack in chosen for layer in stack.layers}
             for start in range(0, len(chosen), _TOGETHER):
@@ -156,7 +158,7 @@ class ImageScanner:
 
     @property
     def share(self) -> float | None:
-        """The part of the layers that was verified and read, 0 to 1; None if it is not known."""
+        """Return the part of the layers that was verified and read, 0 to 1; None if unknown."""
         if not self._to_read:
             return None
         return (len(self._verified) + len(self._read_keys)) / (2 * len(self._to_read))
@@ -164,7 +166,7 @@ class ImageScanner:
     # --- which images ----------------------------------------------------------------------
 
     def _chosen(self, open_files: ExitStack) -> Iterator[_Stack | Unreadable]:
-        """The images to be read. Raises `UsageError`."""
+        """Yield the images to be read. Raises `UsageError`."""
         wanted: dict[tuple[str, str], _Stack] = {}
         for stack in self._asked_for(open_files):
             if isinstance(stack, Unreadable):
@@ -178,7 +180,7 @@ class ImageScanner:
         yield from wanted.values()
 
     def _asked_for(self, open_files: ExitStack) -> list[_Stack | Unreadable]:
-        """All images at the paths, and those meant by a reference."""
+        """Return all images at the paths, and those selected by a reference."""
         found = list(self._at(self._paths, open_files))
         if self._references:
             there = list(self._at(self._roots, open_files))
@@ -230,7 +232,7 @@ class ImageScanner:
                 stack.layers.pop(0)
 
     def _verify(self, layer: Layer) -> Exception | None:
-        """Return the fault of a layer of which nothing may be believed; None if there is none."""
+        """Return the error of a layer that cannot be verified; None if it is verified."""
         if layer.key not in self._verified:
             try:
                 layer.verify()
@@ -254,7 +256,7 @@ class ImageScanner:
         pending: Sequence[_Stack],
         look: _Look[_Item],
     ) -> Iterator[_Item | Unreadable]:
-        """Yield the items of one layer, for a group of images of which it is the next."""
+        """Yield the items of one layer, which is the next one of each image in ``group``."""
         whose = [(stack, stack.whose(layer)) for stack in group]
 
         def viewers(path: bytes) -> list[Whose]:
@@ -270,14 +272,14 @@ class ImageScanner:
                 yield item
         except (IntegrityError, Damaged, CannotDecompress, OSError) as error:
             for stack in group:
-                stack.failed = True  # what is hidden of the layers below is not known
+                stack.failed = True  # it is unknown what this layer hides of those below
                 yield from self._failed(stack, error)
         self._read_keys.add(layer.key)
         for stack in group:
             stack.above.append(names)
 
     def _failed(self, stack: _Stack, error: Exception) -> Iterator[Unreadable]:
-        """Report the fault of an image."""
+        """Report the error of an image."""
         if isinstance(error, IntegrityError):
             where = os.fsdecode(stack.where)
             self.corrupt.append(IntegrityError(f"{stack.image.label} in {where}: {error}"))
@@ -288,15 +290,15 @@ class ImageScanner:
 
 
 class _Stack:
-    """An image that is being read: the layers still to come, and what those above have hidden.
+    """An image that is being read: the remaining layers, and the names that those above hide.
 
-    A layer is the same object in all images, so that it is verified for all of them.
+    A layer is the same object in all images, so that it is verified once for all of them.
     """
 
     def __init__(self, image: Image, where: bytes, known: dict[bytes, Layer]) -> None:
         self.image = image
         self.where = where
-        # Of a layer that an image has twice, the lower one is hidden altogether.
+        # If an image has a layer twice, the lower one is completely hidden.
         keys = dict.fromkeys(layer.key for layer in image.layers)
         for layer in image.layers:
             known.setdefault(layer.key, layer)
@@ -307,7 +309,7 @@ class _Stack:
         self.mark: FileIdentity | None = None
 
     def is_meant(self, reference: str) -> bool:
-        """Return True if a user who said that may mean this one."""
+        """Return True if a user may mean this image by a reference."""
         return oci.is_meant(reference, self.image.names, self.image.digests)
 
     def hides(self, path: bytes) -> bool:
@@ -315,27 +317,27 @@ class _Stack:
         return any(names.hides(path) for names in self.above)
 
     def whose(self, layer: Layer) -> Whose:
-        """Return the part that all sightings in that layer have in common."""
+        """Return the fields that all sightings in that layer have in common."""
         image = self.image
         host = f"{image.digests[0]}/{layer.name}"
         return Whose(image.label, host, image.trust, "image", standing=Standing.IMAGE)
 
 
 def _reason(error: Exception) -> str:
-    """Return the error in words for a person."""
+    """Return the error as a text for the user."""
     if not isinstance(error, OSError):
         return str(error)
     text = error.strerror or str(error)
     if error.filename is None:
         return text
-    return f"{text}: {oci.shown_name(os.fsdecode(error.filename))}"  # the image has chosen it
+    return f"{text}: {oci.shown_name(os.fsdecode(error.filename))}"  # the image chose this path
 
 
 def _next(pending: Sequence[_Stack]) -> tuple[Layer, list[_Stack]]:
-    """The layer to be read next, and the images that it is the next one of.
+    """Return the layer to read next, and the images for which it is next.
 
-    It is one that no other image has further down, so that it will not be read again; or any, if
-    images have the same layers in different orders.
+    It is a layer that no other image has further down, so that it is read only once; or any layer
+    if images have the same layers in different orders.
     """
     groups: dict[bytes, list[_Stack]] = {}
     for stack in pending:
@@ -346,9 +348,9 @@ def _next(pending: Sequence[_Stack]) -> tuple[Layer, list[_Stack]]:
 
 
 def _mark(image: Image) -> FileIdentity | None:
-    """Return the identity under which the memo knows for some time that this image was read.
+    """Return the identity under which the memo knows for a month that this image was read.
 
-    It tells the users who could read it then. None if the image may change.
+    It includes the users who could read the image then. Returns None if the image may change.
     """
     if image.trust is not Trust.PACKAGE:
         return None
@@ -372,8 +374,8 @@ def images_at(
 ) -> Iterator[Image]:
     """Yield the images at a path: for one platform if there is a choice, for all if it is None.
 
-    ``open_files`` closes what is opened, which may be read as long as an image is. An archive that
-    is compressed as a whole is decompressed to a file without a name. Raises OSError,
+    ``open_files`` closes the opened files, which are read until the end of an image. An archive
+    that is compressed as a whole is decompressed to a file without a name. Raises OSError,
     `Damaged`, `CannotDecompress`.
     """
     path_fd = walk.open_start(path)
@@ -403,7 +405,7 @@ def images_at(
 
 
 def _of_files(files: Files, platform: Platform | None) -> list[_ImageSource]:
-    """Return a layout, or the archive of ``docker save``, which is both in later versions."""
+    """Return a layout, or the archive of ``docker save``; archives of later versions are both."""
     if has(files, LAYOUT) and has(files, INDEX):
         return [Layout(files, platform)]
     return [Saved(files)] if has(files, SAVED) else []

@@ -2,17 +2,17 @@
 """The catcher: a process that pins files at the moment they are mapped.
 
 A process may end a fraction of a millisecond after it has mapped its last file, and its mount
-namespace and filesystem with it. So the catcher looks at each mapping, pins unknown files and sends
-their descriptors, at the highest priority, without a store, and without waiting for the receiver. A
-pinned file stays readable after the container ends.
+namespace and filesystem with it. So the catcher examines each mapping, pins unknown files and sends
+their descriptors. It runs at the highest priority, uses no store, and does not wait for the
+receiver. A pinned file stays readable after the container ends.
 
-Each CPU has its own threads that pin files (`grabber`). They may run on any CPU: a thread bound to
-the CPU of the process would delay that process. One more thread, less urgent, identifies the files
-(`identifier`).
+Each CPU has threads of its own that pin files (`grabber`). They may run on any CPU: a thread bound
+to the CPU of the process would delay that process. One more thread, with a lower priority,
+identifies the files (`identifier`).
 
-The catcher is a process of its own, started by `client.Watcher`: this module is its program. Its
-arguments are the descriptor of a socket (`protocol`) and the process that started it, which the
-catcher does not outlive.
+The catcher is a separate process, started by `client.Watcher`: this module is its program. Its
+arguments are the descriptor of a socket (`protocol`) and the process that started it; the catcher
+ends with that process.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-# Threads for each CPU: one may have to wait for a process in the middle of an exec.
+# Threads for each CPU, because one may have to wait for a process in the middle of an exec.
 _LOOKOUTS: Final = 2
-_URGENT: Final = 2  # before the settler, which has 1
+_URGENT: Final = 2  # above the identifier thread, which has 1
 
 
 class Catcher:
     """Catches files until the other end of ``sock`` is closed.
 
-    Raises OSError where events are refused.
+    Raises OSError if the kernel refuses events.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -79,7 +79,8 @@ class Catcher:
             threading.Thread(target=self._settle, daemon=True).start()
             self._outbox.put(Ready((hurry,) if hurry else ()))
             self._outbox.flush()
-        # Nothing below makes cycles; a collection would take longer than a process may live.
+        # The code below makes no reference cycles; a collection would take longer than a process
+        # may live.
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -160,7 +161,8 @@ class Catcher:
         except BrokenPipeError:
             return False  # the main thread sees that, too
         except BaseException:
-            # Without one of the threads files would be missed: the catcher ends, to be restarted.
+            # If one of the threads were missing, files would be missed: so the catcher ends, to be
+            # restarted.
             _log.exception("a fault of the catcher")
             os._exit(1)
         return True
@@ -193,7 +195,7 @@ class Catcher:
             self._outbox.put(Flooded(place, dropped.count, tuple(dropped.paths)))
 
 
-# Of two threads that have something to do, the one that waits gets its turn after this.
+# If two threads have work, the waiting one runs after this time.
 _SWITCH_INTERVAL_S = 0.00002
 _STACK_BYTES = 256 << 10
 _PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
@@ -204,7 +206,7 @@ def main(argv: Sequence[str]) -> None:
     sock = socket.socket(fileno=int(argv[0]))
     owner = int(argv[1])
     threads.name_thread(b"buildidfs-catch")
-    # These signals are for the process that started the catcher, which ends when that closes.
+    # These signals are for the starting process; when it ends, the catcher ends, too.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

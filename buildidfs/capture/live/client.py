@@ -36,8 +36,8 @@ _KEYS: Final = 512  # in one message, which may have protocol.MAX_BYTES
 class Watcher:
     """One catcher at a time.
 
-    ``receive`` gets each message and a descriptor to close (or -1), in a thread of its own.
-    ``ended`` is called in that thread if the catcher ends unasked.
+    ``receive`` is called with each message and a descriptor to close (or -1), in a thread of its
+    own. ``ended`` is called in that thread if the catcher ends by itself.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Watcher:
         self._stopping = False
 
     def start(self) -> Ready:
-        """Start the catcher; returns when it misses no mapping any more.
+        """Start the catcher; return when it misses no mapping any more.
 
         Raises `CapabilityError` if the kernel refuses events, `BuildIdFsError` for other reasons.
         """
@@ -70,7 +70,7 @@ class Watcher:
 
     @property
     def pid(self) -> int:
-        """The process of the catcher; 0 if there is none."""
+        """Return the process ID of the catcher; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -107,7 +107,7 @@ class Watcher:
         self._stopping = False
 
     def _first(self, sock: socket.socket) -> Ready:
-        """Return the first message: the catcher has begun, or says why it cannot."""
+        """Return the first message: the catcher is ready, or the reason why it cannot work."""
         sock.settimeout(_START_S)
         try:
             received = protocol.receive(sock)
@@ -141,7 +141,7 @@ class Watcher:
             try:
                 self._receive(message, fd)
             except Exception:
-                # The next message is handled whatever this one raises.
+                # An error with one message must not end the handling of the next.
                 _log.exception("a message of the catcher could not be dealt with")
         if not self._stopping:
             self._ended(reason)

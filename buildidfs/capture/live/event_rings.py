@@ -43,9 +43,10 @@ _time = attrgetter("time")
 
 
 class Rings:
-    """The rings of all CPUs that are on; raises OSError if the kernel refuses events.
+    """The rings of all CPUs that are on. The constructor raises OSError if the kernel refuses
+    events.
 
-    ``pollers`` has a poller for each CPU. The rings test every ``recheck`` seconds that each CPU
+    ``pollers`` has a poller for each CPU. Every ``recheck`` seconds the rings check that each CPU
     still writes records.
     """
 
@@ -94,7 +95,7 @@ class Rings:
         return list(decode_ring(data, paths=True)) if data else []
 
     def is_pressed(self, cpu: int) -> bool:
-        """Return True if it is time to ask for `changes`, mappings or not."""
+        """Return True if `changes` should be called even without mappings."""
         ring = self._tasks.get(cpu)
         return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
 
@@ -153,6 +154,6 @@ class Rings:
 
 
 def _pages() -> int:
-    """Pages of each ring: the memory of all of them is locked, on however many CPUs."""
+    """Return the pages of each ring: the memory of all rings is locked, for any number of CPUs."""
     share = _TOTAL_BYTES // perf_event.PAGE // 2 // len(perf_event.online_cpus())
     return min(max(1 << share.bit_length() - 1, _FEW_PAGES), _PAGES)

@@ -2,7 +2,7 @@
 """Pin files that are mapped on one CPU while the process that mapped them lives.
 
 One system call shows the mapping, another one pins its file. The identity and the home of the file
-take ten more, which `identifier` makes, and which looks up the files that are no longer mapped
+take ten more, which `identifier` makes; it also looks up files that are no longer mapped
 (`vanished_files`).
 
 No lock is held during a system call that may wait for the end of a process or for an unmount, so
@@ -73,29 +73,32 @@ def _end_in_listing(record: Mapped) -> int:
     return next((int(name[len(begin) :], 16) for name in names if name.startswith(begin)), 0)
 
 
-# A mapping, the home of its process, and an O_PATH descriptor of the file; or the error, and a
-# descriptor of the mount namespace if it is held, else -1.
+# A mapping, the home of its process, and an O_PATH descriptor of the file. Instead of the
+# descriptor, there may be the error, with a descriptor of the mount namespace if it is held, else
+# -1.
 Grip = tuple[Mapped, Home, int, OSError | None]
 
 
 _OPEN_FILES: Final = 1024
 _WAITING: Final = 8192
 _SPARE_FILES: Final = 256
-# Between the last mapping and the first look at new mount namespaces; the next take twice as long.
+# Delay between the last mapping and the first look for new mount namespaces; each further delay is
+# twice as long.
 _FIRST_PAUSE_S: Final = 0.004
-# While a container starts, which takes a runtime some milliseconds, it is looked for more often.
+# The looks are more frequent while a container starts, which takes a runtime some milliseconds.
 _STARTING_PAUSE_S: Final = 0.001
 _STARTING_S: Final = 0.05
 _IDLE_S: Final = 1.0
-# A process that goes on making code is told of again after this: it may be another program.
+# A process that keeps generating code is reported again after this time, because it may run another
+# program by then.
 _GENERATED_AGAIN_NS: Final = 10_000_000_000
 _MOST_GENERATED: Final = 1 << 14
-# Memory that is mapped as a file: memfds, and shared anonymous memory.
+# Names of memory that is mapped as a file: memfds, and shared anonymous memory.
 _MEMORY: Final = (b"/memfd:", b"/dev/zero")
 
 
 class State:
-    """The state that the threads of the catcher share.
+    """The state shared by the threads of the catcher.
 
     ``lock`` guards all of it except ``closer``, ``host``, ``grips`` (the pinned files, and None at
     the end), ``files``, ``shares``, ``held``, lookups in ``met``, and methods that say so. ``host``
@@ -109,7 +112,7 @@ class State:
         self.outbox = outbox
         self.met = met
         self.host = namespaces.initial().mnt
-        # The rest is for what is looked at and for the rings.
+        # The other descriptors are for lookups and for the rings.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most_held = max(min(_OPEN_FILES, (limit - _SPARE_FILES) // 4), 1)
         self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
@@ -160,7 +163,7 @@ class State:
             assert isinstance(record, Mapped | GroupMade)
 
     def tell_generated(self, pid: int, time: int, home: Home) -> None:
-        """Say that a process generates code; JIT compilers change their memory all the time.
+        """Report that a process generates code. JIT compilers change their memory all the time.
 
         A container that starts such processes without end uses up its share of new files.
         """
@@ -176,7 +179,7 @@ class State:
         self.outbox.flush()
 
     def look_around(self, close: Callable[[int], None]) -> None:
-        """Look up homes of processes in /proc, and hold new mount namespaces; without the lock."""
+        """Look up homes of processes in /proc, and hold new mount namespaces. Takes no lock."""
         tasks = self.tasks
         if not tasks.has_strangers and not tasks.has_newcomers:
             return
@@ -190,7 +193,8 @@ class State:
     def hold(self, home: Home, pid: int) -> None:
         """Hold the mount namespace of a home for a moment longer, unless it is the host's.
 
-        None is held while none can be let go: it would keep the files of a container for ever.
+        If none of the held ones can be closed, no further one is held, because it would keep the
+        files of a container for ever.
         """
         if home.mnt not in (0, self.host) and not self.closer.is_stuck():
             self.held.hold(home, pid)
@@ -199,9 +203,10 @@ class State:
 class Lookout:
     """Pins the mappings of one CPU; belongs to one thread. ``state`` is shared by all threads.
 
-    ``pause`` is the time in seconds after which to call `work` if nothing is mapped until then. A
-    process that enters a new mount namespace wakes no thread: it is looked for a few times after
-    each mapping, later and later, and more often after a control group was made.
+    ``pause`` is the time in seconds after which to call `work` if no file is mapped before. A
+    process that enters a new mount namespace wakes no thread. So the thread looks for such
+    processes a few times after each mapping, with growing delays, and more often after a control
+    group was made.
     """
 
     def __init__(self, state: State, cpu: int) -> None:
@@ -266,18 +271,19 @@ class Lookout:
             if home.is_known and state.files.has(record):
                 return
         elif state.shares.is_pressed:
-            if not home.mnt:  # events were lost: it has to be told from the one that floods
+            # events were lost, so its container must be looked up in case it floods
+            if not home.mnt:
                 home = process_table.look(record.pid, home, self._done.append)
             if state.shares.is_exhausted(home.share) and home.mnt != state.host:
                 state.shares.drop(home.share, home, record.path)
                 return
         try:
-            # By the thread, since the first one of its process may be gone; by the process, since
-            # the thread may be.
+            # First by the thread, because the first thread of its process may be gone; then by the
+            # process, because the thread may be gone.
             try:
                 fd = self._open(record, home, record.tid or record.pid, record.end)
             except FileNotFoundError:
-                if not self._admits(record, home, 0):  # to look for it elsewhere takes longest
+                if not self._admits(record, home, 0):  # the lookups in other places take longest
                     return
                 end = end_now(record)
                 if not end:
@@ -290,7 +296,8 @@ class Lookout:
                 state.grips.put((record, home, fd, None))
 
     def _open(self, record: Mapped, home: Home, pid: int, end: int) -> int:
-        """Return an O_PATH descriptor of what ``pid`` maps from ``record.start`` to ``end``.
+        """Return an O_PATH descriptor of the file that ``pid`` maps from ``record.start`` to
+        ``end``.
 
         Returns -1 if the file is known, is not that of the record, or exceeds its share. Raises
         OSError.
@@ -308,7 +315,7 @@ class Lookout:
         if not self._admits(record, home, identity.uid):
             return -1
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
-        # Filesystems made of others may show one inode number here and another there.
+        # Stacked filesystems may show one inode number here and another there.
         try:
             is_it = statx.identity(fd, ask=False).ino == record.inode
         except BaseException:
@@ -341,25 +348,26 @@ def _is_same_name(link: bytes, record: Mapped) -> bool:
 
 
 PER_SECOND: Final = 600.0
-"""New files of all shares together that are looked at per second.
+"""New files of all shares together that are opened per second.
 
-Less than what two processors take in beside a flood: a new file costs 2 ms of them, and the thread
-that hears of it 0.4 ms.
+This is less than two processors can process during a flood: a new file costs 2 ms of them, and 0.4
+ms of the thread that receives it.
 """
 
 BURST: Final = 1024
-"""New files of one share that are looked at at any rate: more than a container starts with. Divided
-by the number of shares in use."""
+"""New files of one share that are opened at any rate: more than a container maps at its start. The
+number is divided by the number of active shares.
+"""
 
 _LEAST_BURST: Final = 128
 _MOST_SHARES: Final = 1024
 _REST: Final = "(others)"
 _REFILL_S: Final = 0.02
-_PATH_BYTES: Final = 4096  # of those named in one message
+_PATH_BYTES: Final = 4096  # of the paths in one message
 
 
 class Dropped:
-    """Mappings of one share that were not looked at: their count, home and a few paths."""
+    """Mappings of one share that were not opened: their count, home and a few paths."""
 
     __slots__ = ("_room", "count", "home", "paths")
 
@@ -370,7 +378,7 @@ class Dropped:
         self._room = _PATH_BYTES
 
     def add(self, path: bytes) -> None:
-        """Count one more."""
+        """Count one more mapping."""
         self.count += 1
         if len(path) <= self._room:
             self._room -= len(path)
@@ -380,10 +388,10 @@ class Dropped:
 class FairShare:
     """Admits new files of each container at a bounded rate, so that none of them starves others.
 
-    Each new file that a container maps costs the catcher ten system calls, and the recorder a
-    copy. Mappings beyond the share of a container are counted and not looked at. Files that root
-    owns on the host have no limit, see `Lookout`. Thread-safe, in bounded memory. ``now`` is a
-    time of ``time.monotonic()``, in seconds.
+    Each new file that a container maps costs the catcher ten system calls, and the watch a copy.
+    Mappings beyond the share of a container are counted and not opened. Files that root owns on the
+    host have no limit, see `Lookout`. Thread-safe, in bounded memory. ``now`` is a time of
+    ``time.monotonic()``, in seconds.
     """
 
     def __init__(self, per_second: float = PER_SECOND, burst: int = BURST) -> None:
@@ -396,15 +404,15 @@ class FairShare:
 
     @property
     def is_pressed(self) -> bool:
-        """Return True while some share is being used."""
+        """Return True while a share is being used."""
         return bool(self._left)
 
     def is_exhausted(self, share: Share) -> bool:
-        """Return True if nothing more of this share is to be looked at now."""
+        """Return True if no more files of this share may be opened now."""
         return self._left.get(share, 1.0) < 1.0
 
     def admit(self, share: Share) -> bool:
-        """Take one new file from a share; False if there is nothing left of it."""
+        """Take one new file from a share; return False if the share is used up."""
         with self._lock:
             left = self._left.get(share)
             if left is None:
@@ -417,7 +425,7 @@ class FairShare:
             return True
 
     def drop(self, share: Share, home: Home, path: bytes) -> None:
-        """Count a mapping that was not looked at."""
+        """Count a mapping that was not opened."""
         with self._lock:
             if share not in self._dropped and len(self._dropped) >= _MOST_SHARES:
                 share = _REST

@@ -35,15 +35,15 @@ class Settler:
     def __init__(self, state: State) -> None:
         self._state = state
         self._slow = SlowMounts()
-        # Files that are not mapped any more: with the mount namespace that they were seen in, and
-        # those that can be looked up in any process of their namespace, at any time.
+        # Files that are no longer mapped: those with the mount namespace in which they were seen,
+        # and those that can be looked up through any process of their namespace, at any time.
         self._held: deque[Grip] = deque()
         self._vanished: deque[Grip] = deque()
         self._done: list[int] = []
         self._missed: set[tuple[int, int, bytes]] = set()
 
     def run(self) -> None:
-        """Work until the end. Raises BrokenPipeError when the other end is closed."""
+        """Work until the end. Raises BrokenPipeError if the other end is closed."""
         self._finder = Finder(self._state.host)
         try:
             self._work()
@@ -63,7 +63,9 @@ class Settler:
                 self._flush()
 
     def _next(self) -> Grip | None:
-        """Take what came first, vanished files last: the search for them takes longer."""
+        """Take the first file, but vanished files last, because the search for them
+        takes longer.
+        """
         if self._state.grips.empty():
             for postponed in (self._held, self._vanished):
                 if postponed:
@@ -71,7 +73,7 @@ class Settler:
         return self._state.grips.get()
 
     def _postpone(self, grip: Grip) -> bool:
-        """Leave a vanished file for later; False if too many descriptors would wait for that."""
+        """Queue a vanished file for later; return False if too many descriptors would wait."""
         if grip[2] < 0:
             self._vanished.append(grip)
         elif len(self._held) < _MOST_HELD:
@@ -109,7 +111,7 @@ class Settler:
             self._send(record, home, identity, fd, key)
 
     def _find(self, record: Mapped, home: Home, namespace_fd: int, error: OSError) -> int:
-        """Return a descriptor of a file that is not mapped any more, or -1.
+        """Return a descriptor of a file that is no longer mapped, or -1.
 
         Takes over ``namespace_fd``, the mount namespace of the process or -1.
         """
@@ -128,10 +130,10 @@ class Settler:
         fd: int,
         key: bytes,
     ) -> None:
-        """Send a file, or only its build ID when too many wait. Takes over the descriptor."""
+        """Send a file, or only its build ID if too many files wait. Takes over the descriptor."""
         state = self._state
         build_id = None
-        # As many again as all others may have are for the host.
+        # The host may have as many again as all others together.
         most_held = state.most_held * (2 if home.mnt == state.host else 1)
         is_pinned = state.outbox.held < most_held
         if not is_pinned:

@@ -2,16 +2,17 @@
 """Open files that wait to be copied: bounded in time, bytes and number.
 
 An open file keeps its filesystem alive, and a deleted one its disk space: while it waits here, the
-device of an ended container cannot be detached. So each file has a time limit, and beyond the
-limits of bytes and number files are let go, the largest first: one of those has the bytes of a
-hundred others.
+device of an ended container cannot be detached. So each file has a time limit. If the limits of
+bytes or number are exceeded, files are let go, the largest first, because one of them may have the
+bytes of a hundred others.
 
-The size of a pending file is the one it claims. Its allocated size is no more trustworthy (a FUSE
-server may report any) and tells less about the time of copying, because holes are read and hashed
-as well. A huge sparse file is let go first, and harms no other user.
+The size of a pending file is st_size. Its allocated size is no more trustworthy (a FUSE server may
+report any) and says less about the time of copying, because holes are read and hashed as well. A
+huge sparse file is let go first, so it harms no other user.
 
 Closing a file may take long: the last file of a filesystem unmounts it, and a FUSE server is asked
-first and may never answer. So a thread closes files, and another one those that may not answer.
+first and may never answer. So one thread closes files, and another one closes those that may not
+answer.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ if TYPE_CHECKING:
 HOST: Final = ""
 """The share of files that only root can have put into the host's mount namespace."""
 
-# Open descriptors elsewhere in the process: staged files of two batches, a copy for each file in
-# work, the index, sockets, files that are being closed.
+# Descriptors that the process needs for other purposes: staged files of two batches, a copy for
+# each file being copied, the index, sockets, files that are being closed.
 _RESERVED: Final = 640
 _FEWEST: Final = 64
-# Each holds an inode and its name in the kernel's memory, about 2 KiB.
+# Each file holds an inode and its name in the kernel's memory, about 2 KiB.
 _MOST: Final = 16_384
-# The part of all places for files that may not answer.
+# The part of all places that files which may not answer can take.
 _SLOW_SHARE: Final = 8
 # A file that has waited for this part of its time goes before smaller ones.
 _URGENT: Final = 0.75
-# Seconds that close() waits for descriptors; the thread closes those that take longer.
+# Seconds that close() waits for descriptors; the thread closes the remaining ones.
 _CLOSING_S: Final = 5.0
 
 
 class PendingFile(msgspec.Struct, eq=False):
     """A pinned file that was caught in use, and waits until it is copied.
 
-    ``file`` has a sighting with its full origin; `PendingFiles` closes it. ``build_id`` is the one
-    at the catch, None if it was not read. ``key`` is the catcher's name of the file. ``since`` is
-    the ``time.monotonic()`` of the pin. ``slow``: its filesystem may not answer. ``tries`` counts
-    the attempts to copy it. ``share`` is the owner of the file in `FairShare`. ``noted``: the store
-    had no room for it while it was recapturable.
+    ``file`` has a sighting with the full origin; `PendingFiles` closes it. ``build_id`` is the one
+    read at the catch, None if it was not read. ``key`` is the catcher's name of the file. ``since``
+    is the ``time.monotonic()`` of the pin. ``slow``: its filesystem may not answer. ``tries``
+    counts the attempts to copy it. ``share`` is the owner of the file in `FairShare`. ``noted``:
+    the store had no room for it while it was recapturable.
     """
 
     file: PinnedFile
@@ -71,18 +72,18 @@ class PendingFile(msgspec.Struct, eq=False):
 
     @property
     def sighting(self) -> Sighting:
-        """The sighting of the pinned file."""
+        """Return the sighting of the pinned file."""
         return self.file.sighting
 
 
 class LetGo(msgspec.Struct, frozen=True):
-    """A pending file that was closed without a copy, and the reason in words."""
+    """A pending file that was closed without a copy, and the reason."""
 
     pending: PendingFile
     reason: str
 
 
-_Share = tuple[str, bool]  # of those whose filesystems may not answer apart
+_Share = tuple[str, bool]  # files whose filesystems may not answer are separate
 
 
 class _Entry:
@@ -93,13 +94,13 @@ class _Entry:
         self.share: _Share = (pending.share, pending.slow)
         self.number = number  # in order of arrival
         self.size = max(pending.sighting.origin.identity.size, 0)
-        self.overdue = overdue  # when its time is over
-        self.after = 0.0  # not to be taken before
+        self.overdue = overdue  # the time at which it expires
+        self.after = 0.0  # the time before which it is not taken
         self.reason = ""
 
 
 class _Sorted:
-    """Entries in the order of a number each; a few thousand move in a microsecond."""
+    """Entries sorted by a number each; a few thousand can be moved in a microsecond."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, int, _Entry]] = []
@@ -124,7 +125,7 @@ class _Sorted:
 
 
 class _Ranking:
-    """Shares in the order of a number each."""
+    """Shares sorted by a number each."""
 
     def __init__(self) -> None:
         self._values: dict[_Share, int] = {}
@@ -147,9 +148,9 @@ class _Ranking:
 
 
 class _Waiting:
-    """All waiting entries, by the limits that they count for. ``bytes`` is the sum of their sizes.
+    """All waiting entries, by the limits for which they count. ``bytes`` is the sum of their sizes.
 
-    Files of the host count half when shares are compared.
+    Files of the host count half if shares are compared.
     """
 
     def __init__(self) -> None:
@@ -178,7 +179,7 @@ class _Waiting:
         self._most_files.add(entry.share, weight)
         if entry.pending.slow:
             self._most_slow.add(entry.share, weight)
-        # A file counts for a byte at least, so that the largest share has one to let go.
+        # A file counts for at least a byte, so that the largest share has a file to let go.
         self._most_bytes.add(entry.share, weight * (entry.size + 1))
         self.bytes += sign * entry.size
 
@@ -207,7 +208,7 @@ class _Queue:
         self._ready_by_age = _Sorted()
         self.later = _Sorted()
         self.changed = threading.Condition(lock)
-        self._urgent: _Entry | None = None  # taken because of its age, and still in work
+        self._urgent: _Entry | None = None  # taken because of its age, and being copied
 
     def add(self, entry: _Entry) -> None:
         if entry.after:
@@ -231,7 +232,9 @@ class _Queue:
         self._ready_by_age.remove(entry.overdue, entry)
 
     def next(self, now: float, margin: float) -> _Entry | None:
-        """Return the next entry; one at a time out of turn, if it expires in ``margin`` seconds."""
+        """Return the next entry; one at a time is taken out of turn if it expires within ``margin``
+        seconds.
+        """
         while (entry := self.later.first()) is not None and entry.after <= now:
             self.later.remove(entry.after, entry)
             entry.after = 0.0
@@ -247,16 +250,17 @@ class _Queue:
         return files.first()
 
     def rested(self, entry: _Entry) -> None:
-        """Mark an entry as no longer in work."""
+        """Mark an entry as no longer being copied."""
         if self._urgent is entry:
             self._urgent = None
 
 
 class PendingFiles:
-    """Keeps files open until they are copied, ``seconds`` at most. Thread-safe.
+    """Keeps files open until they are copied, for ``seconds`` at most. Thread-safe.
 
-    ``max_bytes`` bounds the sum of their sizes, ``max_count`` their number, by default what the
-    present RLIMIT_NOFILE allows. Files in work count, too, but leave half of the bytes to others.
+    ``max_bytes`` limits the sum of their sizes, ``max_count`` their number (by default as many as
+    the present RLIMIT_NOFILE allows). Files being copied count, too, but leave half of the bytes to
+    others.
     """
 
     def __init__(
@@ -278,16 +282,16 @@ class PendingFiles:
         self._finished = False
 
     def __len__(self) -> int:
-        """Return the number of held files, including those in work."""
+        """Return the number of held files, including those being copied."""
         return len(self._entries)
 
     @property
     def held_bytes(self) -> int:
-        """The sum of the sizes of all held files."""
+        """Return the sum of the sizes of all held files."""
         return self._bytes_in_work + self._waiting.bytes
 
     def lag_s(self) -> float:
-        """Seconds since the file that has waited longest was pinned; 0 if none waits."""
+        """Return the seconds since the pin of the file that has waited longest; 0 if none waits."""
         with self._lock:
             first = self._waiting.by_age.first()
             return 0.0 if first is None else max(time.monotonic() - first.pending.since, 0.0)
@@ -304,14 +308,14 @@ class PendingFiles:
 
     @property
     def at_rest(self) -> bool:
-        """True if all held files were given back for a reason, and wait for their next try."""
+        """True if all held files were given back for a reason, and wait for their next attempt."""
         with self._lock:
             return len(self._waiting.by_age) == len(self._entries) and all(
                 entry.reason for entry in self._entries.values()
             )
 
     def put(self, pending: PendingFile) -> list[LetGo]:
-        """Take over a file; returns the files that were let go for it, maybe the file itself."""
+        """Take over a file; return the files that were let go for it, perhaps the file itself."""
         with self._lock:
             if self._closed:
                 return [self._drop(pending, "the recorder is ending")]
@@ -328,9 +332,9 @@ class PendingFiles:
     def take(self, timeout: float | None = None, *, slow: bool = False) -> PendingFile | None:
         """Return the next file to copy: the smallest of the share whose turn it is, or the oldest.
 
-        The host's share has each turn. One file at a time goes first because it expires soon. A
-        file stays held until `done` or `give_back`. Returns None after ``timeout`` seconds (None:
-        no limit), and when closed. ``slow`` takes only files that may not answer.
+        The host's share has every turn. One file at a time is taken first because it expires soon.
+        A file stays held until `done` or `give_back`. Returns None after ``timeout`` seconds (None:
+        no limit), and after `close`. ``slow`` takes only files that may not answer.
         """
         line = self._queues[slow]
         until = None if timeout is None else time.monotonic() + timeout
@@ -358,9 +362,10 @@ class PendingFiles:
                 self._drop(pending, "")
 
     def give_back(self, pending: PendingFile, delay: float, reason: str = "") -> None:
-        """Let a file wait again whose copy failed for a temporary ``reason``.
+        """Return a file to the queue whose copy failed for a temporary ``reason``.
 
-        It can be taken after ``delay`` seconds, until it expires. Closes it if `close` was called.
+        It can be taken again after ``delay`` seconds, until it expires. Closes it if `close` was
+        called.
         """
         with self._lock:
             entry = self._entries[pending]
@@ -374,7 +379,7 @@ class PendingFiles:
             self._wait(entry)
 
     def look_again(self) -> None:
-        """Make the noted files available now: they may have been deleted."""
+        """Make the noted files available now, because they may have been deleted."""
         with self._lock:
             for line in self._queues:
                 for entry in [each for each in line.later if each.pending.noted]:
@@ -383,9 +388,9 @@ class PendingFiles:
                     line.add(entry)
 
     def expire(self, timeout: float | None = 0.0) -> list[LetGo]:
-        """Let go of expired files that are not in work.
+        """Let go of expired files that are not being copied.
 
-        Waits up to ``timeout`` seconds (None: no limit) for one; returns none when closed.
+        Waits up to ``timeout`` seconds (None: no limit) for one; returns none after `close`.
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -407,7 +412,7 @@ class PendingFiles:
     def close(self) -> list[LetGo]:
         """Let go of all waiting files and take no more; a thread in `take` gets None.
 
-        A second call, when the files in work are `done`, waits until all are closed.
+        A second call, when the files being copied are `done`, waits until all are closed.
         """
         with self._lock:
             self._closed = True
@@ -480,7 +485,7 @@ class PendingFiles:
 
 
 def _places() -> int:
-    """Return the number of files that may wait, by the limit of open files."""
+    """Return the number of files that may wait, according to the limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST

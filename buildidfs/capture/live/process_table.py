@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The namespaces of processes in events, without a look into /proc for each of them.
 
-Most processes are in the namespaces of their parent. All of those share one `Home`, which is looked
-up once. The kernel reuses the numbers of namespaces as soon as one is gone, but each change shows:
-a process begins in the namespaces of its parent, or enters new ones while it still holds the old
-ones, so an equal number means the same namespace.
+Most processes are in the namespaces of their parent. They share one `Home`, which is looked up
+once. The kernel reuses the number of a namespace as soon as the namespace is gone, but a process
+begins in the namespaces of its parent, and still holds the old ones when it enters new ones. So an
+equal number means the same namespace.
 
-CPUs are read one after the other, so the known home of a process may be newer than the mapping in
-question. Therefore the table keeps the last change with its time, and ended processes for a while.
+The rings of the CPUs are read one after another, so the known home of a process may be newer than
+the mapping in question. Therefore the table keeps the last change with its time, and keeps ended
+processes for a while.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ label, or the negative number of a user of the host."""
 
 
 class Home:
-    """A set of namespaces, and some processes that were seen in it lately."""
+    """A set of namespaces, and some processes that were recently seen in it."""
 
     __slots__ = ("cgroup", "cgroup_id", "label", "mnt_ns_id", "namespaces", "pids")
 
@@ -49,27 +50,27 @@ class Home:
 
     @property
     def is_known(self) -> bool:
-        """True if a process was looked at."""
+        """True if a process of it was looked up."""
         return self.mnt_ns_id != 0
 
     @property
     def mnt(self) -> int:
-        """The mount namespace, 0 if it is not known."""
+        """Return the number of the mount namespace, 0 if unknown."""
         return self.namespaces.mnt if self.namespaces is not None else 0
 
     def neighbours(self, pid: int) -> list[int]:
-        """Return the processes seen here lately, without ``pid``; the latest is the last."""
+        """Return the processes recently seen here, without ``pid``; the latest is the last."""
         # A copy, because other threads may add to the original meanwhile.
         return [each for each in list(self.pids) if each != pid]
 
     @property
     def share(self) -> Share:
-        """The share of its new files: the container, else the mount namespace."""
+        """Return the share of its new files: the container, else the mount namespace."""
         return self.label or self.mnt
 
 
 class _Process:
-    """The home of a process, since when, and the one before; times in nanoseconds."""
+    """The home of a process, the time since when, and the home before; times in nanoseconds."""
 
     __slots__ = ("before", "ended", "home", "since")
 
@@ -81,7 +82,7 @@ class _Process:
 
 
 class Tasks:
-    """The homes of processes, kept up to date by the events; at most 65,536 are remembered."""
+    """The homes of processes, kept up to date by events; at most 65,536 are remembered."""
 
     def __init__(self) -> None:
         self._processes: dict[int, _Process] = {}
@@ -105,13 +106,14 @@ class Tasks:
         """Record a new process, in the namespaces of its parent unless `entered` follows."""
         process = self._processes.get(parent)
         if process is None:
-            # A process from before the start: look it up soon, its next children share its home.
+            # A process from before the start: look it up soon, because its next children share its
+            # home.
             home = self._strangers[parent] = self._move(parent, Home(), 0)
         elif time < process.since and process.before is not None:
             home = process.before
         else:
             home = process.home
-        # Among the few kept processes the parent is likely to live longest.
+        # The parent is likely to live longest of the few kept processes.
         if parent in home.pids:
             home.pids.remove(parent)
         home.pids.append(parent)
@@ -171,7 +173,7 @@ class Tasks:
 
     def _move(self, pid: int, home: Home, time: int) -> Home:
         if len(self._processes) >= _MOST_PROCESSES:
-            # Of events that were lost: processes are looked up again when they are met.
+            # After lost events: processes are looked up again at their next event.
             self.forget()
         before = self._processes.get(pid)
         self._processes[pid] = _Process(home, time, None if before is None else before.home)
@@ -181,8 +183,8 @@ class Tasks:
 def look(pid: int, home: Home, close: Close = os.close) -> Home:
     """Complete the home of a process from /proc, if the process still exists.
 
-    Returns another home if the process has moved and the event is still to come. ``close``
-    closes a descriptor that may be the last of a mount namespace.
+    Returns another home if the process has entered it and the event has not been read yet.
+    ``close`` closes a descriptor that may be the last one of a mount namespace.
     """
     try:
         pid_fd = procfs.open_pid(pid)
@@ -207,13 +209,13 @@ def _found(pid_fd: int, home: Home, close: Close) -> Home:
     if numbers is None or numbers.mnt != mnt:
         seen = namespaces.of(pid_fd)
         if seen.mnt != mnt:
-            return home  # it moved between both reads; its new number must not spread
+            return home  # the process moved between both reads; its new number must not spread
         if numbers is not None:
             home = Home()
         home.namespaces = seen
     home.cgroup, home.cgroup_id = _cgroup(pid_fd)
     home.label = cgroup.container_label(home.cgroup) or ""
-    home.mnt_ns_id = number  # last, because other threads may see it from now on
+    home.mnt_ns_id = number  # last, because other threads may read it from now on
     return home
 
 
@@ -224,7 +226,7 @@ def place(pid: int, home: Home, host: int) -> Place:
     one seen stands for all.
     """
     numbers = home.namespaces or NamespaceSet()
-    # Of a process that is gone it is not known what its paths were relative to.
+    # If a process is gone, it is unknown to which root its paths were relative.
     its_cgroup, number, chrooted = home.cgroup, home.cgroup_id, True
     try:
         pid_fd = procfs.open_pid(pid)
@@ -240,7 +242,7 @@ def place(pid: int, home: Home, host: int) -> Place:
 
 
 def known_place(home: Home) -> Place:
-    """Return the place of the processes of a home, as far as known without a system call."""
+    """Return the place of the processes of a home, as far as it is known without a system call."""
     numbers = home.namespaces or NamespaceSet()
     return Place(numbers, home.mnt_ns_id, home.cgroup, home.cgroup_id, chrooted=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the catcher and the process that records its catches.
+"""Messages between the catcher and the watch.
 
 Each datagram holds one message in msgpack; a `Caught` carries the descriptor of the file.
 """
@@ -21,13 +21,13 @@ from buildidfs.errors import InvalidBuildId
 from buildidfs.model import BuildId, FileIdentity, NamespaceSet
 
 MAX_BYTES = 16 << 10
-"""A path has at most 4096 bytes; what else is in a message is small."""
+"""A path has at most 4096 bytes; the other fields of a message are small."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """The place of a process. ``cgroup`` is a path, ``cgroup_id`` its number or 0.
 
-    ``chrooted``: the process has its own root, or its root is not known.
+    ``chrooted``: the process has a root of its own, or its root is unknown.
     """
 
     namespaces: NamespaceSet
@@ -38,10 +38,10 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A file that was mapped executable, pinned: the descriptor is an O_PATH one.
+    """A pinned file that was mapped executable; its descriptor is an O_PATH one.
 
-    ``key`` names the file at that place for `Forget`; ``path`` is as its users saw it. A message
-    with ``build_id`` has no descriptor: too many files were waiting.
+    ``key`` names the file at that place for `Forget`; ``path`` is the path as its users saw it. A
+    message with ``build_id`` has no descriptor, because too many files were waiting.
     """
 
     key: bytes
@@ -56,7 +56,7 @@ class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A mapped file that could not be opened, and the reason.
 
-    ``place`` is that of its process, if it is known.
+    ``place`` is that of its process, if known.
     """
 
     pid: int
@@ -67,14 +67,14 @@ class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Mappings were lost, ``count`` if it is known: all processes have to be scanned."""
+    """Mappings were lost, ``count`` if their number is known: all processes must be scanned."""
 
     count: int
     reason: str
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """From now on no mapping is missed; ``degraded`` tells in words which service is reduced."""
+    """From now on no mapping is missed; ``degraded`` has a sentence for each restriction."""
 
     degraded: tuple[str, ...]
 
@@ -87,8 +87,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Counts(msgspec.Struct, array_like=True, tag=6):
-    """Sums since the start: records read, files sent, missed and let go, records lost, and mappings
-    beyond the rate of their share.
+    """Counts since the start: records read, files sent, missed and let go, records lost, and
+    mappings beyond the rate of their share.
     """
 
     records: int = 0
@@ -100,15 +100,15 @@ class Counts(msgspec.Struct, array_like=True, tag=6):
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Files that were not captured, to be sent again when they are mapped again."""
+    """Files that were not captured: send them again when they are mapped again."""
 
     keys: tuple[bytes, ...]
 
 
 class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """A number of mappings beyond the rate of a share, since the last such message.
+    """The number of mappings beyond the rate of a share, since the last such message.
 
-    Processes at ``place`` map new files too fast; ``paths`` are a few of them.
+    Processes at ``place`` map new files too fast; ``paths`` are a few of these files.
     """
 
     place: Place
@@ -117,7 +117,7 @@ class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """A process has made memory executable that is of no file."""
+    """A process has made anonymous memory executable."""
 
     pid: int
 
@@ -137,7 +137,7 @@ def encode(message: Message) -> bytes:
 def send(sock: socket.socket, data: bytes, fd: int = -1) -> None:
     """Send an encoded message, with a copy of ``fd`` unless it is -1.
 
-    Raises BlockingIOError when there is no room, OSError when the other end is closed.
+    Raises BlockingIOError if there is no room, OSError if the other end is closed.
     """
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else ()
     sock.sendmsg([data], rights)
@@ -170,10 +170,10 @@ _NO_ROOM: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 
 
 class Outbox:
-    """Sends over a non-blocking socket, and polls it for room with ``epoll`` when there is none.
+    """Sends over a non-blocking socket; if there is no room, polls the socket with ``epoll``.
 
-    ``held`` counts the waiting descriptors. They are closed when they are sent. The receiver keeps
-    its copies for a moment, because the last one to close a file may have to unmount its
+    ``held`` counts the waiting descriptors, which are closed after they are sent. The receiver
+    keeps its copies for a moment, because the last process to close a file may have to unmount its
     filesystem. `flush` raises BrokenPipeError if the other end is closed.
     """
 
@@ -188,7 +188,7 @@ class Outbox:
         return len(self._waiting)
 
     def put(self, message: Message, fd: int = -1) -> None:
-        """Queue a message, and with it a descriptor, which is closed when it is sent."""
+        """Queue a message with a descriptor, which is closed after it is sent."""
         self._waiting.append((encode(message), fd))
         if fd >= 0:
             self.held += 1

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounded memory of files that were sent: files that were not mapped lately are forgotten.
 
-`Met` knows files by identity and place. `HostFiles` recognises files of the host by their path,
-without looking into the process. A host mostly runs the same few files in places where only root
-can change anything, and a look at a path takes a fifth of the time of a look at a process that has
-just begun. The inode shows that it is the mapped file, and its times that it did not change.
+`Met` recognises files by identity and place. `HostFiles` recognises files of the host by their
+path, without looking into the process. A host mostly runs the same few files in places where only
+root can change files, and statx on a path takes a fifth of the time of statx on a process that has
+just begun. The inode shows that the file is the mapped one, and its times show that it did not
+change.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PLACE: Final = struct.Struct("=Q")
 
 
 def file_key(identity: FileIdentity) -> bytes:
-    """Return a key of a file as it is now, wherever it is seen."""
+    """Return a key of a file in its present state, independent of its place."""
     return _FILE.pack(
         identity.dev,
         identity.ino,
@@ -84,7 +85,8 @@ _Seen = tuple[int, int, int, int, int, int, int, int]
 class HostFiles:
     """Files of the host that were sent, by path.
 
-    Several threads may use it; an entry that two of them lose is looked up again.
+    Several threads may use it. If a race of two threads loses an entry, its file is looked up
+    again.
     """
 
     def __init__(self) -> None:
@@ -106,7 +108,7 @@ class HostFiles:
 
         ``place`` is its `place_key`.
         """
-        # Only filesystems on disks do not reuse the numbers.
+        # Only filesystems on disks do not reuse device numbers.
         if identity.scope != b"" or not record.path.startswith(_PLACES):
             return
         if record.path.startswith(_NOT_THERE):
@@ -129,7 +131,7 @@ class HostFiles:
         self._paths[place] = record.path
 
     def forget(self, places: Iterable[bytes]) -> None:
-        """Forget these files alone: a container can cause its own files to be forgotten."""
+        """Forget these files only, because a container can cause its own files to be forgotten."""
         for place in places:
             path = self._paths.pop(place, None)
             if path is not None:

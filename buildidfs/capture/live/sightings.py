@@ -2,7 +2,7 @@
 """Sightings of caught files: container, trust, and the users who could reach them.
 
 The reach depends on the root directory of the users' paths. So a few of the caught processes of
-each mount namespace are remembered, of which one may live longer than the others.
+each mount namespace are remembered, because one may live longer than the others.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _OWNERS_S = 60.0
 _MOST_NAMESPACES = 1024
 _NEIGHBOURS = 4
 _INIT = 1  # lives as long as the host
-# The access of a directory is valid for so many seconds for files that are older than the look at
-# it: in a flood, for those that had to wait.
+# Seconds for which the access of a directory is valid for files that are older than the look at it:
+# in a flood, for files that had to wait.
 _KEEP_S = 0.25
 
 
 class LiveSightings:
     """Makes sightings of the files that are caught on this host. Raises OSError.
 
-    ``container_namespaces`` defines a container; ``host`` and ``initial`` are this machine and its
-    namespaces by default. ``slow`` knows the mounts that may not answer.
+    ``container_namespaces`` define a container; by default ``host`` and ``initial`` are this
+    machine and its namespaces. ``slow`` knows the mounts that may not answer.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LiveSightings:
         self._owners = Owners(mounts.initial_mountinfo)
         self._owners_since = time.monotonic()
         self._host_devices = mounts.InitialDevices()
-        # No questions: a server that keeps one file waiting would keep all others waiting.
+        # No requests to filesystems: a server that delays one file would delay all others.
         self._reach = Reach(slow, ask=False, keep_s=_KEEP_S, host=self._host_devices)
         self._own_mnt = namespaces.of_pid(os.getpid()).mnt
         self._neighbours: dict[int, list[int]] = {}
@@ -86,7 +86,7 @@ class LiveSightings:
                 self._owners.standing(caught.path) if trust is Trust.HOST else Standing.GIVEN
             ),
         )
-        container_names.meet(origin)  # an engine forgets a container that ends
+        container_names.meet(origin)  # an engine forgets a container at its end
         return Sighting(origin, caught.seen_ns)
 
     def label(self, place: Place) -> str:
@@ -96,10 +96,11 @@ class LiveSightings:
         return container.label_by(place.cgroup, place.namespaces, apart, names)
 
     def share(self, origin: Origin) -> str:
-        """Return the share of a file: its container, else mount namespace; on the host its user.
+        """Return the share of a file: its container, else its mount namespace; on the host its
+        user.
 
         In the host's mount namespace only root can make files of root. In a container the owner
-        tells nothing, because the maker of the container may become any user there.
+        means nothing, because the maker of the container may become any user there.
         """
         if origin.namespaces.mnt != self._initial.mnt:
             return origin.container or f"mnt:{origin.namespaces.mnt}"
@@ -125,7 +126,7 @@ class LiveSightings:
         return reached(sighting, OWNER)
 
     def close(self) -> None:
-        """Close what is open; safe to call twice."""
+        """Close all descriptors; safe to call twice."""
         self._host_devices.close()
 
     def _meet(self, mnt_ns_id: int, pid: int) -> None:
@@ -145,7 +146,9 @@ class LiveSightings:
             pids.remove(pid)
 
     def _reach_from(self, pid: int, place: Place, fd: int, identity: FileIdentity) -> int:
-        """Return the reach as seen from a process. Raises OSError if it does not live there."""
+        """Return the reach as seen from a process. Raises OSError if the process is not at
+        ``place``.
+        """
         pid_fd = procfs.open_pid(pid)
         try:
             if namespaces.mnt(pid_fd) != place.namespaces.mnt:
@@ -188,7 +191,9 @@ class LiveSightings:
 
 
 def _is_ours(path: bytes, fd: int) -> bool:
-    """Return True if a path leads to an open file from our root, too; asks no filesystem."""
+    """Return True if a path leads to an open file from our root, too; makes no
+    filesystem request.
+    """
     fds: list[int] = []
     try:
         fds.append(os.open(b"/", os.O_PATH | os.O_CLOEXEC))

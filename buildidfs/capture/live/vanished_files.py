@@ -2,11 +2,11 @@
 """Find files whose mapping is gone, because the process ended before a thread looked at it.
 
 A static program may live for 0.1 ms, and an idle CPU takes half of that to wake a thread. The file
-is then looked up by its path, in the mount namespace that the process was in. The kernel destroys
-this namespace with its last process. So the catcher holds each mount namespace open for a moment
-after it was made, and after each mapping in it: `HeldNamespaces`.
+is then looked up by its path in the mount namespace of the process. The kernel destroys this
+namespace with its last process. So the catcher holds each mount namespace open for a moment after
+it was made, and after each mapping in it: `HeldNamespaces`.
 
-Nothing here waits for a filesystem: `open_cached_in_root` fails where the kernel would have to ask.
+Nothing here waits for a filesystem: `open_cached_in_root` fails if the kernel would have to ask it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.perf.records import Mapped
 
 HOLD_S: Final = 0.2
-"""Time in seconds that a mount namespace is held: longer than a file waits to be looked up."""
+"""Seconds for which a mount namespace is held: longer than a file waits for its lookup."""
 
 _MOST_HELD: Final = 512
 _MOST_MOUNTS: Final = 8
@@ -46,7 +46,7 @@ class HeldNamespaces:
         self._close = close
         self._most = most
         self._lock = threading.Lock()
-        # By the time of the last use, the oldest first.
+        # Sorted by the time of the last use, the oldest first.
         self._held: dict[Home, tuple[int, float]] = {}
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class HeldNamespaces:
             return os.dup(held[0]) if held is not None else -1
 
     def expire(self) -> None:
-        """Let go of the namespaces that were not used for `HOLD_S`."""
+        """Close the namespaces that were not used for `HOLD_S`."""
         if not self._held:
             return
         before = time.monotonic() - HOLD_S
@@ -101,7 +101,7 @@ class HeldNamespaces:
                 os.close(pid_fd)
             if os.fstat(fd).st_ino == home.mnt:
                 return fd
-            self._close([fd])  # it has moved on
+            self._close([fd])  # the process has moved on
         return -1
 
     def _is_renewed(self, home: Home) -> bool:
@@ -116,8 +116,9 @@ class HeldNamespaces:
 class Finder:
     """Looks files up by path; ``host`` is the mount namespace of the host.
 
-    A path alone proves nothing: the inode has to be that of the mapping. (The device need not be:
-    overlayfs and btrfs show one in mappings and another one to stat(2).) Belongs to one thread.
+    A path alone proves nothing, so the inode must be that of the mapping. (The device need not
+    match: overlayfs and btrfs show one in mappings and another one to stat(2).) Belongs to one
+    thread.
     """
 
     def __init__(self, host: int) -> None:
@@ -128,7 +129,7 @@ class Finder:
             self._visitor = namespaces.Visitor()
 
     def close(self) -> None:
-        """Let go of all descriptors; safe to call twice."""
+        """Close all descriptors; safe to call twice."""
         if self._visitor is not None:
             self._visitor.close()
             self._visitor = None
@@ -148,7 +149,9 @@ class Finder:
         return -1
 
     def _roots(self, record: Mapped, home: Home, namespace_fd: int) -> Iterator[int]:
-        """Yield the directories that may have been the root of the process; the caller closes."""
+        """Yield the directories that may have been the root of the process; the caller
+        closes them.
+        """
         if namespace_fd >= 0 and self._visitor is not None:
             yield from self._roots_in(record, namespace_fd)
         if home.namespaces is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The origin of a file: its container, the trust in it, and the users who can get at it.
+"""The origin of a file: its container, the trust in it, and the users who could reach it.
 
-`builder` makes each `model.Origin`. `container` labels containers, `container_names` tells their
-images, `ownership` whether an owner counts, and `path_access` who could reach a path. All scanners
-use these; nothing here looks for files.
+`builder` makes each `model.Origin`. `container` labels containers, `container_names` finds their
+names and images, `ownership` decides if an owner can be believed, and `path_access` finds the users
+who could reach a path. All scanners use these modules; nothing here looks for files.
 """

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def own_root() -> Iterator[Root]:
-    """Give our own root, as `Reach.of` asks for it. Raises OSError."""
+    """Yield our own root in the form for `Reach.of`. Raises OSError."""
     pid_fd = procfs.open_pid(os.getpid())
     try:
         ours = namespaces.of(pid_fd)
@@ -51,7 +51,7 @@ def own_root() -> Iterator[Root]:
 
 
 def access_of(fd: int) -> Access:
-    """Return the access to an open file where it is now; root alone if that cannot be told.
+    """Return the access to an open file at its present place; root alone if it cannot be found out.
 
     Does not raise.
     """
@@ -67,7 +67,7 @@ def access_of(fd: int) -> Access:
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """The part of an `Origin` that all files have in common which one process sees."""
+    """The fields of an `Origin` that are the same for all files that one process sees."""
 
     namespaces: NamespaceSet = NamespaceSet()
     mnt_ns_id: int = 0
@@ -89,7 +89,9 @@ class Surroundings(msgspec.Struct, frozen=True):
         signature: bytes = b"",
         standing: Standing = Standing.GIVEN,
     ) -> Origin:
-        """Return the origin of a file that is at ``path`` there; see `Origin` for the rest."""
+        """Return the origin of a file at ``path`` in these surroundings; see `Origin`
+        for the rest.
+        """
         return Origin(
             path,
             identity,
@@ -110,7 +112,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 UNKNOWN: Final = Surroundings()
-"""For what no process sees, or a process that is not known."""
+"""For files without a process, or with an unknown one."""
 
 
 def surroundings_of(
@@ -137,8 +139,8 @@ def surroundings_of(
 class Here:
     """Our own process as the one that sees files. Raises OSError.
 
-    ``host`` names the machine and ``initial`` its namespaces, by default those we run on. ``given``
-    says that the operator named the files, or a directory that they are in.
+    ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
+    ``given`` is True if the operator named the files, or a directory that they are in.
     ``container`` is the label of the container that we run in, empty on the host.
     """
 
@@ -167,7 +169,7 @@ class Here:
     def sighting(self, path: bytes, fd: int, *, foreign: bool = False) -> Sighting:
         """Return the sighting of an open file at ``path``, without its reach. Raises OSError.
 
-        ``foreign`` says that it is in a mount namespace that is not ours and not known.
+        ``foreign`` is True if the file is in a mount namespace that is not ours and not known.
         """
         identity = statx.identity(fd)
         if foreign:
@@ -199,19 +201,21 @@ class Here:
         return Sighting(origin, time.time_ns())
 
     def reached(self, sighting: Sighting, fd: int) -> Sighting:
-        """Add the reach of the file, which is open (O_PATH will do). Raises OSError."""
+        """Add the reach of the file, which is open (O_PATH suffices). Raises OSError."""
         if self._reach is None:
             self._reach = Reach(keep_s=SCAN_KEEP_S)
         with own_root() as root:
             return reached(sighting, self._reach.of(fd, sighting.origin.identity, root))
 
     def seen_again(self, memo: Memo, sighting: Sighting, known: Known, fd: int) -> SeenAgain:
-        """A file that the memo knows, which is open; with its reach if the place is new."""
+        """Return the record of an open file that the memo knows, with its reach if the place is
+        new.
+        """
         return seen_again(memo, sighting, known, lambda each: self.reached(each, fd))
 
 
 def is_foreign(fd: int) -> bool:
-    """Return True if an open file is on no mount of our namespace: /proc/PID/root leads there.
+    """Return True if an open file is on no mount of our namespace, as behind /proc/PID/root.
 
     Raises OSError.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container of a process, and the trust in a file from there.
+"""The container of a process, and the trust in files from there.
 
-There is no container in the kernel, only namespaces and control groups. Whether a process is in
-one is decided by its namespaces alone, which it cannot imitate; the label is for people.
+The kernel has no containers, only namespaces and control groups. Only its namespaces decide if a
+process is in a container, because the process cannot imitate them; the label is for people.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SHOWN: Final = 5
 
 
 def apart(namespaces: NamespaceSet, initial: NamespaceSet) -> int:
-    """`Origin.apart`: bit 1<<i says that the i-th namespace is another one than the host's.
+    """Return `Origin.apart`: bit 1<<i is set if the i-th namespace differs from the host's.
 
-    A namespace that is not known (0) counts as the host's.
+    An unknown namespace (0) counts as the host's.
     """
     bits = 0
     for number, name in enumerate(_NAMES):
@@ -38,17 +38,17 @@ def apart(namespaces: NamespaceSet, initial: NamespaceSet) -> int:
 
 
 def apart_names(apart: int) -> list[str]:
-    """Return the names of the namespaces in such a number, in the order of `NamespaceSet`."""
+    """Return the names of the namespaces in ``apart``, in the order of `NamespaceSet`."""
     return [name for number, name in enumerate(_NAMES) if apart & 1 << number]
 
 
 def in_container(apart: int, names: Iterable[str] = ("mnt",)) -> bool:
-    """Return True if each namespace of ``names`` is another one than the host's in ``apart``."""
+    """Return True if each namespace of ``names`` differs from the host's according to ``apart``."""
     return all(apart & 1 << _NAMES.index(name) for name in names)
 
 
 def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
-    """`path_access.Root.maker` for a process whose namespaces are ``apart`` so.
+    """Return `path_access.Root.maker` for a process with the namespaces ``apart``.
 
     Mounts that root makes in a mount namespace of another user count as root's.
     """
@@ -62,19 +62,20 @@ def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
 def is_contained(
     namespaces: NamespaceSet, initial: NamespaceSet, names: Iterable[str] = ("mnt",)
 ) -> bool:
-    """Return True if each namespace of ``names`` is another one than the host's.
+    """Return True if each namespace of ``names`` differs from the host's.
 
-    A namespace that is not known (0) counts as the host's.
+    An unknown namespace (0) counts as the host's.
     """
     return in_container(apart(namespaces, initial), names)
 
 
 def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] = ("mnt",)) -> str:
-    """Return the label of the container of a process that is in one: ``docker:0123456789ab``.
+    """Return the label of the container of a contained process: ``docker:0123456789ab``.
 
-    Where the control group tells nothing, the inode number of a namespace is the name,
+    If the control group does not name the container, the label has the inode number of a namespace,
     ``mnt:4026532177``, which is unique only as long as the container runs. It is the mount
-    namespace, or the first of ``names``, what containers are here, if that is not among them.
+    namespace if that is among ``names``, the namespaces that define a container; else the first of
+    them.
     """
     found = cgroup.container_label(cgroup_path)
     if found is not None:
@@ -86,7 +87,7 @@ def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] =
 def label_by(
     cgroup_path: bytes, namespaces: NamespaceSet, apart: int, names: Collection[str]
 ) -> str:
-    """Return the label for a definition of containers by ``names``; empty outside of one."""
+    """Return the label if containers are defined by ``names``; empty outside of one."""
     return label(cgroup_path, namespaces, names) if in_container(apart, names) else ""
 
 
@@ -97,10 +98,10 @@ def choose(
 ) -> frozenset[str]:
     """Return the labels of the containers that a user has named.
 
-    Each may be a whole label, or the beginning of the part after the colon that no other
-    container shares; an ID longer than what labels show (docker's 64 digits) is understood.
-    ``called`` has the names of labels, of which each means all containers that have it.
-    Raises `UsageError` for one that fits none of ``labels``, or for a beginning of several.
+    Each text may be a whole label, or a unique beginning of the part after the colon; an ID longer
+    than in labels (docker's 64 digits) is also accepted. ``called`` has the names of labels; a name
+    selects all containers that have it. Raises `UsageError` for a text that fits none of
+    ``labels``, or for a beginning that fits several.
     """
     found: set[str] = set()
     for text in wanted:
@@ -132,7 +133,7 @@ def _choose_one(text: str, labels: Collection[str]) -> str:
 
 
 def _same_beginning(its_id: str, shown: str) -> bool:
-    # Names are matched from their beginning; only an ID in hex is known to be cut off.
+    # Names must match from their beginning; only a hexadecimal ID may be cut off.
     if shown.startswith(its_id):
         return True
     return len(its_id) == 64 and len(shown) == 12 and its_id.startswith(shown)
@@ -148,9 +149,9 @@ def trust(
 ) -> Trust:
     """Return the trust in a file that was seen in the mount namespace ``mnt``.
 
-    HOST if only root can have written it and it was seen in the host's own mount namespace,
-    CONTAINER in any other one, UNKNOWN otherwise. ``owners_believed`` is false where the
-    filesystem's word on owners is not to be taken, see `ownership.Owners`.
+    It is HOST if only root can have written the file and it was seen in the host's own mount
+    namespace, CONTAINER in any other namespace, UNKNOWN otherwise. ``owners_believed`` is False if
+    the owners shown by the filesystem are not to be believed, see `ownership.Owners`.
     """
     if not mnt or not initial_mnt:
         return Trust.UNKNOWN

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and the image of a container, from the notes of the engines of this host.
+"""The names and the image of a container, from the state files of the engines of this host.
 
-Engines are not asked: they may be hung, and every one has another protocol. What they keep in
-directories of their own is enough. That is in no container's reach; what is not a regular file that
-root alone may write, or is larger than notes are, is passed over all the same. Should they be on a
-filesystem that does not answer, nothing is known from then on.
+The engines themselves are not asked: they may hang, and each has another protocol. Their state
+files are enough, and no container can reach these. Still, a file is skipped unless it is a regular
+file of limited size that only root may write. If the filesystem of state files does not answer, no
+further names are looked up there.
 
-A user runs containers without root, too. The notes of these lie in the user's own directories, and
-count for containers in the control groups that systemd has given to that user.
+A user runs containers without root, too. The state files of these lie in the user's own
+directories, and count for containers in the control groups that systemd has given to that user.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _LIST_MAX: Final = 8 << 20
 _REMEMBERED: Final = 4096
 _AGAIN_S: Final = 60.0
 _WAIT_S: Final = 5.0
-# As if they had a device of their own: who is silent once is not asked again. A user's engines
-# have another one than root's, and it has the user's number.
+# Pseudo device numbers, so that a filesystem that did not answer is not asked again. A user's
+# engines have another one than root's, with the user's number.
 _ENGINES: Final = (0, 0)
 _USERS: Final = 1
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -77,10 +77,10 @@ _Lists = dict[bytes, tuple[tuple[int, ...], dict[bytes, ContainerNames]]]
 
 
 class EngineNames:
-    """The names of the containers of a host, found below its ``roots``, one after the other.
+    """The names of the containers of a host, found below its ``roots``, one root after another.
 
-    By default they are our root, and that of the host if we are in a container ourselves. An answer
-    is waited for so many ``seconds``. Methods may be called from any thread.
+    The default is our root, and that of the host if we are in a container ourselves. An answer may
+    take ``seconds``. Methods may be called from any thread.
     """
 
     def __init__(
@@ -100,9 +100,10 @@ class EngineNames:
         self._thread: threading.Thread | None = None
 
     def meet(self, origin: Origin) -> None:
-        """Let a thread look for the names of a container soon: its notes may go with it.
+        """Let a thread look up the names of a container now, because its state files vanish with
+        it.
 
-        Does not wait. For one thread, which calls it for each file that it sees.
+        Does not wait. It must be called in one thread only, for each file that this thread sees.
         """
         if origin.cgroup in self._met or not origin.container:
             return
@@ -121,7 +122,7 @@ class EngineNames:
             self.of_cgroup(self._waiting.get())
 
     def of(self, origin: Origin) -> ContainerNames:
-        """Return the names of the container that a file was seen in, see `of_cgroup`."""
+        """Return the names of the container in which a file was seen, see `of_cgroup`."""
         if not origin.container or origin.host != machine.host_name():
             return NO_NAMES
         return self.of_cgroup(origin.cgroup)
@@ -129,8 +130,8 @@ class EngineNames:
     def of_cgroup(self, cgroup_path: bytes) -> ContainerNames:
         """Return the names of the container that a control group of this host belongs to.
 
-        `NO_NAMES` if they are not known. Looks once for each container, and for one of which
-        nothing is known a minute later again, at the next call. Does not raise.
+        `NO_NAMES` if they are unknown. Looks once for each container; if nothing was found, a call
+        at least a minute later looks again. Does not raise.
         """
         container = cgroup.container_id(cgroup_path)
         if not container:
@@ -146,7 +147,7 @@ class EngineNames:
             return names
 
     def _ask(self, engines: tuple[int, int], container: str, owner: int) -> ContainerNames:
-        with contextlib.suppress(TimeoutError, RuntimeError):  # no answer, no thread
+        with contextlib.suppress(TimeoutError, RuntimeError):  # no answer, or no thread
             return self._patience.ask(
                 engines, lambda: self._look(container, owner), lambda answer: None
             )
@@ -185,10 +186,10 @@ def _own_roots() -> Iterator[bytes]:
 
 
 class _Host:
-    """The engines' directories below a root; what cannot be read is taken for missing.
+    """The engines' directories below a root; unreadable files count as missing.
 
-    ``lists`` is what was read of lists that may be as they were. ``owner`` is the user whose
-    engines are meant: files of others do not count, except root's.
+    ``lists`` caches lists that may be unchanged. ``owner`` is the user whose engines are meant:
+    only files of this user and of root count.
     """
 
     def __init__(self, root_fd: int, lists: _Lists, owner: int) -> None:
@@ -197,7 +198,7 @@ class _Host:
         self._owner = owner
 
     def names(self, container: bytes) -> ContainerNames:
-        """The names of a container, by the first engine that knows it."""
+        """Return the names of a container according to the first engine that knows it."""
         for engine in self._engines(container):
             if (names := _joined(engine)) != NO_NAMES:
                 return names
@@ -240,7 +241,9 @@ class _Host:
                 yield self._noted(path, engine_records.RuntimeConfig)
 
     def _by_storage(self, name: bytes, roots: list[bytes]) -> Iterator[ContainerNames]:
-        """Yield the names in the notes of CRI-O and Podman: its own, then the lists of all."""
+        """Yield the names in the state files of CRI-O and Podman: the container's own, then the
+        lists of all.
+        """
         places = [
             b"%s/%s-containers/" % (root, driver)
             for root in dict.fromkeys(roots)
@@ -253,7 +256,7 @@ class _Host:
                 yield self._list(place + file).get(name, NO_NAMES)
 
     def _storage(self, files: tuple[bytes, ...]) -> Iterator[bytes]:
-        """Yield the directories that the first settings name which are there."""
+        """Yield the existing directories that the first settings file names."""
         for path in files:
             with _as_missing():
                 data = self._content(path, engine_records.SETTINGS_MAX)
@@ -264,7 +267,7 @@ class _Host:
                 return
 
     def _home(self) -> bytes:
-        """The home directory of the owner; empty if /etc/passwd does not have it."""
+        """Return the home directory of the owner; empty if /etc/passwd does not have it."""
         with _as_missing():
             wanted = b"%d" % self._owner
             for line in self._content(_PASSWD, _PASSWD_MAX).split(b"\n"):
@@ -273,7 +276,7 @@ class _Host:
                     return fields[5]
         return b""
 
-    # --- notes -------------------------------------------------------------------------------
+    # --- state files --------------------------------------------------------------------------
 
     def _noted(
         self,
@@ -285,12 +288,12 @@ class _Host:
         return NO_NAMES
 
     def _list(self, path: bytes) -> dict[bytes, ContainerNames]:
-        """The names of all containers in a list, by ID."""
+        """Return the names of all containers in a list, by ID."""
         with _as_missing():
             fd = self._open(path)
             try:
                 status = os.fstat(fd)
-                # Engines put another file in its place.
+                # Engines replace the whole file.
                 version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
                 known = self._lists.get(path)
                 if known is None or known[0] != version:
@@ -305,7 +308,7 @@ class _Host:
         return {}
 
     def _content(self, path: bytes, limit: int) -> bytes:
-        """All of a file of the owner's; raises OSError, `Damaged` for one that is too large."""
+        """Return all of a file of the owner; raises OSError, `Damaged` if it is too large."""
         fd = self._open(path)
         try:
             return _read(fd, limit)
@@ -322,7 +325,7 @@ class _Host:
         return fd
 
     def _names_in(self, path: bytes, wanted: re.Pattern[bytes]) -> list[bytes]:
-        """The names in a directory that are wanted, of as many as are worth a look."""
+        """Return the wanted names in a directory; only a limited number of entries is read."""
         found: list[bytes] = []
         with _as_missing():
             fd = openat2.open_in_root(self._root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
@@ -344,12 +347,12 @@ def _read(fd: int, limit: int) -> bytes:
 
 
 def _as_missing() -> contextlib.suppress:
-    """Whatever is wrong with notes, it is as if there were none."""
+    """Ignore errors of state files, as if the files were missing."""
     return contextlib.suppress(OSError, ValueError, Damaged)
 
 
 def _joined(said: Iterator[ContainerNames]) -> ContainerNames:
-    """Join the notes of one engine, until name and image are known."""
+    """Merge the records of one engine, until name and image are known."""
     found = NO_NAMES
     for each in said:
         if each != NO_NAMES:
@@ -368,15 +371,15 @@ _here = EngineNames()
 
 
 def names_of(origin: Origin) -> ContainerNames:
-    """See `EngineNames.of`, of this host."""
+    """See `EngineNames.of`, for this host."""
     return _here.of(origin)
 
 
 def meet(origin: Origin) -> None:
-    """See `EngineNames.meet`, of this host."""
+    """See `EngineNames.meet`, for this host."""
     _here.meet(origin)
 
 
 def names_of_cgroup(cgroup_path: bytes) -> ContainerNames:
-    """See `EngineNames.of_cgroup`, of this host."""
+    """See `EngineNames.of_cgroup`, for this host."""
     return _here.of_cgroup(cgroup_path)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trust in the owner that a file tells: True only if root alone can have put its bytes there.
+"""Decide if the owner of a file can be believed: True only if root alone can have written its
+bytes.
 
-A file in the host's mount namespace that belongs to root is trusted, so all ways by which the
-bytes of others come to look like that are ruled out here. One cannot be: the root of a container
-without a user namespace is the host's, and writes to the volumes that it was given. So files of
-root's also have a standing: directories that package managers keep are no container's volume.
+A file in the host's mount namespace that belongs to root is trusted, so this module excludes all
+ways by which bytes of others come to look like that. One way cannot be excluded: root of a
+container without a user namespace is root of the host, and writes to the volumes of the container.
+So files of root also have a standing: directories of package managers are not volumes of
+containers.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from buildidfs.model import Standing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Where container managers keep the files of images, in the host's mount namespace and owned by
-# root: the maker of the image wrote them.
+# Container managers keep the files of images here, in the host's mount namespace and owned by root,
+# but the maker of the image wrote them.
 CONTAINER_STORAGE: Final = (
     b"/var/lib/docker/",
     b"/var/lib/containerd/",
@@ -36,15 +38,15 @@ CONTAINER_STORAGE: Final = (
     b"/run/containers/",
 )
 
-# Copies that root's tools made of what others ran: the blobs of a store like ours, perf's build ID
-# cache and trees of its shape, and what debuginfod clients have downloaded.
+# Copies that root's tools made of files that others ran: the blobs of a store like ours, perf's
+# build ID cache and trees of its shape, and the downloads of debuginfod clients.
 _COPIES: Final = re.compile(
     rb"/blobs/[0-9a-f]{2}/[0-9a-f]{64}\Z"
     rb"|/(?:[0-9a-f]{2}){2,120}/(?:elf|executable|debug|debuginfo|vdso)\Z"
 )
 
-# The places of package managers, and those of what is installed without one. The latter may hold
-# volumes: /opt/app/data.
+# The directories of package managers, and those of software that is installed without one. The
+# latter may contain volumes: /opt/app/data.
 _SYSTEM: Final = (
     b"/usr/", b"/bin/", b"/sbin/", b"/lib/", b"/lib32/", b"/lib64/", b"/libx32/", b"/boot/",
     b"/nix/store/", b"/gnu/store/",
@@ -64,17 +66,17 @@ class Owners:
         self._kept: dict[bytes, bool] = {}
 
     def believed(self, path: bytes, fd: int) -> bool:
-        """Return True if the owner of an open file (O_PATH will do) seen at ``path`` counts.
+        """Return True if the owner of an open file (O_PATH suffices) seen at ``path`` is believed.
 
-        Not on a mount that the namespace does not have: through /proc/PID/root its processes
-        reach files of others. Not on one that is nosuid: that says that root's files there may be
-        any user's. All that users can mount is (FUSE, removable media), and they could show any
-        owner. Raises OSError.
+        It is not believed on a mount that the namespace does not have: processes reach files of
+        other namespaces through /proc/PID/root. Nor on a nosuid mount: this option means that files
+        of root there may come from any user. All filesystems that users can mount are nosuid (FUSE,
+        removable media), and could show any owner. Raises OSError.
         """
         if path.startswith(CONTAINER_STORAGE) or _COPIES.search(path):
             return False
-        # Not by device number: one filesystem may be mounted here and there, and numbers are
-        # given to the next filesystem at once.
+        # Not by device number: one filesystem may be mounted in several places, and numbers are
+        # reused at once.
         mount = statx.unique_mount_id(fd)
         known = None if mount is None else self._known.get(mount)
         if known is None:
@@ -86,8 +88,8 @@ class Owners:
     def standing(self, path: bytes) -> Standing:
         """Return the standing of a file of trust *host* at ``path``.
 
-        Counts only a place to which root alone can move a file. No filesystem is asked that
-        may not answer. Does not raise.
+        Only a place to which root alone can move a file counts. Filesystems that may not answer are
+        not asked. Does not raise.
         """
         if path.startswith(_INSTALLED):
             found = Standing.INSTALLED
@@ -103,7 +105,7 @@ class Owners:
         return found
 
     def _is_kept(self, directory: bytes) -> bool:
-        """Return True if only root can give a directory entries."""
+        """Return True if only root can create entries in a directory."""
         known = self._kept.get(directory)
         if known is None:
             if len(self._kept) >= _MOST_DIRECTORIES:
@@ -116,7 +118,7 @@ class Owners:
         return known
 
     def _is_believed(self, fd: int) -> bool:
-        # As long as the file is open its mount exists, and so no other has the number.
+        # Its mount exists while the file is open, so no other mount has the number.
         number = mounts.mount_id(fd)
         return any(
             mount.mount_id == number and proc_text.option(mount.options, b"nosuid") is None
@@ -125,14 +127,14 @@ class Owners:
 
 
 def _is_roots(directory: bytes) -> bool:
-    """Return True if a directory is root's, and root alone may write to it. Raises OSError."""
+    """Return True if a directory belongs to root, and only root may write to it. Raises OSError."""
     root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = openat2.open_cached_in_root(root_fd, directory)
     except OSError:
         if directory.startswith(_INSTALLED):
             raise
-        # Forgotten by the kernel, or it cannot be told not to ask.
+        # The kernel has no cached answer, or cannot be told not to ask the filesystem.
         fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     finally:
         os.close(root_fd)

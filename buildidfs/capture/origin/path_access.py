@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The users who can get at a file along its path: the directories above it count, too.
+"""The users who can reach a file along its path: the directories above it count, too.
 
-What is found out is meant for a mode that is shown elsewhere, with the owner and group of the file:
-for each of its three classes, whether *everybody* who is in it could search every directory down to
-the file (`model.Origin.reach`). The way begins at the root of the file's mount namespace, which for
-a process in a chroot is above its own root. Where a mount namespace shows a directory of a
-filesystem that the host has mounted, too, the way to that directory on the host counts as well
-(`Reach._outside` has the exceptions). Where the three classes cannot say it, less is said:
+The result restricts the mode of a copy that is shown elsewhere, with the owner and group of the
+file: for each of the three classes, True if *every* member of it could search every directory down
+to the file (`model.Origin.reach`). The path begins at the root of the file's mount namespace, which
+for a process in a chroot is above its own root. If a mount namespace shows a directory of a
+filesystem that the host has mounted, too, the path to that directory on the host counts as well
+(`Reach._outside` has the exceptions). If the three classes cannot express the permissions, the
+result allows less:
 
-- who owns a directory, or is in its group, may be in any class of a file that is another's;
-- what an access control list lets named users and groups do is not said; what it keeps them from,
-  everybody is kept from, see `formats.posix_acl`. A server may have more of the kind than it shows:
-  on a network filesystem counts what all have, and what the owner has;
-- into a FUSE filesystem come all (allow_other) by the mode (default_permissions), or the one
-  who mounted it;
-- a file that never had a name, like a memfd, one that was deleted or is not where its path leads
-  any more, and one whose users' root cannot be entered any more, is its owner's: a directory that
-  has the name now need not be the one in which the file was.
+- the owner of a directory, or a member of its group, may be in any class of a file that belongs to
+  another user;
+- rights that an access control list gives to named users and groups are ignored; rights that it
+  takes from them are taken from all, see `formats.posix_acl`. A server may have more permissions
+  than it shows: on a network filesystem the rights of all count, and those of the owner;
+- all users can enter a FUSE filesystem (allow_other) according to the mode (default_permissions),
+  or only the user who mounted it;
+- a file belongs to its owner alone if it never had a name, like a memfd, if it was deleted or is no
+  longer where its path leads, or if the root of its users cannot be entered any more: a directory
+  that has the name now need not be the one in which the file was.
 
 Root reads everything, here as there.
 """
@@ -46,25 +48,26 @@ if TYPE_CHECKING:
 
 MAX_DEPTH: Final = 256
 SCAN_KEEP_S: Final = 1.0
-"""How long a scan takes a directory to be as it was."""
+"""Seconds for which a scan assumes that a directory is unchanged."""
 
 _SEARCH: Final = 0o111
 _READ: Final = 0o444
 _MOST_KNOWN: Final = 4096
 _MOST_WAYS: Final = 16
-# Longer than a tick of the clock that change times are taken from. A filesystem that keeps whole
-# seconds has ticks of one second or, like FAT, of two.
+# This is longer than a tick of the clock of change times. A filesystem with whole seconds has ticks
+# of one second or, like FAT, of two.
 _TICK_NS: Final = 20_000_000
 _SECOND_NS: Final = 1_000_000_000
 _NOBODY: Final = -1
 
 
 class Root(msgspec.Struct, frozen=True):
-    """The root directory of a file's users: ``fd`` (O_PATH will do), which is ``path`` to us.
+    """The root directory of a file's users: ``fd`` (O_PATH suffices), which has the path ``path``
+    for us.
 
     ``mnt_ns_id`` (0: ours) and ``user`` are the numbers of the mount and the user namespace of
-    these users, ``mountinfo`` tells what is mounted there. ``maker`` is None in the host's own
-    mount namespace; for any other it tells the user ID of who made the user namespace that it
+    these users, ``mountinfo`` returns the mounts there. ``maker`` is None in the host's own mount
+    namespace; for any other it returns the user ID of the maker of the user namespace that it
     belongs to, which is 0 for containers that root has made. Both raise OSError.
     """
 
@@ -77,8 +80,8 @@ class Root(msgspec.Struct, frozen=True):
 
 
 class _Ground(NamedTuple):
-    """A mount. ``told`` says that its filesystem depends on a server, and that the bits of
-    a mode may not be all there is to its permissions; ``only`` is who is let in, if not everybody.
+    """A mount. ``told`` is True if its filesystem depends on a server, so that the mode bits may
+    not be all of its permissions; ``only`` is the only user who may enter, None for all.
     """
 
     mount: int | None
@@ -87,7 +90,7 @@ class _Ground(NamedTuple):
 
 
 class _Barrier(NamedTuple):
-    """A directory that not everybody may search: who owns it, and which of its classes may."""
+    """A directory that not all users may search: its owner and group, and the classes that may."""
 
     uid: int
     gid: int
@@ -96,11 +99,12 @@ class _Barrier(NamedTuple):
     other: bool
 
     def lets_through(self, uid: int, gid: int) -> int:
-        """Return the classes (owner, group, others) of which every member may search the
-        directory."""
+        """Return the classes (owner, group, others) of which every member may search
+        the directory.
+        """
         both = self.group and self.other
         reach = OWNER if uid == 0 or (self.owner if uid == self.uid else both) else 0
-        # The owner of the directory need not be the owner of the file.
+        # The owner of the directory may be another user than that of the file.
         if self.owner or self.uid in (uid, 0):
             same = gid == self.gid
             reach |= GROUP if both or (same and self.group) else 0
@@ -109,10 +113,10 @@ class _Barrier(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The permissions from the root down to a directory, and the mount that this is on.
+    """The permissions from the root down to a directory, and the mount of the directory.
 
     ``place`` is device and inode of the directory, ``begun_ns`` the Unix time before the first of
-    the directories was looked at.
+    the directories was read.
     """
 
     barriers: frozenset[_Barrier]
@@ -122,11 +126,11 @@ class _Way(NamedTuple):
 
 
 class Reach:
-    """Remembers directories for ``keep_s`` seconds, so one is for one thread or one scan.
+    """Remembers directories for ``keep_s`` seconds, so an object is for one thread or one scan.
 
-    Without ``ask`` no filesystem is waited for that may not answer (``slow`` knows which): where
-    the kernel does not have the way in memory, the file counts as its owner's. ``host`` spares the
-    reading of the host's mounts for filesystems that the host does not have.
+    Without ``ask``, requests to filesystems that may not answer (``slow`` knows them) are avoided:
+    if the kernel does not have the path in memory, the file belongs to its owner alone. ``host``
+    saves reading the host's mounts for filesystems that the host does not have.
     """
 
     def __init__(
@@ -147,8 +151,10 @@ class Reach:
     def of(
         self, fd: int, identity: FileIdentity, root: Root, patience: Patience | None = None
     ) -> int:
-        """`Origin.reach` of an open file (O_PATH will do). What cannot be found out is ``OWNER``;
-        it does not raise. With ``patience`` filesystems are not waited for any longer than that.
+        """Return `Origin.reach` of an open file (O_PATH suffices); ``OWNER`` if it cannot be found
+        out.
+
+        Does not raise. With ``patience``, a filesystem may take only that long.
         """
         try:
             if patience is None:
@@ -158,13 +164,14 @@ class Reach:
             return OWNER
 
     def _patiently(self, fd: int, identity: FileIdentity, root: Root, patience: Patience) -> int:
-        """Raises OSError: TimeoutError if there is no answer in time."""
-        # In place of a device, since it is not known which will be met. No device has that number.
+        """Return the reach. Raises OSError: TimeoutError if there is no answer in time."""
+        # Stands in for a device, because the device in question is unknown. No device has that
+        # number.
         device = (-3, root.mnt_ns_id)
         if patience.is_silent(device):
             return OWNER
         text = root.mountinfo()
-        # The thread that asks may be left behind, and then has descriptors of its own to close.
+        # The thread may be abandoned, so it has descriptors of its own to close.
         own_fd = os.dup(fd)
         try:
             own_root = os.dup(root.fd)
@@ -193,7 +200,7 @@ class Reach:
         finally:
             os.close(parent)
         barriers, ground = way.barriers, way.ground
-        if mount is None or mount != ground.mount:  # a file may be mounted itself
+        if mount is None or mount != ground.mount:  # the file may itself be a mount point
             ground = self._ground(fd, identity, mount, root)
             barriers |= self._kept_by(ground, fd, identity, root)
         reach = self._readers(fd, identity.mode, ground)
@@ -216,10 +223,12 @@ class Reach:
     # --- directories -----------------------------------------------------------------------
 
     def _way(self, root: Root, directory: bytes, changed_ns: int = 0) -> tuple[_Way, int]:
-        """The way to a directory, and its descriptor, which is the caller's. Raises OSError.
+        """Return the permissions on the path to a directory, and its descriptor; the caller closes
+        it.
 
-        One that is remembered counts only for a file that was last changed, at ``changed_ns``,
-        before: what a directory was then says nothing of what was put there later.
+        A remembered directory counts only for a file that was last changed, at ``changed_ns``,
+        before the directory was read: its earlier permissions say nothing of a file that was put
+        there later. Raises OSError.
         """
         now = time.monotonic()
         if now - self._known_since > self._keep_s or len(self._known) >= _MOST_KNOWN:
@@ -268,7 +277,7 @@ class Reach:
             identity, ground, found = self._look(fd, None, root)
             barriers.update(found)
             for name in names:
-                # No link is followed: the kernel told the path, and there is none on the way.
+                # No link is followed: the path comes from the kernel and contains none.
                 entry = openat2.pin_entry(fd, name, ask=self._ask or not ground.told)
                 os.close(fd)
                 fd = entry
@@ -289,7 +298,7 @@ class Reach:
         try:
             here = statx.identity_on_mount(fd, ask=self._ask)
             ground: _Ground | None = None
-            if root.maker is None:  # in a chroot a process is not told what is mounted above it
+            if root.maker is None:  # a process in a chroot does not see the mounts above it
                 root = msgspec.structs.replace(root, mountinfo=mounts.initial_mountinfo)
             for _ in range(MAX_DEPTH):
                 parent = openat2.pin_parent(fd, ask=self._ask)
@@ -304,7 +313,7 @@ class Reach:
                 except OSError:
                     if root.maker is None or root.maker():
                         raise
-                    return barriers  # what root has hidden below the root of a container
+                    return barriers  # mounts that root has hidden below the root of a container
                 barriers.update(found)
         finally:
             os.close(fd)
@@ -313,7 +322,7 @@ class Reach:
     def _look(
         self, fd: int, before: _Ground | None, root: Root
     ) -> tuple[FileIdentity, _Ground, frozenset[_Barrier]]:
-        """A directory, the mount that it is on, and what it keeps out. Raises OSError."""
+        """Return a directory, its mount, and the users that it keeps out. Raises OSError."""
         identity, mount = statx.identity_on_mount(fd, ask=self._ask)
         if not stat.S_ISDIR(identity.mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -338,17 +347,17 @@ class Reach:
             barriers |= {_Barrier(ground.only, _NOBODY, owner=True, group=False, other=False)}
         return barriers
 
-    # --- what the host has mounted as well ---------------------------------------------------
+    # --- filesystems that the host has mounted, too ------------------------------------------
 
     def _outside(
         self, fd: int, identity: FileIdentity, mount: int | None, root: Root
     ) -> frozenset[_Barrier]:
         """Return the users kept out, on the host, of a directory mounted in another namespace.
 
-        Nothing if the host does not have that filesystem: then it belongs to the container. Nor if
-        it is the root that root has given to a container, or lies where engines keep what belongs
-        to containers: of both the container's own users count, see SECURITY.md. Raises OSError,
-        ValueError if that cannot be told.
+        The result is empty if the host does not have that filesystem, which then belongs to the
+        container. It is also empty for the root that root has given to a container, and for the
+        directories in which engines keep the data of containers: there the container's own users
+        count, see SECURITY.md. Raises OSError, and ValueError if the answer cannot be found.
         """
         assert root.maker is not None
         shown, is_root = self._shown(fd, mount, root)
@@ -365,9 +374,11 @@ class Reach:
         raise OSError(errno.ENOENT, "a part of what the host does not have")
 
     def _shown(self, fd: int, mount: int | None, root: Root) -> tuple[mounts.Placed, bool]:
-        """The mount that ``fd`` is on, and if it is the root of its users. Raises OSError."""
+        """Return the mount that ``fd`` is on, and True if it is the root of its users. Raises
+        OSError.
+        """
         if mount is not None and root.mnt_ns_id and root.path == b"/":
-            with contextlib.suppress(OSError):  # before Linux 6.11, or not mounted any more
+            with contextlib.suppress(OSError):  # before Linux 6.11, or no longer mounted
                 return mounts.placed(mount, root.mnt_ns_id), mount == statx.rooted_mount_id(root.fd)
         mark = b"%d " % mounts.mount_id(fd)
         lines = (line for line in root.mountinfo().split(b"\n") if line.startswith(mark))
@@ -377,7 +388,7 @@ class Reach:
         return mounts.Placed(found.dev, found.root, found.fstype), found.mount_point == b"/"
 
     def _ways_outside(self, shown: mounts.Placed) -> list[bytes]:
-        """Paths on the host that may lead to the root of a mount. Raises OSError."""
+        """Return paths on the host that may lead to the root of a mount. Raises OSError."""
         if shown.root.endswith(b"//deleted"):
             raise OSError(errno.ENOENT, "a directory that was deleted")
         if self._host is not None and not self._host.has(shown.dev):
@@ -392,9 +403,9 @@ class Reach:
         return ways
 
     def _least(self, fd: int, identity: FileIdentity, ways: list[bytes]) -> frozenset[_Barrier]:
-        """Return the barriers of the way with the fewest, of those to the root of a mount.
+        """Return the barriers of the path with the fewest, of those to the root of a mount.
 
-        Raises OSError, ValueError if no way leads to the mount that ``fd`` is on.
+        Raises OSError, and ValueError if no path leads to the mount that ``fd`` is on.
         """
         if stat.S_ISDIR(identity.mode):
             identity = self._root_of_mount(fd)
@@ -408,7 +419,7 @@ class Reach:
         return min((barriers for barriers in found if barriers is not None), key=len)
 
     def _root_of_mount(self, fd: int) -> FileIdentity:
-        """The uppermost directory of the mount that a directory is on. Raises OSError."""
+        """Return the uppermost directory of the mount that a directory is on. Raises OSError."""
         number = mounts.mount_id(fd)
         fd = os.dup(fd)
         try:
@@ -450,14 +461,14 @@ class Reach:
         number = mounts.mount_id(fd)
         for found in proc_text.mounts_in(root.mountinfo()):
             if found.mount_id == number:
-                # Before Linux 6.11 only the text can say that a filesystem is not a slow one.
+                # Before Linux 6.11 only mountinfo shows that a filesystem is not a slow one.
                 stacked = found.fstype == b"overlay" and self._slow.is_users(root.user)
                 told = stacked or is_slow_type(found.fstype)
                 return _Ground(mount, told, self._mounter(found, root))
         raise OSError(errno.ENOENT, "not mounted where it was seen")
 
     def _mounter(self, mount: proc_text.MountInfo, root: Root) -> int | None:
-        """Return the only user who is let in; None if there are others."""
+        """Return the only user who may enter a mount; None if others may, too."""
         options = mount.super_options
         if mount.fstype not in (b"fuse", b"fuseblk") and not mount.fstype.startswith(b"fuse."):
             return None
@@ -467,12 +478,12 @@ class Reach:
         ):
             return None
         if self._slow.is_users(root.user):
-            # It says who mounted it in the numbers of the user namespace it was mounted in.
+            # The option has the user ID in the user namespace in which the filesystem was mounted.
             raise OSError(errno.EPERM, "mounted by an unknown user")
         return int(proc_text.option(options, b"user_id") or b"0")
 
     def _searchers(self, fd: int, mode: int, ground: _Ground) -> int:
-        """The bits of a directory's mode that hold for everybody in a class.
+        """Return the search bits of a directory's mode that hold for all members of a class.
 
         Raises OSError, ValueError.
         """
@@ -482,7 +493,7 @@ class Reach:
         return mode if entries is None else mode & posix_acl.certain_bits(entries)
 
     def _readers(self, fd: int, mode: int, ground: _Ground) -> int:
-        """The classes for which the mode of a file says who may read it. Raises as `_searchers`."""
+        """Return the classes whose read bits in the mode of a file hold. Raises as `_searchers`."""
         if ground.told:
             return EVERYBODY if mode & _READ == _READ else OWNER
         entries = file_ops.access_list(fd)
@@ -495,7 +506,7 @@ class Reach:
 
 
 def _inside(path: bytes, root: bytes) -> bytes:
-    """Turn our name of a file into that of processes whose root we call ``root``."""
+    """Convert our name of a file to that of processes whose root is ``root`` for us."""
     if not path.startswith(b"/"):
         raise OSError(errno.ENOENT, "has no path", path)
     if root == b"/":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mapped files on a FUSE filesystem of a user that root is not let into.
+"""Mapped files on a FUSE filesystem of a user, which root may not enter.
 
-The kernel tells the build ID of such a file even so. Its bytes are to be had as the user who
-mounted it (`unresponsive.as_owner`), and count only if they have that build ID.
+The kernel still reports the build ID of such a file. Its bytes are read as the user who mounted the
+filesystem (`unresponsive.as_owner`), and count only if they have that build ID.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.file_helper import FileHelper
     from buildidfs.model import Mapping
 
-# How the kernel keeps out who is not the mounter, or not in the mounter's user namespace.
+# The errors of processes that are not the mounter's, or not in the mounter's user namespace.
 _REFUSED: Final = frozenset((errno.EACCES, errno.EOVERFLOW))
 
 _NEEDED: Final = frozenset(("CAP_SETGID", "CAP_SETUID"))
@@ -37,9 +37,10 @@ _REMEDY: Final = (
 
 
 class Owned(msgspec.Struct):
-    """A file that was read as its owner: ``fd`` is a copy, or -1 if the memo ``known`` it.
+    """A file that was read as its owner: ``fd`` is a copy, or -1 if the memo knows the file
+    (``known``).
 
-    ``binary`` is what is known of it for finding its debug files.
+    ``binary`` has the data for finding its debug files.
     """
 
     identity: FileIdentity
@@ -58,9 +59,9 @@ class FuseFiles:
         self._mounters: dict[tuple[int, tuple[int, int]], Mounter] = {}
 
     def take(self, process: Process, mapping: Mapping, error: OSError) -> Owned | Unreadable | None:
-        """The file of a mapping that could not be opened because of ``error``.
+        """Return the file of a mapping that could not be opened because of ``error``.
 
-        None if that is not because of a user's FUSE filesystem. The caller closes the descriptor.
+        Returns None if the cause is not a user's FUSE filesystem. The caller closes the descriptor.
         """
         if error.errno not in _REFUSED:
             return None
@@ -83,7 +84,7 @@ class FuseFiles:
             lacking = _NEEDED - credentials.effective_capabilities()
             if refusal.errno == errno.EPERM and lacking:
                 reason += f"; needs {', '.join(sorted(lacking))}"
-            silent = refusal.errno == errno.ETIMEDOUT  # and no further process is to wait
+            silent = refusal.errno == errno.ETIMEDOUT  # and no further process has to wait
             build_id = None if silent else self._build_id(process, mapping)
             return Unreadable(path, reason, refusal.errno or errno.EIO, build_id)
 
@@ -92,11 +93,11 @@ class FuseFiles:
         key = process.mount_namespace, mapping.dev
         if key not in self._mounters:
             from buildidfs.capture.unresponsive import (
-                as_owner as owners,  # as good as never: most hosts refuse root nothing
+                as_owner as owners,  # rare: on most hosts root is refused nothing
             )
 
             if "CAP_SYS_PTRACE" not in credentials.effective_capabilities():
-                return None  # it is not FUSE that refuses
+                return None  # the cause is not FUSE
             for device, mounter in owners.mounters(procfs.mountinfo(process.fd)).items():
                 self._mounters[process.mount_namespace, device] = mounter
         return self._mounters.get(key)
@@ -127,7 +128,7 @@ class FuseFiles:
                 identity = as_owner.look(place)
                 build_id = self._build_id(process, mapping)
                 known = self._memo.recall(identity)
-                # Its server may tell the same times of other bytes.
+                # Its server may report the same times for other bytes.
                 if known is not None and build_id in (None, known.build_id):
                     return Owned(identity, known=known, binary=known.build_id)
                 identity, fd = as_owner.read(place)

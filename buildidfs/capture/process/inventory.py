@@ -2,8 +2,8 @@
 """Count the files that are open or mapped on this host, and the ELF files among them.
 
 The kernel's maintainers asked for exactly these numbers before they would keep a build ID with
-every open file; here they tell an operator how much of the host the store covers. Nothing is
-captured: each distinct regular file is opened once, its first page read, and closed.
+every open file; here they tell an operator which part of the host the store covers. Nothing is
+captured: each distinct regular file is opened once, its first page is read, and it is closed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 class Census(msgspec.Struct):
-    """The counts; of ``refused`` processes something could not be looked at, and nothing of
-    ``unseen`` ones, which are among them.
+    """The counts. ``refused`` processes could not be examined completely; ``unseen``, which are
+    among them, not at all.
 
     ``references`` counts open descriptors and mappings of regular files, ``files`` the distinct
     files behind them, ``elf`` those that are ELF.
@@ -49,11 +49,11 @@ class Census(msgspec.Struct):
 
 
 def take(progress: Progress | None = None, patience: Patience | None = None) -> Census:
-    """Count the regular files that the processes we may look at have open or mapped.
+    """Count the regular files that accessible processes have open or mapped.
 
-    Without the privilege to follow map_files, what a process has mapped is found by its paths.
-    ``progress`` is called with the number of processes done and the one at hand; ``patience`` is
-    for filesystems that may never answer.
+    Without the privilege to follow map_files, mapped files are found by their paths. ``progress``
+    is called with the number of processes done and the current one; ``patience`` is for filesystems
+    that may never answer.
     """
     count = _Count(patience or Patience())
     pids = procfs.pids()
@@ -76,7 +76,7 @@ def take(progress: Progress | None = None, patience: Patience | None = None) -> 
 
 
 class _Count:
-    """The census while it is taken: each file is looked into once."""
+    """The counts so far: each file is opened once."""
 
     def __init__(self, patience: Patience) -> None:
         self.census = Census()
@@ -106,8 +106,9 @@ class _Count:
             self._link(pid_fd, name)
 
     def _note_mounts(self, pid_fd: int) -> None:
-        """Read the mounts of a mount namespace when it is seen for the first time. Raises
-        OSError."""
+        """Read the mounts of a mount namespace when it is seen for the first time.
+        Raises OSError.
+        """
         namespace = os.readlink("ns/mnt", dir_fd=pid_fd)
         if namespace in self._mount_namespaces:
             return
@@ -117,12 +118,12 @@ class _Count:
         self._slow |= {os.makedev(*device) for device in slow_devices(text)}
 
     def _link(self, pid_fd: int, name: bytes) -> None:
-        """Count a link of /proc to a file; opened only if the file is a new one."""
+        """Count a link of /proc to a file; open the file only if it is new."""
         try:
             identity = statx.identity_at(pid_fd, name, ask=False)
             if not self._is_new(identity):
                 return
-            # Of its own for each, since one that gets no answer keeps it.
+            # A descriptor for each question, because a question without an answer keeps it.
             directory = os.dup(pid_fd)
         except OSError as error:
             self.refuse(error)
@@ -187,22 +188,22 @@ class _Count:
         self.census.elf += 1
 
     def refuse(self, error: OSError, *, whole: bool = False) -> None:
-        """Note that a file of the process may not be seen, or the ``whole`` process.
+        """Record that a file of the process, or the ``whole`` process, could not be examined.
 
-        An end of the process, or a file that was closed meanwhile, is no loss.
+        If the process has ended or the file was closed meanwhile, nothing is recorded.
         """
         if error.errno not in (errno.ENOENT, errno.ESRCH):
             self._refused = True
             self.census.unseen += whole
 
     def next_process(self) -> None:
-        """Count the process that was looked at if some of it was refused."""
+        """Count the last process as refused if a part of it was refused."""
         self.census.refused += self._refused
         self._refused = False
 
 
 def _identify(path_fd: int) -> BuildId | Absence:
-    """The build ID of a regular file; takes over its O_PATH descriptor. Raises OSError."""
+    """Return the build ID of a regular file; takes over its O_PATH descriptor. Raises OSError."""
     try:
         fd = openat2.reopen_regular(path_fd)
     finally:
@@ -214,7 +215,7 @@ def _identify(path_fd: int) -> BuildId | Absence:
 
 
 def _entries(pid_fd: int, name: bytes) -> list[bytes]:
-    """The links in a directory of the process. Raises OSError."""
+    """Return the links in a directory of the process. Raises OSError."""
     directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
     try:
         return [name + b"/" + os.fsencode(entry) for entry in os.listdir(directory)]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files in which a process writes the names of its generated code, kept open while it lives.
+"""The files with the names of a process's generated code, kept open while the process lives.
 
-JIT compilers write ``/tmp/perf-PID.map`` (text) or ``jit-PID.dump``, of which they map a page
-executable so that profilers find it. Both go with the container. A map is opened in the root of its
-process, without following a symbolic link, and a dump by its mapping. Only a regular file counts
-that belongs to the user of the process, or to root of its user namespace. The open file can be read
-after the process and its mount namespace are gone.
+JIT compilers write ``/tmp/perf-PID.map`` (text) or ``jit-PID.dump``; they map a page of the latter
+executable so that profilers find it. Both vanish with the container. A map is opened in the root of
+its process, without following a symbolic link, and a dump is opened through its mapping. A file
+counts only if it is regular and belongs to the user of the process, or to root of its user
+namespace. The open file can be read after the process and its mount namespace are gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from buildidfs.model import FileIdentity, Mapping
 
 PART_BYTES: Final = 1 << 20
-"""The most that is read of a map at once."""
+"""The most bytes of a map that are read at once."""
 
 _UNCACHED: Final = frozenset((errno.EAGAIN, errno.EINVAL, errno.ENOSYS))
 _MACHINES: Final = {"x86_64": 62, "aarch64": 183, "s390x": 22, "ppc64le": 21, "riscv64": 243}
@@ -47,12 +47,12 @@ class Keeper(Protocol):
     """The receiver of the names; `store.jit_maps.JitMaps` is one."""
 
     def write(self, process: JitProcess, at: int, text: bytes) -> int:
-        """Keep a part of a map; returns where the next one belongs, -1 to begin again."""
+        """Keep a part of a map; return the offset of the next part, -1 to begin again."""
 
 
 class JitFile:
-    """One open file with names. ``path_fd`` is an O_PATH descriptor, ``fd`` one to read from, or -1
-    where the filesystem may not answer: then ``helper`` makes a copy each time.
+    """One open file with names. ``path_fd`` is an O_PATH descriptor, ``fd`` one for reading. If the
+    filesystem may not answer, ``fd`` is -1, and ``helper`` makes a copy for each read.
     """
 
     def __init__(
@@ -66,28 +66,28 @@ class JitFile:
         self._rewind()
 
     def _rewind(self) -> None:
-        self._at = 0  # bytes of the file that were read
-        self._kept = 0  # bytes of the map that are kept
+        self._at = 0  # number of bytes of the file that were read
+        self._kept = 0  # number of bytes of the map that are kept
         self._dump = Dump()
 
     @property
     def file(self) -> tuple[int, int]:
-        """Device and inode."""
+        """Return device and inode."""
         identity = self.process.origin.identity
         return identity.dev, identity.ino
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         for fd in (self._fd, self._path_fd):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._path_fd = -1
 
     def read(self, keeper: Keeper, most: int) -> int:
-        """Give ``keeper`` up to about ``most`` bytes of new names, and return the cost.
+        """Give ``keeper`` about ``most`` bytes of new names at most, and return the cost.
 
-        The cost is in bytes, with some for each record of a dump; it is 0 if there are no new
-        names. Raises OSError, and what the keeper raises.
+        The cost is in bytes, with an addition for each record of a dump; it is 0 if there are no
+        new names. Raises OSError, and errors of the keeper.
         """
         fd, close = self._fd, False
         if fd < 0:
@@ -101,7 +101,7 @@ class JitFile:
             _, fd = self._helper.copy(device, self._path_fd, size)
             close = True
         try:
-            if os.fstat(fd).st_size < self._at:  # it was begun anew
+            if os.fstat(fd).st_size < self._at:  # the file was started anew
                 self._at, self._dump = 0, Dump()
             return self._read(fd, keeper, most)
         finally:
@@ -110,7 +110,7 @@ class JitFile:
 
     def _read(self, fd: int, keeper: Keeper, most: int) -> int:
         if self._kept >= JitProcess.MOST_BYTES:
-            return 0  # whatever follows would not be kept
+            return 0  # the rest would not be kept
         before, total = self._dump.records, 0
         for _ in range(2):
             kept = 1
@@ -122,7 +122,8 @@ class JitFile:
                 total += len(text)
             if kept > 0:
                 return total + max(self._dump.records - before, 0) * _RECORD_COST
-            self._rewind()  # it is gone, or there was no room: what is kept is not written again
+            # the kept map was removed, or there was no room: its bytes are not written again
+            self._rewind()
             if not kept:
                 break
         return total
@@ -137,7 +138,7 @@ class JitFile:
             text = os.pread(fd, min(PART_BYTES, end - at), at)
             whole = text.rfind(b"\n") + 1
             if not whole:
-                return  # a line that is not whole, or is far too long to be one
+                return  # an incomplete line, or one that is far too long
             at += whole
             yield text[:whole], at
 
@@ -176,13 +177,13 @@ class JitFinder:
         self._boot_id = statx.boot_id().hex()
 
     def share(self, pid: int) -> str:
-        """Return whose a process is: of its container, on the host of its user. Raises OSError."""
+        """Return the share of a process: its container, on the host its user. Raises OSError."""
         with Process(pid, self._ways) as process:
             process.look(self._initial, self._container_namespaces)
             return process.container or f"uid {procfs.uids(process.fd)[1]}"
 
     def find(self, pid: int) -> list[JitFile]:
-        """Open the files that a process has; the caller closes them.
+        """Open the files of names that a process has; the caller closes them.
 
         Raises OSError: ESRCH or ENOENT if there is no such process.
         """
@@ -196,12 +197,12 @@ class JitFinder:
             return found
 
     def keep(self, keeper: Keeper, pids: Iterable[int]) -> None:
-        """Keep the names that processes have written so far. Raises what ``keeper`` raises."""
+        """Keep the names that processes have written so far. Raises errors of ``keeper``."""
         for pid in pids:
             try:
                 found = self.find(pid)
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # the process has ended meanwhile
             for file in found:
                 try:
                     left = _MOST_BYTES
@@ -217,14 +218,14 @@ class JitFinder:
         return self._taken(process, self._open(process, path), path, dump=False)
 
     def _open(self, process: Process, path: bytes) -> int:
-        """An O_PATH descriptor of what is at a path of a process. Raises OSError."""
+        """Return an O_PATH descriptor of the file at a path of a process. Raises OSError."""
         root_fd = process.root_fd
         try:
             return openat2.open_cached_in_root(root_fd, path, os.O_NOFOLLOW)
         except OSError as error:
             if error.errno not in _UNCACHED:
                 raise
-        own = os.dup(root_fd)  # the thread that asks may be left behind with it
+        own = os.dup(root_fd)  # the thread may be abandoned with it
 
         def question() -> int:
             try:
@@ -249,7 +250,7 @@ class JitFinder:
         return self._taken(process, path_fd, process.path_in_root(mapping), dump=True)
 
     def _taken(self, process: Process, path_fd: int, path: bytes, *, dump: bool) -> JitFile:
-        """The file at ``path_fd``, which is closed if it is none to be believed. Raises OSError."""
+        """Return the file at ``path_fd``; close it if it must not be believed. Raises OSError."""
         fd = -1
         try:
             identity = statx.identity(path_fd, ask=False)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that have a file with a given build ID mapped, right now.
+"""The processes that have a file with a given build ID mapped now.
 
-Nothing is captured. A file is looked into once for each mount namespace, however many processes
-map it; one that may not be opened is identified by what is in memory of it.
+Nothing is captured. Each file is read once for each mount namespace, however many processes map it.
+A file that may not be opened is identified by its pages in memory.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _FileKey = tuple[str, tuple[int, int], int, bytes]
 
 
 class Mapper(msgspec.Struct, frozen=True):
-    """A process that has a file mapped, executable.
+    """A process that has a file mapped executable.
 
-    ``path`` is the file's in the root of the process, ``deleted`` says that it has lost that name,
-    ``comm`` is the name of the process. ``container`` is empty on the host, ``cgroup`` the path of
-    its control group. ``package`` is the one that has installed a file at that path.
+    ``path`` is that of the file in the root of the process; ``deleted`` is True if the file has
+    lost that name. ``comm`` is the name of the process. ``container`` is empty on the host,
+    ``cgroup`` is the path of its control group. ``package`` is the one that has installed a file at
+    that path.
     """
 
     build_id: BuildId
@@ -53,7 +54,7 @@ class Mapper(msgspec.Struct, frozen=True):
 
 
 class Nameless(msgspec.Struct, frozen=True):
-    """An executable mapping of a process whose file has no build ID or does not show it."""
+    """An executable mapping of a process whose file has no build ID, or none that can be read."""
 
     pid: int
     container: str
@@ -64,9 +65,9 @@ class Nameless(msgspec.Struct, frozen=True):
 class Mappers:
     """One pass over all processes: those that map ``wanted`` files, and those that are hidden.
 
-    With ``nameless`` also what has no build ID, with ``packages`` also the package of each file.
-    ``container_namespaces`` say what a container is,
-    ``initial`` are the host's. ``ways`` and ``patience`` are for tests.
+    With ``nameless``, mappings without a build ID are included; with ``packages``, the package of
+    each file. ``container_namespaces`` define a container, ``initial`` are the host's. ``ways`` and
+    ``patience`` are for tests.
     """
 
     def __init__(
@@ -103,11 +104,11 @@ class Mappers:
                     yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
 
     def _process(self, process: Process) -> list[Mapper | Nameless]:
-        """Yield the files with that build ID that one process maps, each once. Raises OSError."""
+        """Yield the wanted files that one process maps, each once. Raises OSError."""
         for _ in range(_ATTEMPTS):
             mappings = process.executable_mappings()
             if not mappings:
-                return []  # a thread of the kernel
+                return []  # a kernel thread
             namespace = os.readlink("ns/mnt", dir_fd=process.fd)
             self._note_mounts(process, namespace)
             found: dict[tuple[BuildId | None, bytes], Mapping] = {}
@@ -144,7 +145,7 @@ class Mappers:
         self._devices.learn(text, overlays_answer=by_root)
 
     def _build_id(self, process: Process, namespace: str, mapping: Mapping) -> BuildId | None:
-        """Return the build ID of a mapped file; None if there is none known. Raises `Moved`."""
+        """Return the build ID of a mapped file; None if it is unknown. Raises `Moved`."""
         key = (namespace, mapping.dev, mapping.inode, mapping.path)
         try:
             return self._known[key]
@@ -157,13 +158,13 @@ class Mappers:
         except OSError as error:
             if error.errno in _GONE:
                 raise Moved from error
-            # The next process may let us look into the file.
+            # The file may be accessible through the next process.
             return self._in_memory(process, mapping)
         self._known[key] = answer
         return answer
 
     def _in_memory(self, process: Process, mapping: Mapping) -> BuildId | None:
-        """By what the process has of it in memory."""
+        """Return the build ID in the memory of the process."""
         try:
             return self._ask(mapping, lambda: process.build_id_in_memory(mapping))
         except OSError:
@@ -184,14 +185,14 @@ class Mappers:
         )
 
     def _ask(self, mapping: Mapping, look: Callable[[], BuildId | None]) -> BuildId | None:
-        """The result of ``look``, which may wait for the filesystem. Raises as that does."""
+        """Return the result of ``look``, which may wait for the filesystem. Raises its errors."""
         if not self._devices.may_not_answer(mapping.dev):
             return look()
         return self._patience.ask(mapping.dev, look, lambda answer: None)
 
 
 def _look_into(process: Process, mapping: Mapping) -> BuildId | None:
-    """The build ID of a mapped file. Raises `Moved`, OSError."""
+    """Return the build ID of a mapped file by reading it. Raises `Moved`, OSError."""
     path_fd, identity = process.pin(mapping)
     try:
         if not stat.S_ISREG(identity.mode):
@@ -207,5 +208,7 @@ def _look_into(process: Process, mapping: Mapping) -> BuildId | None:
 
 
 def _is_device(path: bytes) -> bool:
-    """Memory shared through a device has a name in /dev; programs run from /dev/shm."""
+    """Return True for memory shared through a device, which has a name in /dev; /dev/shm is not
+    one.
+    """
     return path.startswith(b"/dev/") and not path.startswith(b"/dev/shm/")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package that a file of a process belongs to, by the notes in the root of that process.
+"""The package that a file of a process belongs to, from the package databases in its root.
 
-The notes are claims of the author of the container, and for people. They are read below the root of
-the process only, in bounded amounts, and left alone if their filesystem does not answer.
+The author of the container wrote these databases, so they are claims, shown to people only. They
+are read below the root of the process only, in bounded amounts, and skipped if their filesystem
+does not answer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
 _WAIT_S: Final = 5.0
 _MOST_LISTS: Final = 20_000
 _LIST_MAX: Final = 16 << 20
-_MOST_BYTES: Final = 64 << 20  # of all lists of a root
+_MOST_BYTES: Final = 64 << 20  # for all databases of a root
 _MOST_ROOTS: Final = 2
 _MOST_ANSWERS: Final = 1 << 16
 
@@ -45,7 +46,7 @@ _Owner: TypeAlias = "Callable[[list[bytes]], Package]"
 
 
 class PackageNotes:
-    """The notes below the roots of processes, each read once."""
+    """The package databases below the roots of processes, each read once."""
 
     def __init__(self, patience: Patience | None = None) -> None:
         self._patience = patience or Patience(_WAIT_S)
@@ -55,7 +56,7 @@ class PackageNotes:
     def owner(self, process: Process, path: bytes) -> Package:
         """Return the package that has installed a file at ``path`` in the root of a process.
 
-        `UNKNOWN` if no notes say so. Does not raise.
+        `UNKNOWN` if no database has the path. Does not raise.
         """
         try:
             root_fd = process.root_fd
@@ -107,7 +108,7 @@ class PackageNotes:
 
 
 def _all(root_fd: int) -> list[_Owner]:
-    """Read the notes of all package managers below a root, and close its descriptor."""
+    """Read the databases of all package managers below a root, and close its descriptor."""
     try:
         return [*_dpkg(root_fd), *_apk(root_fd), *_rpm(root_fd)]
     finally:
@@ -170,7 +171,7 @@ def _first(owners: list[_Owner], paths: list[bytes]) -> Package:
 
 
 def _content(root_fd: int, path: bytes) -> bytes:
-    """The content of a regular file below a root; empty if there is none, or too much of it."""
+    """Return the content of a regular file below a root; empty if it is missing or too large."""
     with contextlib.suppress(OSError):
         fd = openat2.open_regular_in_root(root_fd, path)
         with open(fd, "rb") as file:

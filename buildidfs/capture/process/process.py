@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process: its namespaces and container, its mappings, and descriptors of the mapped files.
 
-The link in map_files leads to the mapped file whatever became of its name. Where it may not be
-used (it takes CAP_CHECKPOINT_RESTORE), the link of the executable does the same for that one file,
-and at last the path is looked up in the process's own root. Such a path may lead to another file
-by now, so what is found has to prove that it is the one in memory.
+A link in map_files leads to the mapped file even if its name is gone, but following it takes
+CAP_CHECKPOINT_RESTORE. Without that capability the link exe does the same for the executable, and
+other files are looked up by their path in the process's own root. Such a path may lead to another
+file by now, so the file must prove that it is the one in memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _DELETED: Final = b" (deleted)"
 
-# Errors of a kernel without PROCMAP_QUERY, or with a filter that forbids it.
+# Errors of a kernel without PROCMAP_QUERY, or of a filter that forbids it.
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM))
 
-# A mapping that is not where it was: the process has gone on, or is gone.
+# Errors for a mapping that has moved: the process has continued, or is gone.
 _MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
-# Memory that is mapped as a file: memfds, and shared anonymous memory.
+# Names of memory that is mapped as a file: memfds, and shared anonymous memory.
 _MEMORY: Final = (b"/memfd:", b"/dev/zero")
 
 _DUMP_END: Final = b".dump"
@@ -51,13 +51,14 @@ _DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
 
 
 class Moved(Exception):
-    """The process has meanwhile mapped something else there; its map is to be read again."""
+    """The process has mapped another file there; its map must be read again."""
 
 
 class Ways:
-    """The interfaces by which processes are read; one that the kernel lacks is not tried again.
+    """The interfaces for reading processes; one that the kernel lacks is not tried again.
 
-    Tests choose a way by turning others off. ``labels`` holds what was learned of a cgroup text.
+    Tests select a way by turning the others off. ``labels`` caches the results for texts of control
+    groups.
     """
 
     def __init__(self, *, query: bool = True, map_files: bool = True) -> None:
@@ -66,7 +67,7 @@ class Ways:
         self.labels: dict[bytes, bytes] = {}
 
     def cgroup_path(self, text: bytes) -> bytes:
-        """Return `formats.container.cgroup.path` of a text, which comes again and again."""
+        """Return `formats.container.cgroup.path` of a text; cached, because texts repeat."""
         path = self.labels.get(text)
         if path is None:
             path = self.labels[text] = cgroup.path(text)
@@ -76,12 +77,12 @@ class Ways:
 class Process:
     """A process pinned by the descriptor of its directory in /proc; a context manager.
 
-    Attributes other than ``pid`` and ``fd`` are there after `look`; ``has_generated_code`` is after
-    `executable_mappings`, and says that the process may run code that is in no ELF file.
+    Attributes other than ``pid`` and ``fd`` exist after `look`. ``has_generated_code`` exists after
+    `executable_mappings`, and is True if the process may run code that is in no ELF file.
     """
 
     def __init__(self, pid: int, ways: Ways) -> None:
-        """Pin it; raises OSError (FileNotFoundError: there is none)."""
+        """Pin the process; raises OSError (FileNotFoundError: there is none)."""
         self.pid = pid
         self._ways = ways
         self.surroundings = builder.UNKNOWN
@@ -100,7 +101,7 @@ class Process:
             os.close(self._root_fd)
 
     def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
-        """Find out its surroundings and root. Raises OSError."""
+        """Read its surroundings and root. Raises OSError."""
         self.surroundings = builder.surroundings_of(
             self.fd, initial, container_namespaces, self._ways.cgroup_path
         )
@@ -108,12 +109,12 @@ class Process:
 
     @property
     def namespaces(self) -> NamespaceSet:
-        """Its namespaces."""
+        """Return its namespaces."""
         return self.surroundings.namespaces
 
     @property
     def container(self) -> str:
-        """The label of the container that it is in, empty on the host."""
+        """Return the label of its container, empty on the host."""
         return self.surroundings.container
 
     def is_gone(self) -> bool:
@@ -126,14 +127,15 @@ class Process:
 
     @property
     def mount_namespace(self) -> int:
-        """The number of its mount namespace, unique at least during this scan."""
+        """Return the number of its mount namespace, unique at least during this scan."""
         return self.surroundings.mnt_ns_id or self.namespaces.mnt
 
     @property
     def root_fd(self) -> int:
-        """Its root directory, pinned. Raises OSError, ESRCH if it is not the one of `look`.
+        """Return its root directory, pinned. Raises OSError; ESRCH if the root changed since
+        `look`.
 
-        What is believed of a file depends on the root that it was found in.
+        The trust in a file depends on the root in which it was found.
         """
         if self._root_fd < 0:
             fd = procfs.open_root(self.fd)
@@ -146,11 +148,11 @@ class Process:
     def reach_of(
         self, fd: int, identity: FileIdentity, finder: Reach, patience: Patience | None
     ) -> int:
-        """`Origin.reach` of an open file that it uses, see `Reach.of`. Does not raise."""
+        """Return `Origin.reach` of an open file that it uses, see `Reach.of`. Does not raise."""
         try:
             root_fd = self.root_fd
         except OSError:
-            return OWNER  # it is gone, and the root of its paths with it
+            return OWNER  # the process is gone, and with it the root of its paths
         root = Root(
             root_fd,
             self.root_path,
@@ -162,7 +164,7 @@ class Process:
         return finder.of(fd, identity, root, patience)
 
     def executable_mappings(self) -> list[Mapping]:
-        """Its executable mappings of files; empty for threads of the kernel. Raises OSError."""
+        """Return its executable mappings of files; empty for kernel threads. Raises OSError."""
         every = self._executable_mappings()
         self.has_generated_code = any(_is_generated(mapping) for mapping in every)
         return [mapping for mapping in every if mapping.inode]
@@ -187,22 +189,22 @@ class Process:
         return self._all_mappings
 
     def path_in_root(self, mapping: Mapping) -> bytes:
-        """The path of a mapped file as the process sees it, whose root may be a chroot."""
+        """Return the path of a mapped file as the process sees it; its root may be a chroot."""
         if self.root_path != b"/" and mapping.path.startswith(self.root_path + b"/"):
             return mapping.path[len(self.root_path) :]
         return mapping.path
 
     @property
     def pins_unasked(self) -> bool:
-        """Return True if `pin` can do without asking a filesystem, as far as it is known."""
+        """Return True if `pin` needs no filesystem request, as far as is known."""
         return self._ways.map_files
 
     def pin(self, mapping: Mapping, *, ask: bool = True) -> tuple[int, FileIdentity]:
-        """An O_PATH descriptor of exactly the mapped file, and what identifies it.
+        """Return an O_PATH descriptor of exactly the mapped file, and its identity.
 
-        Without ``ask`` no filesystem is asked, and the identity is what the kernel has in memory:
-        where it takes another way than map_files it raises PermissionError. Raises `Moved` when it
-        is not mapped there any more, OSError when it cannot be reached.
+        Without ``ask``, no filesystem request is made, and the identity is the one in the kernel's
+        memory; if another way than map_files would be needed, PermissionError is raised. Raises
+        `Moved` if the file is no longer mapped there, OSError if it cannot be reached.
         """
         if self._ways.map_files:
             try:
@@ -218,7 +220,7 @@ class Process:
         return self._pin_exe(mapping) or self._pin_by_path(mapping)
 
     def pin_and_read(self, mapping: Mapping) -> tuple[int, FileIdentity]:
-        """`pin`, and read a byte, to learn whether the filesystem answers at all."""
+        """`pin`, then read a byte, which shows if the filesystem answers at all."""
         fd, identity = self.pin(mapping)
         try:
             if stat.S_ISREG(identity.mode):
@@ -237,7 +239,7 @@ class Process:
         fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             identity = statx.identity(fd, ask=ask)
-            # Filesystems made of others may show one inode number here and another there.
+            # Stacked filesystems may show one inode number here and another there.
             if identity.ino != mapping.inode and not _same_name(
                 os.readlink(name, dir_fd=self.fd), mapping
             ):
@@ -248,7 +250,7 @@ class Process:
         return fd, identity
 
     def _pin_exe(self, mapping: Mapping) -> tuple[int, FileIdentity] | None:
-        """By the link to the executable, if that is what is mapped."""
+        """Pin the executable by the link exe, if the mapping is of the executable."""
         try:
             if not _same_name(procfs.exe(self.fd), mapping):
                 return None
@@ -294,10 +296,10 @@ class Process:
             os.close(fd)
 
     def build_id(self, mapping: Mapping) -> BuildId | None:
-        """The build ID of a mapped file; the kernel may have to ask the filesystem for it.
+        """Return the build ID of a mapped file; the kernel may have to ask the filesystem for it.
 
-        The kernel asks with our rights, and a filesystem that was mounted in a user namespace may
-        refuse that. The build ID is then read from the memory of the process, with its rights.
+        The kernel asks with our rights, which a filesystem that was mounted in a user namespace may
+        refuse. The build ID is then read from the memory of the process, with its rights. Returns
         None also for an ID that files share by mistake.
         """
         try:
@@ -313,9 +315,10 @@ class Process:
         return self.build_id_in_memory(mapping)
 
     def build_id_in_memory(self, mapping: Mapping) -> BuildId | None:
-        """The build ID of a mapped file, read through the mappings of its beginning, or None.
+        """Return the build ID of a mapped file, read through the mappings of its beginning, or
+        None.
 
-        The process may have changed it there, but then it could have mapped another file too.
+        The process may have changed it in memory, but it could as well have mapped another file.
         """
         parts = [
             part
@@ -352,13 +355,15 @@ def is_dump(path: bytes) -> bool:
 
 
 def out_of_sight() -> list[Unreadable]:
-    """The processes of this machine that no scan from here can see, as one entry; or no entry."""
+    """Return one entry for the processes of this machine that no scan from here can
+    see; or none.
+    """
     spot = machine.blind_spot()
     return [] if spot is None else [Unreadable(b"/proc", f"{spot.unseen}: {spot.remedy}")]
 
 
 def denied(error: OSError) -> str:
-    """Return in words why the system refused, with the remedy."""
+    """Return the reason of a refusal, with the remedy."""
     reason = error.strerror or str(error)
     if error.errno in _DENIED and "CAP_" not in reason:
         lacking = credentials.missing_for_scan()

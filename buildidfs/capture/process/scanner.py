@@ -2,8 +2,8 @@
 """Capture the files that running processes have mapped, in all mount namespaces.
 
 For each process the scan reads its maps, then its namespaces and container, then each file that is
-new in this scan. A file counts as new once in each mount namespace and container, so that each gets
-an origin, however many processes map it there. Files that the memo knows are not opened.
+new in this scan. A file is new once in each mount namespace and container, so it gets an origin in
+each, however many processes map it there. Files that the memo knows are not opened.
 """
 
 from __future__ import annotations
@@ -62,32 +62,32 @@ if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.model import Mapping
 
-_ATTEMPTS: Final = 3  # readings of the map of a process that keeps mapping other files
+_ATTEMPTS: Final = 3  # attempts to read the maps of a process that keeps mapping other files
 
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
-# Mount namespace, container, and the file. The path is part of it because an overlay may show one
-# device and inode number for files of different layers, and because each name is worth knowing.
+# Mount namespace, container, and the file. The path is included because an overlay may show one
+# device and inode number for files of different layers, and because each name is worth recording.
 _FileKey = tuple[int, str, tuple[int, int], int, bytes]
 
 
 class ProcScanner:
     """One pass over the executable file mappings of processes; see `capture.base`.
 
-    With each binary that is new come its debug files (`capture.debug_files`); for one that the memo
-    knows only what is under its build ID is looked for. The vDSO is part of the scan.
+    Each new binary is followed by its debug files (`capture.debug_files`); for a binary that the
+    memo knows, only files under its build ID are looked for. The vDSO is part of the scan.
 
-    ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict it;
-    ``containers_only`` leaves out what is not in a container, that is every process that shares
-    one of ``container_namespaces`` with the host. ``host`` names the machine and ``initial`` its
-    namespaces, by default those we run on. ``as_owner`` reads what only the user may who mounted
-    it; without, that is `Unreadable`. ``helper`` is asked for what is on filesystems that may not
-    answer, and stays the caller's. ``may_have_ended`` passes over those of ``pids`` that are gone,
-    because the caller found them some time ago. ``generated`` hears of each process that may run
-    generated code. ``ways`` and ``patience`` are for tests.
+    ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict the scan;
+    ``containers_only`` skips every process that shares one of ``container_namespaces`` with the
+    host. ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
+    ``as_owner`` reads files that only the mounting user may read; without it they are `Unreadable`.
+    ``helper`` opens files on filesystems that may not answer; the caller closes it.
+    ``may_have_ended`` skips ``pids`` that are gone, because the caller found them some time ago.
+    ``generated`` gets each process that may run generated code. ``ways`` and ``patience`` are for
+    tests.
 
-    Iterating raises `UsageError` for a container that is not there, or not the only one. A process
-    that ends during the scan is passed over; one that may not be looked at is `Unreadable`.
+    Iterating raises `UsageError` for a container that does not exist, or is ambiguous. A process
+    that ends during the scan is skipped; one that may not be read is `Unreadable`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ProcScanner:
         self._as_owner = as_owner
         self._generated = generated
         self.share: float | None = None
-        """The part of the processes that was looked at, 0 to 1; None before the first."""
+        """The part of the processes that were scanned, 0 to 1; None before the first."""
 
     def __iter__(self) -> Iterator[Found]:
         if self._helper is not None:
@@ -160,7 +160,7 @@ class ProcScanner:
 
 
 class _Scan:
-    """The memory of one pass from process to process."""
+    """The state of one pass that is kept from process to process."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _Scan:
         self._unasking_reach = Reach(ask=False, keep_s=SCAN_KEEP_S)
 
     def containers(self, pids: Sequence[int]) -> dict[str, ContainerNames]:
-        """The labels of all containers that can be seen, with their names."""
+        """Return the labels of all visible containers, with their names."""
         found: dict[str, ContainerNames] = {}
         for pid in pids:
             try:
@@ -213,7 +213,7 @@ class _Scan:
         return found
 
     def vdso(self) -> Iterator[Found]:
-        """The vDSO of our own word size, which is that of every container, too."""
+        """Yield the vDSO of our own word size, which every container has, too."""
         try:
             found = self._vdso.own()
         except OSError as error:
@@ -223,7 +223,7 @@ class _Scan:
             yield found
 
     def failures(self) -> Iterator[Unreadable]:
-        """The files that could be reached through no process that maps them."""
+        """Yield the files that could be reached through none of the processes that map them."""
         return iter(self._failed.values())
 
     def process(
@@ -266,7 +266,7 @@ class _Scan:
         self._mount_namespaces.add(process.mount_namespace)
         text = procfs.mountinfo(process.fd)
         self._own_mounts |= mounts.own_mount_devices(text)
-        # A mount made with the privileges of a user namespace is some user's.
+        # Any user can have made a mount that was made with the privileges of a user namespace.
         by_root = process.namespaces.user == self._initial.user
         if self._devices.learn(text, overlays_answer=by_root):
             self._slow_namespaces.add(process.mount_namespace)
@@ -291,7 +291,7 @@ class _Scan:
                     return
                 owned = self._fuse.take(process, mapping, error)
                 if not isinstance(owned, Owned):
-                    # Another process with the same file may let us in.
+                    # The file may be accessible through another process.
                     path = process.path_in_root(mapping)
                     self._failed[key] = owned or Unreadable(path, denied(error), error.errno or 0)
                     continue
@@ -322,7 +322,7 @@ class _Scan:
         return self._patience.ask(mapping.dev, pin_and_read, lambda answer: os.close(answer[0]))
 
     def _owned(self, process: Process, path: bytes, owned: Owned) -> Iterator[Found]:
-        trust = self._trust_in(process)  # its server is not the host's
+        trust = self._trust_in(process)  # its server does not belong to the host
         sighting = self._sighting(process, path, owned.identity, trust)
         if owned.known is not None:
             yield SeenAgain(sighting, owned.known)
@@ -334,7 +334,7 @@ class _Scan:
     def _may_be_opened(self, mapping: Mapping) -> bool:
         if mapping.dev in self._own_mounts:
             return False
-        # Memory shared through a device has a name in /dev. Programs run from /dev/shm.
+        # Memory shared through a device has a name in /dev. /dev/shm may have programs.
         return not mapping.path.startswith(b"/dev/") or mapping.path.startswith(b"/dev/shm/")
 
     def _file(
@@ -379,13 +379,13 @@ class _Scan:
         return Sighting(origin, time.time_ns())
 
     def _seen_again(self, sighting: Sighting, process: Process, fd: int, known: Known) -> SeenAgain:
-        """A file that the memo knows, with its reach if the place is new."""
+        """Return the record of a file that the memo knows, with its reach if the place is new."""
         return seen_again(
             self._memo, sighting, known, lambda each: self._reached(each, process, fd)
         )
 
     def _reached(self, sighting: Sighting, process: Process, fd: int) -> Sighting:
-        """The same, with the reach of the file."""
+        """Return the sighting with the reach of the file."""
         identity = sighting.origin.identity
         if process.mount_namespace in self._fuse_namespaces:
             reach = process.reach_of(fd, identity, self._unasking_reach, None)
@@ -414,7 +414,8 @@ class _Scan:
     def _debug_files(
         self, process: Process, path: bytes, binary: ElfFile | BuildId, trust: Trust
     ) -> Iterator[Found]:
-        """The debug files of a binary; only those under its build ID if that is all we know.
+        """Yield the debug files of a binary; if only its build ID is known, those under the build
+        ID.
 
         ``trust`` is that of the binary.
         """
@@ -441,7 +442,7 @@ class _Scan:
 
     def _has_debug_root(self, process: Process, companions: Companions) -> bool:
         if process.mount_namespace in self._slow_namespaces:
-            return True  # it cannot be told without waiting
+            return True  # it cannot be found out without waiting
         key = process.mount_namespace, process.root_path
         has = self._debug_roots.get(key)
         if has is None:
@@ -456,8 +457,8 @@ class _Scan:
                 yield item
                 continue
             with item:
-                # Names and links that lead there come with the binary: its maker may have
-                # led them to a file of root's that has nothing to do with it.
+                # The maker of the binary chose the names and links that lead there, perhaps to a
+                # file of root that has nothing to do with the binary.
                 trust = min(binary, self._trust(process, item.path, item.identity, item.path_fd))
                 key = (process.mount_namespace, process.container, item.identity, trust)
                 if key in self._met_companions:
@@ -474,7 +475,7 @@ class _Scan:
 
 
 class _HelpedOpener(Opener):
-    """Opens in a mount namespace where something may not answer."""
+    """Opens files in a mount namespace with filesystems that may not answer."""
 
     def __init__(self, helper: FileHelper, devices: Devices, mount_namespace: int) -> None:
         self._helper = helper
@@ -482,17 +483,17 @@ class _HelpedOpener(Opener):
         self._mount_namespace = mount_namespace
 
     def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
-        """As `Opener.open`.
+        """Open a file as `Opener.open` does.
 
-        Where a path leads is known when it has been followed, so what is given up when there is no
-        answer is not a device. But what users mount beside their programs does not tell of the
-        place that is root's. There are no devices with such numbers.
+        The device at the end of a path is unknown before the path is followed. So if there is no
+        answer, a pseudo device number is given up: -2 for /usr/lib/debug, which is root's, -1 for
+        directories in which users may have mounted filesystems. No device has these numbers.
         """
         place = -2 if path.startswith(DEBUG_ROOT + b"/") else -1
         return self._helper.open((place, self._mount_namespace), root_fd, path)
 
     def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
-        """As `Opener.reopen`; a copy where the filesystem may not answer."""
+        """Reopen as `Opener.reopen` does; return a copy if the filesystem may not answer."""
         device = os.major(identity.dev), os.minor(identity.dev)
         if not self._devices.may_not_answer(device):
             return super().reopen(path_fd, identity)
@@ -509,9 +510,9 @@ _FOUR_GIB: Final = 1 << 32
 class VdsoFinder:
     """Finds each vDSO once in a scan. ``host`` names the machine, ``initial`` its namespaces.
 
-    The vDSO is an ELF file that exists only in memory, and that perf wants under a name of its own.
-    The kernel maps the same pages into all processes of one word size, so it is read once from our
-    own memory, and from the first process of another size.
+    The vDSO is an ELF file that exists only in memory; perf looks it up under a name of its own.
+    The kernel maps the same pages into all processes of one word size, so the vDSO is read from our
+    own memory, and from the first process of another word size.
     """
 
     def __init__(self, memo: Memo, host: str, initial: NamespaceSet) -> None:
@@ -531,7 +532,7 @@ class VdsoFinder:
     def of(self, pid_fd: int, trust: Trust) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of a process; None if it has none or it was found before. Raises OSError.
 
-        A process can write to its copy: believe it no more than the process (``trust``).
+        A process can write to its copy, so the vDSO gets the trust in the process (``trust``).
         """
         place = _locate(pid_fd)
         if place is None:
@@ -561,8 +562,8 @@ def captured_vdso(
     scanner: str,
     access: Access = PUBLIC_ACCESS,
 ) -> PinnedFile | SeenAgain:
-    """The sighting of a vDSO with these bytes, in a file for ``access``. Raises OSError."""
-    # There is no file to ask for its identity, so the bytes themselves are it.
+    """Return the sighting of a vDSO with these bytes, in a file for ``access``. Raises OSError."""
+    # There is no file with an identity, so the identity is made from the bytes.
     scope = b"vdso:" + fingerprint(data)
     identity = FileIdentity(0, 0, len(data), 0, 0, stat.S_IFREG | 0o555, 0, 0, scope)
     # Any user may run a process of that word size.
@@ -579,7 +580,9 @@ def captured_vdso(
 
 
 def may_differ(mappings: Iterable[Mapping]) -> bool:
-    """Return True if a process may have another vDSO than ours: all it runs is below 4 GiB."""
+    """Return True if a process may have another vDSO than ours: all its mappings are
+    below 4 GiB.
+    """
     ends = [mapping.end for mapping in mappings]
     return bool(ends) and max(ends) <= _FOUR_GIB
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture files by build ID, from the places where they were seen or are said to be.
 
-They are looked for where they may still be: in what processes have mapped, at their paths in our
-own mount namespace, and at their paths in the mount namespaces of processes that run. What is found
-there is taken only if it is what is wanted.
+The scanner looks in the files that processes have mapped, at paths in our own mount namespace, and
+at paths in the mount namespaces of running processes. It takes a file only if its build ID is
+wanted.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ File = tuple[bytes, tuple[int, int], int]
 
 
 class Wanted(msgspec.Struct):
-    """The files that are looked for.
+    """The files to look for.
 
     ``build_ids`` may be at ``paths``, or at the places in mount namespaces (numbers as
-    `Origin.mnt_ns_id`) that ``elsewhere`` has. ``files`` are known by their inodes only.
+    `Origin.mnt_ns_id`) in ``elsewhere``. ``files`` are known by their inodes only.
     """
 
     build_ids: set[BuildId]
@@ -66,9 +66,10 @@ class Wanted(msgspec.Struct):
 class WantedScanner:
     """One pass over the places where wanted files may be; see `capture.base`.
 
-    From a process that maps some of it comes all that it maps; with ``only``, only that, and its
-    debug files. ``found`` are the build IDs that were seen, also those that could not be read.
-    ``container_namespaces`` say what a container is, ``scanner`` is what origins are to name.
+    If a process maps a wanted file, all files that it maps are yielded; with ``only``, only the
+    wanted ones and their debug files. ``found`` are the build IDs that were seen, also those of
+    unreadable files. ``container_namespaces`` define a container, ``scanner`` is the name of the
+    scanner in origins.
     """
 
     def __init__(
@@ -123,8 +124,8 @@ class WantedScanner:
                 yield each
                 continue
             path = each.sighting.origin.path
-            # Behind a binary come its debug files, with its build ID, and what dwz has moved out
-            # of them, with another.
+            # A binary is followed by its debug files with the same build ID, and their dwz files
+            # with another one.
             if not (taken and names.DWZ_MARK in path):
                 taken = path in paths or self._has_wanted_id(each)
             if taken:
@@ -147,8 +148,8 @@ class WantedScanner:
         patience = Patience()
         for path in sorted(self._wanted.paths | inodes.keys()):
             try:
-                # The maker of the profile chose the path. What does not answer is given up, all
-                # of it, for there may be more where that came from.
+                # The maker of the profile chose the path. If it does not answer, all of its
+                # filesystem is given up, because the profile may name more files there.
                 status = patience.ask((-1, 0), partial(_status, path), lambda status: None)
             except OSError:
                 continue
@@ -195,15 +196,15 @@ class WantedScanner:
                         continue
                     process.look(look.initial, self._container_namespaces)
                     if process.root_path != b"/":
-                        continue  # its paths are others
+                        continue  # its paths are different
                     for path in sorted(places.pop(number)):
                         yield from look.at(process, path, self._left(), self.found.add)
             except OSError:
-                continue  # one that may not be looked at; another may be in the same namespace
+                continue  # this process may not be read, but another one in the same namespace may
 
 
 def _status(path: bytes) -> os.stat_result:
-    """Open a path here, which must not lead through another process. Raises OSError."""
+    """Stat a path here, which must not lead through another process. Raises OSError."""
     root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = openat2.open_in_root(root_fd, path, os.O_PATH)
@@ -235,7 +236,7 @@ class _Elsewhere:
         wanted: set[BuildId],
         found_it: Callable[[BuildId], None],
     ) -> Iterator[Found]:
-        """The file at ``path`` in the root of a process, if it has a build ID that is wanted."""
+        """Yield the file at ``path`` in the root of a process, if its build ID is wanted."""
         root_fd = process.root_fd
         own_mounts = self._own_mounts | mounts.own_mount_devices(procfs.mountinfo(process.fd))
         try:
@@ -280,7 +281,7 @@ class _Elsewhere:
 def _open(
     root_fd: int, path: bytes, wanted: set[BuildId], own_mounts: Collection[tuple[int, int]]
 ) -> tuple[int, BuildId, FileIdentity] | None:
-    """A file below a root, open, if it has a build ID that is wanted. Raises OSError."""
+    """Open a file below a root; return None unless its build ID is wanted. Raises OSError."""
     path_fd = openat2.open_in_root(root_fd, path, os.O_PATH)
     try:
         identity = statx.identity(path_fd)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open core files, and capture the vDSO out of a core.
+"""Open core files, and capture the vDSO from a core.
 
-All else is in files that were mapped, of which a core has a page or two.
+All other code is in mapped files, of which a core has only a page or two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HEAD: Final = 64
 
-# systemd-coredump(8), ABRT and scripts compress core dumps with these.
+# Kinds of compression that systemd-coredump(8), ABRT and scripts use for core dumps.
 _COMPRESSED: Final = {
     b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"\xfd7zX": "xz", b"\x1f\x8b": "gzip",
 }  # fmt: skip
@@ -35,8 +35,9 @@ _COMPRESSED: Final = {
 class CoreFile:
     """An open core file with its decoded notes; a context manager.
 
-    ``mtime_ns`` is when it was written, in nanoseconds of Unix time. ``cut_off`` says in words that
-    it is not whole, or is empty. Raises `UsageError` for what is no core file, or cannot be opened.
+    ``mtime_ns`` is the time at which it was written, in nanoseconds of Unix time. ``cut_off`` is
+    the reason if the file is not whole, or empty. Raises `UsageError` if the file is not a core
+    file, or cannot be opened.
     """
 
     def __init__(self, path: bytes) -> None:
@@ -60,7 +61,7 @@ class CoreFile:
             self.cut_off = f"cut off after {status.st_size} of {parsed.claimed} bytes"
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -72,7 +73,7 @@ class CoreFile:
         self.close()
 
     def vdso(self, memo: Memo, wanted: set[BuildId]) -> Found | None:
-        """The vDSO that is in the core, if it is one of ``wanted``.
+        """Return the vDSO in the core, if it is one of ``wanted``.
 
         The process could have written to it, and so could each owner of the core. Raises OSError.
         """
@@ -90,7 +91,7 @@ class CoreFile:
 
 
 def is_core(path: bytes) -> bool:
-    """Return True if there is an ELF core file; False if it cannot be read."""
+    """Return True if the file is an ELF core file; False if it is not, or cannot be read."""
     try:
         fd = _open(path)
     except UsageError:
@@ -104,9 +105,10 @@ def is_core(path: bytes) -> bool:
 
 
 def living_mount_namespaces() -> set[int]:
-    """The mount namespaces that some process is in, by `Origin.mnt_ns_id`.
+    """Return the mount namespaces of running processes, by `Origin.mnt_ns_id`.
 
-    Empty before Linux 6.11, where they have no such number. Who may not be looked at is left out.
+    The result is empty before Linux 6.11, where they have no such number. Processes that may not be
+    read are left out.
     """
     found = set()
     for pid in procfs.pids():
@@ -120,7 +122,7 @@ def living_mount_namespaces() -> set[int]:
 
 
 def _open(path: bytes) -> int:
-    """A descriptor of a regular file. Raises `UsageError`."""
+    """Return a descriptor of a regular file. Raises `UsageError`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture the running kernel with its loaded modules, and installed kernels.
 
-The running kernel cannot be read from a file; perf takes the text of /proc/kallsyms for it, under
-the build ID in /sys/kernel/notes. The files it was loaded from, the kernel's and those of its
-modules, are often compressed, and an upgrade may have replaced them. The notes tell.
+No file has the bytes of the running kernel, so perf uses the text of /proc/kallsyms, under the
+build ID in /sys/kernel/notes. The files of the kernel and of its modules are often compressed, and
+an upgrade may have replaced them. Their build IDs show if they belong to the running kernel.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _HEAD: Final = 1 << 16
 class KernelScanner:
     """One pass over the running kernel and its loaded modules; see `capture.base`.
 
-    The symbols have mode 0400: addresses of the kernel are worth something to an attacker.
-    ``all_files`` wants the files that the kernel itself is in, and debug files, too. ``root`` is
-    where /proc, /sys, /boot, /usr/lib/debug and /lib/modules are looked for and ``release`` the
-    kernel's name there; both are for tests. ``spool_directory`` is as for
-    `InstalledKernels`, the others as for `capture.process.scanner.ProcScanner`.
+    The symbols get mode 0400, because addresses of the kernel help an attacker. ``all_files`` also
+    captures the files of the kernel itself, and debug files. ``root`` is the directory with /proc,
+    /sys, /boot, /usr/lib/debug and /lib/modules, and ``release`` the kernel's name there; both are
+    for tests. ``spool_directory`` is as for `InstalledKernels`, the others as for
+    `capture.process.scanner.ProcScanner`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class KernelScanner:
                 host=self._host,
                 trust=Trust.HOST,
                 scanner="kernel",
-                reach=EVERYBODY,  # its mode says it
+                reach=EVERYBODY,  # its mode shows that
             )
             sighting = Sighting(origin, time.time_ns())
             known = self._memo.recall(origin.identity)
@@ -124,8 +124,9 @@ class KernelScanner:
             return Unreadable(path, error.strerror or str(error), error.errno or 0)
 
     def _symbols_identity(self, build_id: BuildId) -> FileIdentity:
-        """Return an identity that is the same in one boot while the modules stay in their
-        places."""
+        """Return an identity that stays the same during one boot while no module is loaded or
+        removed.
+        """
         state = build_id + statx.boot_id()
         try:
             with open(self._root + b"/proc/modules", "rb") as file:
@@ -133,7 +134,7 @@ class KernelScanner:
                     fields = line.split()
                     state += b"%s %s\n" % (fields[0], fields[-1])
         except FileNotFoundError:
-            pass  # a kernel that cannot load any
+            pass  # a kernel that cannot load modules
         scope = b"kallsyms:" + fingerprint(state)
         return FileIdentity(0, 0, 0, 0, 0, stat.S_IFREG | 0o400, 0, 0, scope)
 
@@ -174,7 +175,7 @@ class KernelScanner:
     def _debug_file(
         self, kernel_files: KernelFiles, path: bytes, build_id: BuildId
     ) -> Iterator[Found]:
-        """The first file there is that has the build ID; that of another build is passed over."""
+        """Yield the first existing file with the build ID; skip files of other builds."""
         from buildidfs.capture.scan import kernel
 
         for candidate in kernel.debug_files(path, build_id):
@@ -186,8 +187,8 @@ class KernelScanner:
                 return
 
     def _kernel_files(self) -> KernelFiles:
-        """Raises OSError."""
-        # Most scans have nothing to unpack, and do not wait for what that takes.
+        """Return the tools for kernel files. Raises OSError."""
+        # Most scans have nothing to unpack, so the imports for unpacking are delayed.
         from buildidfs.capture.archive.elf_members import Spool
         from buildidfs.capture.scan.kernel import KernelFiles
 
@@ -197,7 +198,7 @@ class KernelScanner:
     def _found(
         self, kernel_files: KernelFiles, path: bytes, build_id: BuildId, otherwise: str
     ) -> Found | None:
-        """The file at a path, if it has the build ID; None if there is none."""
+        """Return the file at a path if it has the build ID; None if there is no file."""
         try:
             path_fd = os.open(self._root + path, os.O_PATH | os.O_CLOEXEC)
             try:
@@ -216,8 +217,9 @@ def _missing(path: bytes) -> Unreadable:
 
 
 def running_build_id(root: bytes = b"") -> BuildId:
-    """Return the build ID of the running kernel. Raises OSError, `InvalidBuildId` if it has
-    none."""
+    """Return the build ID of the running kernel. Raises OSError, `InvalidBuildId` if it
+    has none.
+    """
     with open(root + _NOTES, "rb") as file:
         raw = gnu_build_id(file.read(), sys.byteorder == "little")
     if raw is None:
@@ -226,7 +228,7 @@ def running_build_id(root: bytes = b"") -> BuildId:
 
 
 def _open_if_shown(path: bytes) -> int:
-    """Open kallsyms, if it shows addresses and not the zeros for those not permitted."""
+    """Open kallsyms if it shows addresses; without permission it shows zeros."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.pread(fd, _HEAD, 0)
@@ -239,7 +241,9 @@ def _open_if_shown(path: bytes) -> int:
 
 
 def loaded_modules(directory: bytes) -> dict[bytes, BuildId]:
-    """The build IDs of the loaded modules that have one, by the name the kernel calls them."""
+    """Return the build IDs of the loaded modules that have one, by the kernel's name of
+    the module.
+    """
     loaded = {}
     try:
         names = sorted(os.listdir(directory))
@@ -252,12 +256,12 @@ def loaded_modules(directory: bytes) -> dict[bytes, BuildId]:
             if raw is not None:
                 loaded[name] = BuildId(raw)
         except (OSError, InvalidBuildId):
-            continue  # built in, or it has none
+            continue  # the module is built in, or has no build ID
     return loaded
 
 
 def module_paths(dep_file: bytes) -> dict[bytes, bytes]:
-    """Paths of module files, relative to modules.dep, by the name the kernel calls them.
+    """Return paths of module files, relative to modules.dep, by the kernel's name of the module.
 
     Raises OSError. Source: modules.dep(5).
     """
@@ -300,16 +304,16 @@ _NOT_THERE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 
 
 class InstalledKernels:
-    """One pass over all kernels and modules that are installed below ``root``; see `capture.base`.
+    """One pass over all kernels and modules installed below ``root``; see `capture.base`.
 
     Modules are compressed one by one, and the vmlinux of an x86 kernel is inside its vmlinuz. The
-    unpacked file has the build ID, and is the one that debuggers want. It is known by the file it
-    came from, which is not unpacked again as long as it does not change.
+    unpacked file has the build ID, and debuggers need it. The memo knows it by the compressed file,
+    which is not unpacked again unless it changes.
 
-    Everything below /boot, /lib/modules and /usr/lib/modules, and what has the same path below
-    /usr/lib/debug. Symbolic links are followed on the way there only, and do not lead out of
-    ``root``. ``spool_directory`` is where something is put that is too large for memory; the others
-    are as for `capture.scan.tree.TreeScanner`.
+    The scanner takes all files below /boot, /lib/modules and /usr/lib/modules, and files with the
+    same paths below /usr/lib/debug. It follows symbolic links only on the way to these directories,
+    and never out of ``root``. Data that is too large for memory goes to ``spool_directory``; the
+    other arguments are as for `capture.scan.tree.TreeScanner`.
     """
 
     def __init__(
@@ -366,7 +370,7 @@ class InstalledKernels:
             yield Unreadable(self._root, "has neither /boot nor /lib/modules")
 
     def _is_new(self, fd: int) -> bool:
-        """Return True if a directory was not entered yet: /lib may be a link to /usr/lib."""
+        """Return True if a directory was not scanned yet: /lib may be a link to /usr/lib."""
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
         if identity in self._entered:
@@ -377,7 +381,7 @@ class InstalledKernels:
     def _built(
         self, root_fd: int, directory_fd: int, prefix: bytes, place: bytes
     ) -> Iterator[Found]:
-        """Kernels in the directories where they were built, to which a link leads."""
+        """Yield kernels in their build directories, to which a link leads."""
         try:
             listed_fd = os.open(b"/proc/self/fd/%d" % directory_fd, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -399,7 +403,8 @@ class InstalledKernels:
 
 
 def images(release: bytes) -> list[bytes]:
-    """Return the paths at which the kernel of a release may be: the boot image, and with symbols.
+    """Return the paths at which the kernel of a release may be: the boot image, and files with
+    symbols.
 
     Sources: perf (util/symbol.c: vmlinux_paths__add), elfutils (libdwfl/linux-kernel-modules.c).
     """
@@ -425,7 +430,7 @@ def debug_files(path: bytes, build_id: BuildId) -> list[bytes]:
 
 
 class _Packed(NamedTuple):
-    """The compressed part of a file, and the most bytes that may come out of it."""
+    """The compressed part of a file, and a limit for the bytes that it decompresses to."""
 
     packing: Packing
     where: ByteRange
@@ -449,10 +454,10 @@ class KernelFiles:
         *,
         foreign: bool = False,
     ) -> Found:
-        """Judge an open file, and close it; ``foreign`` is as for `Here.sighting`.
+        """Identify an open file, and close it; ``foreign`` is as for `Here.sighting`.
 
-        If it has another build ID than the one ``wanted`` it is not readable, for the reason given
-        by ``otherwise``.
+        If it has another build ID than ``wanted``, the result is `Unreadable` with the reason
+        ``otherwise``.
         """
         try:
             answer, found = self._judged(path, fd, foreign)
@@ -471,7 +476,9 @@ class KernelFiles:
     def _judged(
         self, path: bytes, fd: int, foreign: bool
     ) -> tuple[BuildId | Absence | None, Found]:
-        """The build ID, if it has one. Raises OSError, `CannotDecompress`."""
+        """Return the build ID of a file, if it has one, and its record. Raises OSError,
+        `CannotDecompress`.
+        """
         sighting = self._here.sighting(path, fd, foreign=foreign)
         known = self._memo.recall(sighting.origin.identity)
         if known is not None:
@@ -487,7 +494,7 @@ class KernelFiles:
         pinned = self._spool.pin(self._here.reached(sighting, fd), packed.limit, pieces)
         try:
             inside = elf_file.describe(pinned.fd)
-            # Not every decoder tells that its input ends too early.
+            # Not every decoder reports that its input ends too early.
             if inside in _CUT_SHORT or (isinstance(inside, ElfFile) and inside.truncated):
                 raise stream.CannotDecompress("damaged: ends too early")
         except BaseException:
@@ -502,7 +509,7 @@ class KernelFiles:
 def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
     """Find the content of a compressed module or a vmlinuz; None for any other file.
 
-    Raises OSError, `CannotDecompress` if nothing here can read it.
+    Raises OSError, and `CannotDecompress` for an unsupported format.
     """
     size = os.fstat(fd).st_size
     if path.endswith(PACKED) and os.path.splitext(path)[0].endswith((b".ko", b".ko.debug")):
@@ -517,8 +524,8 @@ def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
     if packing is None:
         raise stream.CannotDecompress("holds a kernel that is compressed in an unknown way")
     if packing is not Packing.GZIP:
-        # The uncompressed size follows a payload whose format does not contain it
-        # (scripts/Makefile.lib, size_append).
+        # If the format of a payload does not contain the uncompressed size, the size follows the
+        # payload (scripts/Makefile.lib, size_append).
         where = ByteRange(where.offset, max(where.size - _SIZE_APPENDED, 0))
     return _Packed(packing, where, _limit(where.size, *_VMLINUX_BYTES))
 
@@ -535,7 +542,7 @@ def _packing(head: bytes) -> Packing | None:
 
 
 def _limited(fd: int, packed: _Packed) -> Iterator[bytes]:
-    """Return a file with the content. Raises OSError, `CannotDecompress`."""
+    """Yield the content in pieces. Raises OSError, `CannotDecompress`."""
     size = 0
     packed_bytes = stream.chunks(fd, packed.where.offset, packed.where.size)
     for piece in stream.plain(packed_bytes, packed.packing):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf.data files, opened: one file, or the directory that ``perf record --threads`` makes.
 
-Such a directory has a file ``data``, which is like any other, and beside it ``data.0`` and so on,
-which are records without headers.
+Such a directory has a file ``data``, which is an ordinary profile, and files ``data.0`` and so on,
+which have records without headers.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ _MAX_FEATURE: Final = 1 << 16
 
 
 class Part(msgspec.Struct):
-    """One of the files that a profile is made of, and where the records in it are."""
+    """One of the files of a profile, and the place of the records in it."""
 
     path: bytes
     fd: int
     data: ByteRange
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset`` on, fewer only at the end; raises `UsageError`."""
+        """Return up to ``size`` bytes from ``offset``, fewer only at the end; raises
+        `UsageError`.
+        """
         try:
-            # Sizes are claims, for which pread(2) would get as much memory first.
+            # Sizes are claims, for which pread(2) would allocate memory first.
             size = max(min(size, os.fstat(self.fd).st_size - offset), 0)
             data = os.pread(self.fd, size, offset)
             while 0 < len(data) < size:
@@ -62,10 +64,11 @@ class Part(msgspec.Struct):
 class Profile:
     """An open profile; a context manager.
 
-    Raises `UsageError` for what is none, or cannot be opened. ``size`` is that of all its files,
-    ``mtime_ns`` that of the one written last. After the first pass over `records`, ``truncated``
-    says in words what is missing of it, or is empty; what a pipe's profile has as records for
-    lack of a header (``header.attrs``, `features`, `build_ids`) is there from the beginning.
+    Raises `UsageError` if the file is not a profile, or cannot be opened. ``size`` is the total
+    size of its files, ``mtime_ns`` the mtime of the file written last. After the first pass over
+    `records`, ``truncated`` is the reason if a part is missing, or empty. A profile that was
+    written to a pipe has records in place of a header; the data from them (``header.attrs``,
+    `features`, `build_ids`) is available from the beginning.
     """
 
     def __init__(self, path: bytes) -> None:
@@ -100,7 +103,7 @@ class Profile:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files; safe to call twice."""
+        """Close the files; safe to call twice."""
         for part in self.parts:
             if part.fd >= 0:
                 fd, part.fd = part.fd, -1
@@ -108,16 +111,16 @@ class Profile:
 
     @property
     def read_at(self) -> ReadAt:
-        """Read the file with the headers."""
+        """Return a function that reads the file with the headers."""
         return self.parts[0].read_at
 
     def records(self, kinds: frozenset[int] | None = None) -> Iterator[Raw]:
-        """All records, or those of ``kinds``, of one file after the other. Raises `UsageError`."""
+        """Yield all records, or those of ``kinds``, one file after another. Raises `UsageError`."""
         for part in self.parts:
             yield from self.records_of(part, kinds)
 
     def records_of(self, part: Part, kinds: frozenset[int] | None = None) -> Iterator[Raw]:
-        """The records in one file. Raises `UsageError`."""
+        """Yield the records in one file. Raises `UsageError`."""
         header = self.header
         stream = Stream(part.read_at, part.data, header.order, is_pipe=header.is_pipe, kinds=kinds)
         try:
@@ -128,7 +131,7 @@ class Profile:
             self.truncated = stream.truncated
 
     def feature(self, number: int) -> bytes:
-        """The bytes of a feature (`headers.HOSTNAME`); empty where there is none."""
+        """Return the bytes of a feature (`headers.HOSTNAME`); empty if the profile lacks it."""
         if self.header.is_pipe:
             return self._piped.get(number, b"")
         return headers.feature(self.read_at, self.header, number)
@@ -138,11 +141,11 @@ class Profile:
         return headers.text(self.feature(number), self.header.order)
 
     def build_ids(self) -> Iterator[Named]:
-        """The table of build IDs behind the records; a pipe has records (`named`) instead."""
+        """Yield the table of build IDs behind the records; a pipe has records (`named`) instead."""
         return headers.build_id_table(self.read_at, self.header)
 
     def named(self, raw: Raw) -> Named | None:
-        """Return the build ID of a file in a record, if it is of that kind."""
+        """Return the build ID of a file in a record; None for records of other kinds."""
         if raw.kind != records.HEADER_BUILD_ID:
             return None
         return headers.named(raw.data, raw.at, raw.size, raw.misc, self.header.order)
@@ -176,7 +179,7 @@ class Profile:
         self.mtime_ns = max(self.mtime_ns, found.st_mtime_ns)
 
     def _read_beginning(self) -> None:
-        """Learn of events and features from the records that a pipe begins with."""
+        """Read events and features from the records with which a pipe begins."""
         order = self.header.order
         attrs: list[Attr] = []
         for raw in Stream(self.read_at, self.header.data, order, is_pipe=True):
@@ -194,7 +197,7 @@ class Profile:
 
 
 def _piped_attr(raw: Raw, order: str) -> Attr | None:
-    """The event that a record describes: its attributes, and then its numbers."""
+    """Return the event in a record: its attributes, followed by its numbers."""
     data = raw.data[raw.at + 8 : raw.at + raw.size]
     if len(data) < ATTR_MIN:
         return None

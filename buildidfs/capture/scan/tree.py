@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture the ELF files below directories.
 
-A file is judged by its first page: 64,000 of them take less than a second, so what has no build
-ID is looked at again each time, which costs less than to remember it.
+Each file is identified by its first page: 64,000 pages take less than a second. So files without a
+build ID are read again in each scan, which costs less than remembering them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 def identify_tree(
     paths: Iterable[bytes],
 ) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
-    """The build ID of every regular file at or below ``paths``, or why there is none.
+    """Yield the build ID of every regular file at or below ``paths``, or why it has none.
 
-    Nothing is captured, nothing remembered. Paths begin with the one given. The answers are those
-    of `TreeScanner`.
+    Nothing is captured or remembered. Paths begin with the given one. The results are those of
+    `TreeScanner`.
     """
     known = walk.Mounts()
     for path in paths:
@@ -66,7 +66,9 @@ def identify_tree(
 
 
 def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
-    """A function that opens files of a tree, whose start is shown as ``shown``, by their paths."""
+    """Return a function that opens files of a tree by path; the start of the tree is shown as
+    ``shown``.
+    """
 
     def open_at(path: bytes) -> int:
         return openat2.open_regular_in_root(start_fd, path.removeprefix(shown))
@@ -77,7 +79,8 @@ def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
 def _judged(
     file: walk.OpenFile, open_at: Callable[[bytes], int]
 ) -> tuple[BuildId | Absence, Kind | None]:
-    """Return the build ID to keep a file under, or why it has none, and its kind if not told.
+    """Return the build ID under which to keep a file, or why it has none, and its kind if it is
+    fixed.
 
     Raises OSError.
     """
@@ -99,11 +102,11 @@ def _identify(fd: int) -> BuildId | Absence:
 class TreeScanner:
     """One pass over the regular files at or below ``paths``; see `capture.base`.
 
-    A path may be a symbolic link; none below it is followed. Mounts of other filesystems are
-    entered, except those of kernel interfaces and our own. What cannot be read comes as
-    `Unreadable`; a file without a build ID as `SeenAgain`, since all about it is known. ``host``
-    names the machine and ``initial`` its namespaces, by default those we run on.
-    ``container_namespaces`` say what a container is, in case we are in one. ``given`` says that the
+    A path may be a symbolic link; no link below it is followed. Mounts of other filesystems are
+    entered, except those of kernel interfaces and our own. An unreadable file is yielded as
+    `Unreadable`, a file without a build ID as `SeenAgain`, because all about it is known. ``host``
+    names the machine and ``initial`` its namespaces; the default is this machine.
+    ``container_namespaces`` define a container, in case we are in one. ``given`` is True if the
     operator chose the paths.
     """
 
@@ -125,7 +128,7 @@ class TreeScanner:
 
     @property
     def share(self) -> float:
-        """The part of the trees that was walked, 0 to 1."""
+        """Return the part of the trees that was walked, 0 to 1."""
         return (self._done + self._position.share) / len(self._paths)
 
     def __iter__(self) -> Iterator[Found]:
@@ -138,7 +141,7 @@ class TreeScanner:
                 yield walk.unreadable(path, error)
                 continue
             try:
-                # A path such as /proc/PID/root/usr leads into a mount namespace not ours.
+                # A path such as /proc/PID/root/usr leads into a mount namespace that is not ours.
                 foreign = is_foreign(start_fd)
                 shown = os.readlink(b"/proc/self/fd/%d" % start_fd)
                 open_at = _opener(start_fd, shown)
@@ -151,7 +154,7 @@ class TreeScanner:
                 os.close(start_fd)
 
     def _found(self, file: walk.OpenFile, foreign: bool, open_at: Callable[[bytes], int]) -> Found:
-        """Judge a file; takes over its descriptor. ``open_at`` opens others by their paths."""
+        """Identify a file; takes over its descriptor. ``open_at`` opens other files by path."""
         keep = False
         try:
             answer, kind = _judged(file, open_at)
@@ -171,7 +174,7 @@ class TreeScanner:
                 os.close(file.fd)
 
 
-# --- files that are named -------------------------------------------------------------------------
+# --- named files ----------------------------------------------------------------------------------
 
 _SYMBOL: Final = re.compile(rb"[0-9a-f]{8,16} [a-zA-Z?] \S+[^\n]*\n")
 _LINE_MAX: Final = 1024
@@ -180,13 +183,13 @@ _HEAD: Final = 32
 
 
 class GivenFiles:
-    """One pass over regular files; see `capture.base`. Links are followed.
+    """One pass over named regular files; see `capture.base`. Links are followed.
 
     Debug files that belong to them are captured, too. A file without a build ID, which other
-    scanners pass over, is an error unless one is given. Compressed modules and kernels are unpacked
-    as by `kernel.KernelFiles`. ``build_id`` is for files that
-    have none; with ``kallsyms`` they are copies of /proc/kallsyms, of the kernel with that build
-    ID. The others are as for `kernel.InstalledKernels`.
+    scanners skip, is an error unless one is given. Compressed modules and kernels are unpacked as
+    by `kernel.KernelFiles`. ``build_id`` is for files without one; with ``kallsyms`` the files are
+    copies of /proc/kallsyms, of the kernel with that build ID. The other arguments are as for
+    `kernel.InstalledKernels`.
     """
 
     def __init__(
@@ -260,7 +263,9 @@ class GivenFiles:
         return self._files.found(shown, os.dup(fd), kept_under, _ANOTHER, foreign=foreign)
 
     def _companions(self, path: bytes, binary: ElfFile, trust: Trust) -> Iterator[Found]:
-        """Its debug files, which are believed no more than it is itself: it says where they are."""
+        """Yield its debug files, which get no more trust than the binary, because it chose their
+        paths.
+        """
         root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for item in debug_files.Companions(root_fd, self._memo).of(path, binary):
@@ -285,7 +290,7 @@ class GivenFiles:
             return Unreadable(path, "not a copy of /proc/kallsyms")
         sighting = self._here.sighting(shown, fd, foreign=is_foreign(fd))
         known = self._memo.recall(sighting.origin.identity)
-        # The name by which perf looks for a kernel's symbols, wherever they were.
+        # The name under which perf looks for a kernel's symbols.
         if known is not None and known.build_id == self._build_id:
             return SeenAgain(_changed(sighting, path=KALLSYMS_PATH), known)
         sighting = _changed(self._here.reached(sighting, fd), path=KALLSYMS_PATH)
@@ -306,7 +311,7 @@ def _why_not(absence: Absence, fd: int) -> str:
 
 
 def _opened(path: bytes) -> int:
-    """A regular file, to be read. Raises OSError."""
+    """Return a descriptor that reads a regular file. Raises OSError."""
     path_fd = walk.open_start(path)
     try:
         if stat.S_ISDIR(os.fstat(path_fd).st_mode):

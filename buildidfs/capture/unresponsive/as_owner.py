@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files on FUSE filesystems that a user mounted for themselves, which not even root may read.
 
-The kernel lets in the mounter only (without allow_other), or only processes in the mounter's user
-namespace. So a process that has become that user, without any right of root's, reads the file. It
-hands back a copy, not the file: inside a user namespace root may not even read from a descriptor
-that another process has opened, and nowhere may root ask for the size.
+Without allow_other the kernel admits only the mounter, or only processes in the mounter's user
+namespace. So a process that has become that user, without any right of root, reads the file. It
+returns a copy, not the file: inside a user namespace root may not even read from a descriptor that
+another process has opened, and root may nowhere get the size.
 
 That process is a child of the helper process, because a process with threads cannot fork: for each
-request a child becomes the user (`linux.credentials`), opens the file, and copies it. A filesystem
-whose server has taken a request and says nothing keeps even a killed child, which is left behind.
+request a child becomes the user (`linux.credentials`), opens the file, and copies it. If the server
+of the filesystem has taken a request and never answers, even a killed child does not end; it is
+abandoned.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from buildidfs.model import FileIdentity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# A filesystem that did not answer is left alone for so long; device numbers are used again.
+# Seconds for which a filesystem that did not answer is not asked; device numbers are reused.
 _SILENT_FOR_S: Final = 3600.0
 _SILENCES_OF_A_USER: Final = 3
 _STARTS: Final = 3
@@ -66,11 +67,11 @@ def mounters(text: bytes) -> dict[Device, Mounter]:
 
 
 class OwnedFile(msgspec.Struct, frozen=True):
-    """A file that root may not open: ``path_fd`` (O_PATH) stands for it.
+    """A file that root may not open; ``path_fd`` (O_PATH) refers to it.
 
     ``device`` (major, minor) and ``inode`` are those of the mapping. ``user_namespaces`` are
-    descriptors of those in which the mounter's IDs may be meant, from the inside out, our own
-    left out; `linux.namespaces.foreign_users` of a process that sees the mount.
+    descriptors of the user namespaces, without our own, to which the mounter's IDs may belong, from
+    the innermost outwards: `linux.namespaces.foreign_users` of a process that sees the mount.
     """
 
     path_fd: int
@@ -81,8 +82,8 @@ class OwnedFile(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, array_like=True):
-    """A request; descriptors come along: the file (O_PATH), the one to copy it to if ``copy``, and
-    user namespaces in which the IDs may be meant, besides our own.
+    """A request. Its descriptors are: the file (O_PATH), if ``copy`` the file to copy it to, and
+    the user namespaces, besides our own, to which the IDs may belong.
 
     ``device`` and ``inode`` are those that the file must have. The server of the filesystem may
     take ``seconds`` for an answer.
@@ -97,7 +98,9 @@ class _Request(msgspec.Struct, array_like=True):
 
 
 class _Answer(msgspec.Struct, array_like=True):
-    """``identity`` of the file, its owner as we know them; or an error, with its reason."""
+    """The ``identity`` of the file, with its owner in our user IDs; or an error, with
+    its reason.
+    """
 
     identity: FileIdentity | None = None
     errno: int = 0
@@ -105,15 +108,16 @@ class _Answer(msgspec.Struct, array_like=True):
 
 
 _NO_ANSWER: Final = _Answer(None, errno.EIO, "the process that read it has ended")
-# One that cannot become that user there, or is not let in: in another namespace it may be right.
+# Errors after which another namespace is tried: the child could not become the user, or was not
+# admitted.
 _ELSEWHERE: Final = frozenset((errno.EINVAL, errno.EPERM, errno.EACCES, errno.EOVERFLOW))
 
 
 class AsOwner(Helper):
     """Reads files as the users who mounted their filesystems. Needs root.
 
-    Each filesystem may take ``seconds`` for an answer; one that does not is not asked again for an
-    hour.
+    Each filesystem may take ``seconds`` for an answer; if it does not answer, it is not asked again
+    for an hour.
     """
 
     def __init__(self, seconds: float = 5.0) -> None:
@@ -124,8 +128,8 @@ class AsOwner(Helper):
     def look(self, file: OwnedFile) -> FileIdentity:
         """Return the identity of a file, with a mode and owner that let only the mounter read it.
 
-        Raises OSError: ETIMEDOUT for a filesystem that does not answer, EACCES or EPERM where the
-        mounter is not let in or is root, ESTALE if it is another file.
+        Raises OSError: ETIMEDOUT if the filesystem does not answer, EACCES or EPERM if the mounter
+        is not admitted or is root, ESTALE if it is another file.
         """
         return self._ask(file)
 
@@ -158,14 +162,14 @@ def main(words: Sequence[str]) -> None:
 
 
 def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
-    """Try each namespace, from the inside out, until the filesystem lets the user in."""
+    """Try each namespace, from the innermost outwards, until the filesystem admits the user."""
     path_fd, *rest = fds
     copy_fd = rest.pop(0) if request.copy else -1
     answer = _NO_ANSWER
     for namespace in (*rest, -1):
         try:
             answer = _attempt(request, (path_fd, copy_fd, namespace))
-        except OSError as error:  # no further process
+        except OSError as error:  # no further process is possible
             return _failure(error)
         if answer.identity is not None or answer.errno not in _ELSEWHERE:
             break
@@ -173,7 +177,7 @@ def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
 
 
 def _attempt(request: _Request, fds: tuple[int, int, int]) -> _Answer:
-    """Have a child do it, and wait no longer than it may take. Raises OSError."""
+    """Let a child handle the request within its time. Raises OSError."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with its:
@@ -182,7 +186,7 @@ def _attempt(request: _Request, fds: tuple[int, int, int]) -> _Answer:
         if request.copy and answer.identity is not None:
             size = min(answer.identity.size, MAX_BYTES)
             answer = _next(ours, request.seconds + size / BYTES_PER_SECOND)
-    # Even closing the file asks the server, but by then we have what we want.
+    # Even closing the file asks the server, but the answer is there by then.
     seconds = _LAST_WORDS_S if answer.errno != errno.ETIMEDOUT else 0.0
     if reader.wait(seconds) is None:
         reader.end(seconds)
@@ -202,11 +206,11 @@ def _failure(error: OSError) -> _Answer:
     return _Answer(None, error.errno or errno.EIO, error.strerror or str(error))
 
 
-# --- its child ----------------------------------------------------------------------------------
+# --- the child ----------------------------------------------------------------------------------
 
 
 def _read(request: _Request, fds: tuple[int, int, int], channel: socket.socket) -> None:
-    """Become the user, tell the identity of the file, and copy it if asked to."""
+    """Become the user, send the identity of the file, and copy it if requested."""
     path_fd, copy_fd, namespace = fds
     try:
         _confine(keep=(path_fd, copy_fd, namespace, channel.fileno()))
@@ -223,25 +227,25 @@ def _read(request: _Request, fds: tuple[int, int, int], channel: socket.socket) 
 
 
 def _confine(keep: Iterable[int]) -> None:
-    """Leave nothing of the helper's to a child that speaks with a hostile filesystem."""
+    """Give a child that talks to a hostile filesystem nothing of the helper."""
     kept = sorted(fd for fd in keep if fd >= 0)
     for low, high in zip([-1, *kept], [*kept, _DESCRIPTORS], strict=True):
         os.closerange(low + 1, high)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-    # Too large a file is to be an error, and no death.
+    # A file that is too large must cause an error, not a signal.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def _look(fd: int, request: _Request, uid: int, gid: int) -> _Answer:
-    """Return the identity of the file, with the rights that its mounter alone has.
+    """Return the identity of the file, with rights for its mounter only.
 
     Raises OSError.
     """
     identity = statx.identity(fd)
     if (identity.dev, identity.ino) != (request.device, request.inode):
         raise OSError(errno.ESTALE, "another file is mapped there meanwhile")
-    # Whatever the server says of owners: only its user could read it.
+    # Whatever owner the server reports: only its user could read the file.
     mode = identity.mode & _ONLY_FOR_THE_OWNER
     return _Answer(msgspec.structs.replace(identity, uid=uid, gid=gid, mode=mode))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at files on filesystems that may never answer, by a process that can be left behind.
+"""Access files on filesystems that may never answer, through a process that can be abandoned.
 
-A server may answer for the first pages of a file and then fall silent, so this process neither
-reads a file on such a filesystem, nor asks for its attributes, nor looks it up. A helper process
-does so. When it does not answer in time it is killed, whether or not it can die, and the next
+A server may answer for the first pages of a file and then stop. So this process neither reads a
+file on such a filesystem, nor gets its attributes, nor looks it up; a helper process does. If the
+helper does not answer in time, it is killed, even if the kernel keeps it alive, and the next
 question starts another one.
 """
 
@@ -38,9 +38,9 @@ _CHUNK: Final = 1 << 20
 
 
 class _Request(msgspec.Struct, array_like=True):
-    """``kind`` is ``open`` (of ``path`` in the root given), ``start`` (of ``path`` seen from the
-    directory given, as open(2) does), ``look``, ``read`` or ``copy`` (of a pinned file, the latter
-    to a second descriptor), or ``identify`` (of a mapping of process ``pid``).
+    """A request. ``kind`` is ``open`` (of ``path`` in the given root), ``start`` (of ``path`` from
+    the given directory, as open(2) does), ``look``, ``read`` or ``copy`` (of a pinned file; a copy
+    goes to a second descriptor), or ``identify`` (of a mapping of process ``pid``).
     """
 
     kind: str
@@ -59,9 +59,10 @@ class _Answer(msgspec.Struct, array_like=True):
 
 
 class FileHelper(Helper):
-    """Waits ``seconds`` for each answer, and then for minutes no more for that device.
+    """Waits ``seconds`` for each answer; after a timeout it does not ask that device for some
+    minutes.
 
-    All methods raise OSError, TimeoutError where there is no answer.
+    All methods raise OSError, TimeoutError if there is no answer.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -69,13 +70,15 @@ class FileHelper(Helper):
         self._seconds = seconds
 
     def open(self, device: Device, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
-        """Open the file at ``path`` of a root (O_PATH), and return its identity. The caller closes
-        it."""
+        """Open the file at ``path`` of a root (O_PATH), and return its identity.
+
+        The caller closes the descriptor.
+        """
         answer, fd = self._ask(device, _Request("open", path), [root_fd])
         return fd, _identity(answer)
 
     def start(self, device: Device, directory_fd: int, path: bytes) -> tuple[int, FileIdentity]:
-        """`open`, for a path that the operator gave: all links are followed."""
+        """Do as `open`, for a path that the operator gave: all links are followed."""
         answer, fd = self._ask(device, _Request("start", path), [directory_fd])
         return fd, _identity(answer)
 
@@ -88,12 +91,13 @@ class FileHelper(Helper):
         return _identity(self._ask(device, _Request("look"), [path_fd])[0])
 
     def build_id(self, device: Device, pid: int, mapping: Mapping) -> BuildId | None:
-        """Return the build ID of a mapped file by the kernel or the memory of the process."""
+        """Return the build ID of a mapped file, from the kernel or the memory of the process."""
         answer, _ = self._ask(device, _Request("identify", pid=pid, mapping=mapping), [])
         return BuildId(answer.build_id) if answer.build_id else None
 
     def copy(self, device: Device, path_fd: int, size: int) -> tuple[FileIdentity, int]:
-        """Return the identity of a pinned regular file of about ``size`` bytes, and a copy's fd.
+        """Return the identity of a pinned regular file of about ``size`` bytes, and the descriptor
+        of a copy.
 
         Raises OSError: EFBIG if it is too large, ETXTBSY if it changed meanwhile.
         """
@@ -170,10 +174,10 @@ _OF_PROCESS: Final = re.compile(rb"/proc/[0-9]+/(root|cwd)$")
 
 
 class NamedFileProbe:
-    """Sees that files which the operator named can be read, before this process reads them.
+    """Checks that files named by the operator can be read, before this process reads them.
 
-    Only files on FUSE filesystems are read, and those that another process sees. A server may
-    still fall silent later. A context manager.
+    Only files on FUSE filesystems are read, and those seen through another process. A server may
+    still stop answering later. A context manager.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -196,7 +200,9 @@ class NamedFileProbe:
         self._helper.close()
 
     def check(self, path: bytes) -> None:
-        """Raises TimeoutError if the filesystem does not answer; other errors are for who reads."""
+        """Raise TimeoutError if the filesystem does not answer; other errors are left to the
+        reader.
+        """
         try:
             device = self._device(path)
             if device is None:
@@ -217,7 +223,7 @@ class NamedFileProbe:
             return
 
     def _device(self, path: bytes) -> Device | None:
-        """The filesystem that a path leads to, if it may not answer, without asking it.
+        """Return the filesystem that a path leads to, if it may not answer, without asking it.
 
         Raises OSError.
         """
@@ -242,7 +248,9 @@ class NamedFileProbe:
 
 
 def check_readable(path: bytes) -> None:
-    """Raise `UsageError` if a file that the operator named is on a filesystem that is silent."""
+    """Raise `UsageError` if a file named by the operator is on a filesystem that does
+    not answer.
+    """
     with NamedFileProbe() as probe:
         try:
             probe.check(path)

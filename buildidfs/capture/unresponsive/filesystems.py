@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filesystems that may never answer, told by mounts without asking any filesystem.
+"""The filesystems that may never answer, recognised by their mounts without asking them.
 
-Filesystems of the network and FUSE depend on a server. Those made of others, such as overlayfs, are
-as slow as their layers, which need not be mounted anywhere any more: a user may make an overlay in
-a user namespace, with a layer from a server of that user's.
+Network filesystems and FUSE depend on a server. Stacked filesystems, such as overlayfs, are as slow
+as their layers, which need not be mounted any more: in a user namespace, a user may make an overlay
+with a layer from a server of that user.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def has_fuse(text: bytes) -> bool:
 def memory_device() -> int:
     """Return the st_dev of files that exist in memory only, which have no mount.
 
-    It is never used again.
+    The number is never reused.
     """
     fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
     try:
@@ -81,7 +81,7 @@ def memory_device() -> int:
 
 
 class Devices:
-    """The device numbers that may not answer, learned from one mountinfo text after another."""
+    """The device numbers that may not answer, collected from mountinfo texts."""
 
     def __init__(self) -> None:
         self._slow: set[Device] = set()
@@ -89,9 +89,9 @@ class Devices:
         self._answering: set[Device] = {(os.major(memory), os.minor(memory))}
 
     def learn(self, text: bytes, *, overlays_answer: bool) -> bool:
-        """Take in a mountinfo text; return True if a filesystem in it may not answer.
+        """Add a mountinfo text; return True if a filesystem in it may not answer.
 
-        ``overlays_answer`` is false where users have mounted the overlays.
+        ``overlays_answer`` is False if users have mounted the overlays.
         """
         is_slow = False
         for mount in proc_text.mounts_in(text):
@@ -103,12 +103,14 @@ class Devices:
         return is_slow
 
     def may_not_answer(self, device: Device) -> bool:
-        """Return True if a device may not answer; one without a block device has to be known."""
+        """Return True if a device may not answer; an unknown one may not, unless it is a block
+        device.
+        """
         return device in self._slow or (not device[0] and device not in self._answering)
 
 
 class SlowMounts:
-    """The mounts that may not answer, learned by their numbers that are never used again."""
+    """The mounts that may not answer, by their numbers, which are never reused."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -116,9 +118,9 @@ class SlowMounts:
         self._memory = memory_device()
 
     def is_stacked(self, fd: int) -> bool:
-        """Return True if the filesystem of a file that `is_slow` was asked about is made of others.
+        """Return True if the filesystem of a file that was passed to `is_slow` is stacked.
 
-        Nothing tells if such a filesystem answers.
+        It cannot be found out if such a filesystem answers.
         """
         try:
             return self._known.get(statx.unique_mount_id(fd) or 0) == mounts.OVERLAY_MAGIC
@@ -126,16 +128,16 @@ class SlowMounts:
             return True
 
     def is_users(self, user: int) -> bool:
-        """Return True if a user namespace is not the host's, or not known (0)."""
+        """Return True if a user namespace is not the host's, or is unknown (0)."""
         return user != self.host_user
 
     def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int, user: int = 0) -> bool:
-        """Return True if the filesystem of an open file (O_PATH will do) may not answer.
+        """Return True if the filesystem of an open file (O_PATH suffices) may not answer.
 
-        One that is not known may not, since a mount that is no longer attached cannot be looked up;
-        on a block device it has to be known, since few of them are FUSE's. ``user`` is the user
-        namespace of the process that uses the file, 0 if not known: overlays that users can mount
-        in one of their own may not answer.
+        An unknown mount may not answer, because a detached mount cannot be looked up; but on a
+        block device an unknown mount counts as answering, because few block devices are FUSE's.
+        ``user`` is the user namespace of the process that uses the file, 0 if unknown: overlays
+        that users can mount in a user namespace of their own may not answer.
         """
         if identity.dev == self._memory:
             return False
@@ -159,7 +161,7 @@ class SlowMounts:
 
 
 Device = tuple[int, int]
-"""Two numbers that stand for a filesystem, or for what else is asked for together."""
+"""Two numbers that identify a filesystem, or another group that is given up together."""
 
 _T = TypeVar("_T")
 
@@ -167,10 +169,10 @@ _SILENCE: Final = "its filesystem does not answer"
 
 
 class Silences:
-    """The filesystems that did not answer, each of which is left alone for ``seconds``.
+    """The filesystems that did not answer, each of which is not asked for ``seconds``.
 
-    Of filesystems of one owner none is asked any more after ``most_of_an_owner`` were silent: a
-    user may mount any number of them, and each would be waited for once. Not thread-safe.
+    After ``most_of_an_owner`` filesystems of one owner did not answer, none of this owner is asked:
+    a user may mount any number of them, and each would cause one timeout. Not thread-safe.
     """
 
     def __init__(self, seconds: float = math.inf, most_of_an_owner: float = math.inf) -> None:
@@ -183,7 +185,7 @@ class Silences:
         self._known[device] = time.monotonic(), owner
 
     def has(self, device: Device, owner: object = None) -> bool:
-        """Return True if a filesystem is to be left alone."""
+        """Return True if a filesystem must not be asked now."""
         if not self._known:
             return False
         begin = time.monotonic() - self._seconds
@@ -198,7 +200,7 @@ def no_answer() -> TimeoutError:
 
 
 class Patience:
-    """Waits ``seconds`` for a filesystem, once."""
+    """Waits up to ``seconds`` for a filesystem, once."""
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
@@ -206,18 +208,18 @@ class Patience:
 
     @property
     def seconds(self) -> float:
-        """The time limit for an answer."""
+        """Return the time limit for an answer."""
         return self._seconds
 
     def is_silent(self, device: Device) -> bool:
-        """Return True if the filesystem did not answer once, and is not asked again."""
+        """Return True if the filesystem did not answer once; it is not asked again."""
         return self._silences.has(device)
 
     def ask(self, device: Device, question: Callable[[], _T], discard: Callable[[_T], None]) -> _T:
         """Return the result of ``question``, or raise its exception.
 
-        A thread asks, and is left behind if there is no answer in time. Raises TimeoutError then;
-        ``discard`` gets an answer that comes later.
+        A thread runs it, and is abandoned if there is no answer in time. TimeoutError is raised
+        then; ``discard`` gets an answer that comes later.
         """
         if not self._silences.has(device):
             attempt = _Attempt(question, discard)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helper processes: a program of this package that answers one question at a time over a socket.
 
-The program asks filesystems in place of this process, so it can be killed, and left behind if the
-kernel keeps it. It has one thread and knows no store. It hands back descriptors opened with O_PATH,
-whose close asks no server, and copies.
+The program accesses filesystems in place of this process, so it can be killed, and abandoned if the
+kernel keeps it alive. It has one thread and knows no store. It returns copies, and descriptors
+opened with O_PATH, whose close asks no server.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
 
 MAX_BYTES: Final = 1 << 30
-"""The largest file that is copied: a server may tell any size, and then never end."""
+"""The largest file that is copied: a server may report any size, and send bytes without end."""
 
 BYTES_PER_SECOND: Final = 8 << 20
-"""The least speed of a filesystem."""
+"""The least speed of a filesystem that counts as answering."""
 
 MESSAGE_MAX: Final = 8192
 
@@ -61,7 +61,7 @@ _RequestT = TypeVar("_RequestT")
 class Helper:
     """The client of a helper process; a context manager. Thread-safe: one question at a time.
 
-    ``module`` has the program's `main`, and ``name`` is for messages. The program is started
+    ``module`` has the `main` of the program, and ``name`` is for messages. The program is started
     with the first question, and again after it was ended, ``most_starts`` times in all.
     """
 
@@ -89,7 +89,7 @@ class Helper:
         return self._process.pid if self._process is not None else 0
 
     def close(self) -> None:
-        """End the helper, or leave it behind, even in the middle of a question."""
+        """End the helper, or abandon it, even in the middle of a question."""
         self._is_closed = True
         if (channel := self._channel) is not None:
             with contextlib.suppress(OSError):
@@ -106,9 +106,10 @@ class Helper:
         kind: type[_ReplyT],
         owner: object = None,
     ) -> tuple[_ReplyT, int]:
-        """Return the answer to a request about a filesystem, and its descriptor, if any, or -1.
+        """Return the answer to a request about a filesystem, and its descriptor, or -1 if there is
+        none.
 
-        Raises OSError: TimeoutError where there is no answer, and what the answer says.
+        Raises OSError: TimeoutError if there is no answer, and the error in the answer.
         """
         with self._lock:
             if self._silences.has(device, owner):
@@ -135,7 +136,7 @@ class Helper:
         return answer, got[0] if got else -1
 
     def _started(self) -> socket.socket:
-        """Return the socket of the helper, which is started if there is none. Raises OSError."""
+        """Return the socket of the helper; start the helper if there is none. Raises OSError."""
         if self._is_closed:
             raise OSError(errno.ECANCELED, "the program is ending")
         if self._channel is None:
@@ -149,7 +150,9 @@ class Helper:
         return self._channel
 
     def _await_start(self, channel: socket.socket) -> None:
-        """Wait for the program to run: on a busy machine no filesystem is to blame for that."""
+        """Wait for the program to run: a slow start on a busy machine is not the fault of a
+        filesystem.
+        """
         channel.settimeout(_START_S)
         try:
             started = channel.recv(MESSAGE_MAX) == _STARTED
@@ -169,10 +172,10 @@ class Helper:
 
 
 def copy_to_scratch(copy: Callable[[int], FileIdentity]) -> tuple[FileIdentity, int]:
-    """Have ``copy`` fill a scratch file; return its result, and a descriptor of the file.
+    """Let ``copy`` fill a scratch file; return its result, and a descriptor of the file.
 
-    The caller closes it. It is for reading only, so that no other takes us for a writer. Raises
-    OSError.
+    The caller closes the descriptor. It is for reading only, so that other programs do not see a
+    writer. Raises OSError.
     """
     scratch = elf_file.scratch_file()
     try:
@@ -193,8 +196,8 @@ def serve(
 ) -> None:
     """Answer requests on the socket of a command line until its other end is closed.
 
-    ``answer`` gets the request, its descriptors, and a list for what is handed back; both are
-    closed when the answer is out: a server is asked for that, too. It raises no OSError.
+    ``answer`` gets the request, its descriptors, and a list for the descriptors to return. All are
+    closed after the answer is sent, because closing may ask a server, too. It raises no OSError.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program
