@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that tell of places: *origins*, *journal*, and the files of containers. See `schema`.
+"""Rows of places: *origins*, *journal*, and the files of containers. See `schema`.
 
-*containers*. A number, which is never used again, to each container that files were captured of.
-What stands in the row of its names, its image and its ID is for people.
+*containers*. Each container with captured files has a number, which is never reused. The names, the
+image and the ID in its row are for people.
 
-*labels*. Its name among the others: `spelled` of what `label_of` says. That may come to mean
-another container (inode numbers of namespaces are used again) or another image (tags are moved),
-and a user who may make control groups or bundles can give a container any label: the
-later one has ``~`` and what tells them apart behind it.
+*labels*. The name of a container: `spelled` of its `label_of`. The same label may later mean
+another container (inode numbers of namespaces are reused) or another image (tags are moved), and a
+user who may make control groups or bundles can give a container any label. So the name of the later
+one ends with ``~`` and a suffix that makes it unique.
 
 *contents*. One row for each name in a directory. Directories have numbers within their container,
-from 1; 0 is its root. The key has the hash of the name and not the name, so that a number says
-where a listing was broken off. The value has the number of the directory that the name leads to,
-or 0 and the artifact that was last seen there, which may have been removed since; its kind has
-`PUBLIC_BIT` if everybody could read it there, or something below the directory. The stamp is the
-time of that in seconds, up to a minute early. A name that once led to a directory does so until the
-directory is empty. A directory has a higher number than the one that it is in.
+from 1; 0 is its root. The key has the hash of the name and not the name, so that a listing can
+resume at a number. The value has the number of the directory that the name leads to, or 0 and the
+artifact that was last seen there, which may have been removed since. Its kind has `PUBLIC_BIT` if
+all users could read the file there, or a file below the directory. The stamp is the time of that
+sighting in seconds, up to a minute early. A name that once led to a directory does so until the
+directory is empty. A directory has a higher number than its parent.
 
-A container has at most `MAX_ENTRIES` rows; of what it has beyond, nothing is said here. When there
-are more than `MAX_CONTAINERS`, or rows of all together than `MAX_CONTENTS`, containers go that were
-last seen longest ago, some rows with each transaction, and more than it has added.
+A container has at most `MAX_ENTRIES` rows; further files are not recorded here. If there are more
+than `MAX_CONTAINERS`, or more rows in total than `MAX_CONTENTS`, the containers last seen longest
+ago are removed; each transaction removes more rows than it has added.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from buildidfs.store import schema
 
 TIMES: Final = Struct(">QQ")
 
-#: Fingerprint of the path, mnt_ns_id, boot ID; behind it stands who saw it.
+#: Fingerprint of the path, mnt_ns_id, boot ID; then the fingerprint of the viewer.
 _JOURNAL_PLACE: Final = Struct(">16sQ16s")
 
 
 class OriginRow(msgspec.Struct, array_like=True):
-    """The msgpack part of a row of *origins*. Texts are bytes, whatever encoding they have."""
+    """The msgpack part of a row of *origins*. Texts are bytes in any encoding."""
 
     digest: bytes
     kinds: int
@@ -82,13 +82,13 @@ _decode = msgspec.msgpack.Decoder(OriginRow).decode
 
 
 def dwz_name(path: bytes) -> bytes:
-    """Key in *dwz* of a file that was seen at ``path``; empty if it has none."""
+    """Return the key in *dwz* of a file that was seen at ``path``; empty if it has none."""
     _, found, name = path.rpartition(b"/.dwz/")
     return name if found and len(name) <= schema.MAX_DWZ_NAME else b""
 
 
 def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
-    """Key of a row of *origins*: the same for the same place, whenever it was seen."""
+    """Return the key of a row of *origins*; it depends on the place, not on the time."""
     place = (
         bytes(digest),  # msgpack knows no subclasses
         origin.path,
@@ -104,7 +104,7 @@ def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
 def pack_origin(
     digest: Digest, kinds: int, origin: Origin, first: int, last: int, reach: int | None = None
 ) -> bytes:
-    """A row of *origins*; ``reach`` stands for that of the origin."""
+    """Return a row of *origins*; ``reach`` replaces that of the origin."""
     identity, spaces = origin.identity, origin.namespaces
     row = OriginRow(
         bytes(digest),
@@ -136,7 +136,7 @@ def pack_origin(
 
 
 def reach_in(value: bytes) -> int:
-    """`Origin.reach` in a row of *origins*."""
+    """Return `Origin.reach` in a row of *origins*."""
     return _decode(memoryview(value)[TIMES.size :]).reach
 
 
@@ -177,7 +177,7 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
 def place_of(key: bytes, value: bytes) -> Digest | None:
     """Return the blob of a row of *origins*; None if the row has a wrong key.
 
-    Raises what decoding raises.
+    Raises the errors of decoding.
     """
     first, last = TIMES.unpack_from(value)
     row = _decode(memoryview(value)[TIMES.size :])
@@ -190,9 +190,9 @@ def place_of(key: bytes, value: bytes) -> Digest | None:
 class JournalRecord(msgspec.Struct, frozen=True):
     """A build ID seen at a path in one container, with the first and last time (Unix time, ns).
 
-    The fields of `Origin` mean the same here. ``boot`` is the boot ID, 16 bytes, or empty where it
-    is not known: ``mnt_ns_id`` is unambiguous only together with it. ``noted`` identifies a file
-    that the store had no room for; it is None for other files.
+    Fields with the names of those of `Origin` have the same meaning. ``boot`` is the boot ID, 16
+    bytes, or empty if unknown: ``mnt_ns_id`` is unambiguous only together with it. ``noted``
+    identifies a file for which the store had no room; it is None for other files.
     """
 
     build_id: BuildId
@@ -230,13 +230,15 @@ _decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
 
 
 def journal_prefix(path: bytes, mnt_ns_id: int, boot: bytes | None = None) -> bytes:
-    """The start of keys in *journal* for a path in a mount namespace; None: of any boot."""
+    """Return the start of keys in *journal* for a path in a mount namespace; None: of any boot."""
     prefix = _JOURNAL_PLACE.pack(fingerprint(path), mnt_ns_id, boot or b"")
     return prefix if boot is not None else prefix[:-16]
 
 
 def journal_key(origin: Origin, build_id: BuildId, boot: bytes, label: str | None) -> bytes:
-    """Key of a row of *journal*; ``label`` is what the control group says of the container."""
+    """Return the key of a row of *journal*; ``label`` is the container label in the
+    control group.
+    """
     who = (
         bytes(build_id),  # msgpack knows no subclasses
         _text(origin.container),
@@ -251,7 +253,7 @@ def journal_key(origin: Origin, build_id: BuildId, boot: bytes, label: str | Non
 def pack_journal(
     origin: Origin, build_id: BuildId, first: int, last: int, *, noted: bool = False
 ) -> bytes:
-    """A row of *journal*; ``noted`` is for a file whose bytes there was no room for."""
+    """Return a row of *journal*; ``noted`` is for a file for whose bytes there was no room."""
     row = JournalRow(
         bytes(build_id),
         origin.path,
@@ -268,7 +270,7 @@ def pack_journal(
 
 
 def is_noted(value: bytes) -> bool:
-    """True for a row of *journal* that is of a file whose bytes there was no room for."""
+    """Return True for a row of *journal* of a file for whose bytes there was no room."""
     return _decode_journal(memoryview(value)[TIMES.size :]).noted is not None
 
 
@@ -317,12 +319,12 @@ VALUE: Final = Struct(">IQBHI")
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container that files were captured of, an image or package, or a host that a bundle is of.
+    """A container with captured files, an image or package, or a host of a bundle.
 
-    ``name`` is what `containers/` has it under, ``label`` and ``token`` are `label_of` and
+    ``name`` is its directory in `containers/`, ``label`` and ``token`` are `label_of` and
     `token_of` its places. ``called`` has its names and its image. ``id`` and each of these are
-    empty where they are not known. Times are in nanoseconds of Unix time. ``public`` says that
-    everybody could read one of its files.
+    empty if unknown. Times are in nanoseconds of Unix time. ``public`` is True if all users could
+    read one of its files.
     """
 
     number: int
@@ -339,8 +341,8 @@ class Container(msgspec.Struct, frozen=True):
 
 class ContainerEntry(msgspec.Struct, frozen=True):
     """A name in a directory of a container: ``directory`` is its number, or 0 for a file, which is
-    (``ordinal``, ``kind``, ``variant``). ``offset`` says where a listing goes on behind it.
-    ``public`` says that everybody could read the file, or one below the directory.
+    (``ordinal``, ``kind``, ``variant``). ``offset`` is the position at which a listing resumes
+    behind it. ``public`` is True if all users could read the file, or a file below the directory.
     """
 
     name: bytes
@@ -353,7 +355,7 @@ class ContainerEntry(msgspec.Struct, frozen=True):
 
 
 class ContainerRow(msgspec.Struct, array_like=True):
-    """The msgpack part of a row of *containers*. Texts are bytes, whatever encoding they have."""
+    """The msgpack part of a row of *containers*. Texts are bytes in any encoding."""
 
     name: bytes
     label: bytes
@@ -370,7 +372,7 @@ class ContainerRow(msgspec.Struct, array_like=True):
 
     @property
     def names(self) -> ContainerNames:
-        """The names that people have for it, and its image."""
+        """Return the user-given names of the container, and its image."""
         names = (self.called, self.pod, self.namespace, self.image)
         return ContainerNames(*map(_container_text, names))
 
@@ -379,12 +381,12 @@ _decode_container = msgspec.msgpack.Decoder(ContainerRow).decode
 
 
 def offset_of(name: bytes) -> int:
-    """The number that stands for a name in the key of a row and in a listing, 1 to 2**63-1."""
+    """Return the number that stands for a name in a key and in a listing, 1 to 2**63-1."""
     return int.from_bytes(fingerprint(name, 8), "big") >> 1 or 1
 
 
 def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow]:
-    """A row of *containers*. Raises what decoding raises."""
+    """Return a container and its row. Raises the errors of decoding."""
     first, last = TIMES.unpack_from(value)
     row = _decode_container(memoryview(value)[TIMES.size :])
     label, its_id, host = map(_container_text, (row.label, row.id, row.host))
@@ -397,13 +399,13 @@ def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow
 def pack_entry(
     key: bytes, name: bytes, directory: int, artifact: tuple[int, int, int], stamp: int
 ) -> bytes:
-    """A row of *contents*."""
+    """Return a row of *contents*."""
     row = VALUE.pack(directory, *artifact, stamp) + name + b"\0"
     return row + schema.CHECK.pack(crc32(row, crc32(key)))
 
 
 def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
-    """The inverse of `pack_entry`. Raises what decoding raises."""
+    """The inverse of `pack_entry`. Raises the errors of decoding."""
     directory, ordinal, kind, variant, _ = VALUE.unpack_from(value)
     offset = KEY.unpack(key)[2]
     name, nul, check = value[VALUE.size :].partition(b"\0")
@@ -416,7 +418,7 @@ def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
 
 
 def pack_container(first: int, last: int, row: ContainerRow) -> bytes:
-    """The inverse of `unpack_container`; when it was first and last seen."""
+    """The inverse of `unpack_container`; ``first`` and ``last`` are the times of the sightings."""
     return TIMES.pack(first, last) + _encode(row)
 
 

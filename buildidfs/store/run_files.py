@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files in ``run/``: the long-running processes of a store, and the files that a watch has lost.
+"""Files in ``run/``: the long-running processes of a store, and the log of files that a watch lost.
 
 **Processes** (`Presence`, `present`). Each has a file named after its role and pid, which it keeps
-locked with flock(2) for as long as it lives. The lock is what counts, never the pid: it ends with
-the process however that ends, and no other can have it. A file that is not locked is a leftover,
-and goes when a process looks. A process that forks without exec closes `Presence.fileno` in the
-child, since a lock lasts until its last descriptor is closed.
+locked with flock(2) for as long as it lives. Only the lock shows that the process lives, not the
+pid: the kernel releases the lock at the end of the process in any case. A file that is not locked
+is a leftover, and is removed by the next process that reads the directory. A process that forks
+without exec closes `Presence.fileno` in the child, since a lock lasts until its last descriptor is
+closed.
 
 The content is one JSON object: ``role``, ``pid``, ``since`` (Unix time in nanoseconds),
-``version``, ``kernel`` (where the pid means something) and what the process says of itself. It is
-rewritten in place, so a reader takes what it reads twice the same.
+``version``, ``kernel`` (the scope of the pid) and the facts that the process reports. It is
+rewritten in place, so a reader reads it until two results are equal.
 
-**Lost files** (`LossLog`, `lost_since`). They come by the thousand when the store has most to do or
-cannot be written, so they are not in the index: one write(2) appends many to a file and waits for
-no other writer. A full file becomes the old one.
+**Lost files** (`LossLog`, `lost_since`). Losses come by the thousand when the store is busiest or
+cannot be written, so they are not in the index: one write(2) appends many of them to a file and
+waits for no other writer. A full file is renamed to ``lost.old``.
 
     run/lost        one JSON object a line, a `Lost` each; the latest
     run/lost.old    those before
 
-A line that is no such object, because a write was cut short, is passed over.
+A line that is not such an object, because a write was cut short, is skipped.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class Present(msgspec.Struct, frozen=True):
-    """A process that was alive when it was looked at.
+    """A process that was alive at the time of the look.
 
-    ``facts`` are what it says of itself; they are empty if it cannot say anything. ``since`` is
-    Unix time in nanoseconds. ``kernel`` names the boot and the PID namespace of ``pid``.
+    ``facts`` are its own reports; they are empty if it has none. ``since`` is Unix time in
+    nanoseconds. ``kernel`` names the boot and the PID namespace of ``pid``.
     """
 
     role: str
@@ -71,11 +72,11 @@ class Present(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """True if ``pid`` means the process in our PID namespace, too."""
+        """Return True if ``pid`` means the process in our PID namespace, too."""
         return self.kernel == _kernel()
 
     def path(self, fact: str) -> bytes:
-        """A path among the facts, as it was given; empty if there is none."""
+        """Return a path among the facts, as bytes; empty if there is none."""
         encoded = self.facts.get(f"{fact}_b64")
         if isinstance(encoded, str):
             with contextlib.suppress(ValueError):
@@ -83,17 +84,17 @@ class Present(msgspec.Struct, frozen=True):
         return str(self.facts.get(fact, "")).encode()
 
     def pidfd(self) -> int:
-        """A descriptor of the process, for signals and for waiting (pidfd_open(2)).
+        """Return a descriptor of the process, for signals and for waiting (pidfd_open(2)).
 
-        Raises ProcessLookupError when it has ended, `StoreError` when it runs where its pid is not
-        ours to use: on another host, or in another PID namespace.
+        Raises ProcessLookupError if it has ended, `StoreError` if its pid is not valid here because
+        it runs on another host, or in another PID namespace.
         """
         if not self.is_here:
             raise StoreError(
                 f"{self.role} (pid {self.pid}) runs on another host or in another PID namespace"
             )
         fd = os.pidfd_open(self.pid)
-        # The holder of the lock has had that pid all along: it is not another process by now.
+        # The lock is still held, so the pid has not passed to another process.
         if not _is_held(self.file):
             os.close(fd)
             raise ProcessLookupError(f"{self.role} (pid {self.pid}) has ended")
@@ -101,10 +102,10 @@ class Present(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """A sign that this process lives, until it ends or calls `close`; a context manager.
+    """Registers this process as running, until it ends or calls `close`; a context manager.
 
     On a store that cannot be written nothing is registered, and everything else works. Paths are
-    given as bytes: as JSON they are text, and ``NAME_b64`` where they are not UTF-8. Methods may be
+    given as bytes: as JSON they are text, and ``NAME_b64`` if they are not UTF-8. Methods may be
     called from any thread, and never fail.
     """
 
@@ -129,9 +130,9 @@ class Presence:
 
     @classmethod
     def only(cls, root: str | bytes | os.PathLike[str], role: str, **facts: object) -> Self:
-        """The same, for a role that one process at a time may have.
+        """Register for a role that one process at a time may have.
 
-        Raises `StoreLocked` if another has it, `StoreError` if it cannot be registered.
+        Raises `StoreLocked` if another process has it, `StoreError` if it cannot be registered.
         """
         directory = os.path.join(os.fsencode(root), _DIRECTORY)
         try:
@@ -151,23 +152,24 @@ class Presence:
         return presence
 
     def fileno(self) -> int:
-        """The locked descriptor; -1 if nothing is registered."""
+        """Return the locked descriptor; -1 if nothing is registered."""
         return self._fd
 
     def update(self, **facts: object) -> None:
-        """Update the facts of this process; facts that are not named stay."""
+        """Update the facts of this process; other facts stay."""
         with self._lock:
             self._facts |= _as_json(facts)
             if self._fd < 0:
                 return
             text = msgspec.json.encode(self._facts) + b"\n"
             self._length = max(self._length, len(text))
-            # Blanks over the end of what was longer, and as room for more when the disk is full.
-            with contextlib.suppress(OSError):  # the disk is full; the lock is what counts
+            # Blanks cover the end of a longer text, and reserve room in case the disk is full
+            # later.
+            with contextlib.suppress(OSError):  # the disk is full; only the lock matters
                 os.pwrite(self._fd, text.ljust(self._length), 0)
 
     def close(self) -> None:
-        """Be gone; safe to call twice."""
+        """Remove the file; safe to call twice."""
         with self._lock:
             if self._fd >= 0:
                 with contextlib.suppress(OSError):
@@ -184,13 +186,13 @@ class Presence:
     def _register(self, name: bytes) -> None:
         os.makedirs(self._directory, 0o700, exist_ok=True)
         for number in range(_TRIES):
-            # The plain name may be taken: by another host's process, or one of our own.
+            # Another host's process, or another one of our own, may have the plain name.
             numbered = name if number == 0 else name + b"-%d" % number
             path = os.path.join(self._directory, numbered + _SUFFIX)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(fd, path):  # no other took it for a leftover meanwhile
+                if _is_at(fd, path):  # no other process has removed it as a leftover meanwhile
                     os.ftruncate(fd, 0)
                     self._fd, self._path = fd, path
                     return
@@ -205,10 +207,10 @@ class Presence:
 def present(
     root: str | bytes | os.PathLike[str], role: str | None = None, *, looks: int = _LOOKS
 ) -> list[Present]:
-    """The processes that live, of one role or of all, the oldest first; removes leftovers.
+    """Return the living processes of one role or of all, the oldest first; remove leftovers.
 
-    A file that says nothing yet is read ``looks`` times, 10 ms apart. The list is empty for a store
-    that is not there, or may not be read.
+    A file without content so far is read ``looks`` times, 10 ms apart. The list is empty if the
+    store does not exist, or may not be read.
     """
     directory = os.path.join(os.fsencode(root), _DIRECTORY)
     try:
@@ -248,7 +250,7 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
         return None
     try:
         if not _is_locked(fd):
-            # While we hold it no process registers under this name.
+            # While we hold the lock, no process registers under this name.
             if _is_at(fd, path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
@@ -272,14 +274,14 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
 
 
 def _read(fd: int, looks: int) -> dict[str, Any]:
-    """Return the content; empty if after several reads there is none, or it still changes."""
+    """Return the content; empty if there is none after several reads, or it still changes."""
     before = b""
     for _ in range(looks):
         text = os.pread(fd, _MOST_BYTES, 0)
         if text == before:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return _decoder.decode(text)
-            time.sleep(_PAUSE_S)  # it is locked first, and says what it is then
+            time.sleep(_PAUSE_S)  # the file is locked first, and gets its content then
         before = text
     return {}
 
@@ -296,9 +298,11 @@ def _is_held(path: bytes) -> bool:
 
 
 def _is_locked(fd: int) -> bool:
-    """Return True if its process lives. If not, the file is locked by us until ``fd`` is closed."""
+    """Return True if the process of a file lives. If not, we lock the file until ``fd``
+    is closed.
+    """
     try:
-        # Shared: two who look at the same time do not take each other for the process.
+        # The lock is shared, so that two readers do not take each other for the process.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -348,9 +352,9 @@ _MOST_LOST_BYTES: Final = 8 << 20
 class Lost(msgspec.Struct, frozen=True, omit_defaults=True):
     """``count`` files at one path that were seen by ``time_ns`` (Unix), and not captured.
 
-    ``path`` is base64, since it may hold any bytes; `raw_path` has those. It is empty where more
-    files of a container were lost than are named. ``build_id`` is hexadecimal, empty if it is not
-    known; ``container`` and ``mnt_ns_id`` mean the same as in `Origin`.
+    ``path`` is base64, because it may have any bytes; `raw_path` decodes it. It is empty if more
+    files of a container were lost than are named. ``build_id`` is hexadecimal, empty if unknown;
+    ``container`` and ``mnt_ns_id`` mean the same as in `Origin`.
     """
 
     time_ns: int
@@ -364,14 +368,14 @@ class Lost(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def raw_path(self) -> bytes:
-        """The path itself."""
+        """Return the decoded path."""
         with contextlib.suppress(ValueError):
             return base64.b64decode(self.path)
         return b""
 
 
 def lost_text(path: bytes) -> str:
-    """A path as `Lost` has it."""
+    """Return a path in the encoding of `Lost`."""
     return base64.b64encode(path).decode()
 
 
@@ -387,7 +391,7 @@ class LossLog:
         self._most_bytes = most_bytes
 
     def append(self, rows: Iterable[Lost]) -> bool:
-        """Write all rows at once; False if that is not possible, or not all were written."""
+        """Write all rows at once; return False if that failed, or not all were written."""
         data = b"".join(_encode_lost(row) + b"\n" for row in rows)
         if not data:
             return True
@@ -409,7 +413,7 @@ class LossLog:
 
 
 def lost_since(root: bytes, time_ns: int = 0) -> Iterator[Lost]:
-    """The rows from a time (Unix, ns) on, in the order in which they were written."""
+    """Yield the rows from a time (Unix, ns) on, in the order in which they were written."""
     for name in (_LOST_OLD, _LOST):
         try:
             file = open(os.path.join(root, _DIRECTORY, name), "rb")  # noqa: SIM115

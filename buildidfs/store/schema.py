@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of a store, version 1. This file is its definition.
 
-`location_rows` has the rows of places, of the journal and of containers. No other module defines
-how a row is packed.
+`location_rows` has the rows of places, of the journal and of containers. No other module packs
+rows.
 
 Directory, mode 0700:
 
@@ -22,14 +22,13 @@ Directory, mode 0700:
     run/         one locked file for each long-running process (`run_files.Presence`); the files
                  that a watch has lost (`run_files.LossLog`); what readers have opened (`uses`)
 
-A row that leads to bytes can be compared with another, or with what was written. *ids* and
-*ordinals* lead to each other. *artifacts*, *variants*, *dwz* and *contents* end with a check, the
-CRC-32 of all that stands before it and of the key (`_start`, where time matters), so that one wrong
-bit never leads to the bytes of another build ID. *digests* is compared with the file of the
-blob.
+Each row that leads to bytes can be verified. *ids* and *ordinals* lead to each other. *artifacts*,
+*variants*, *dwz* and *contents* end with a check, the CRC-32 of the fields before it and of the key
+(the fast path uses `_start`), so that one wrong bit never leads to the bytes of another build ID.
+*digests* is compared with the file of the blob.
 
 Integers are big-endian, so that keys sort by number; times are nanoseconds of Unix time. A key part
-of variable length stands last. "msgpack" values are arrays, to whose end fields may be added.
+of variable length is the last one. "msgpack" values are arrays; later versions may append fields.
 
     table      key                                    value
     meta       "counters"                             `Counters`
@@ -63,103 +62,103 @@ of variable length stands last. "msgpack" values are arrays, to whose end fields
     ambiguous  ordinal u64                            empty
     history    time u64                               `HistoryRow`, check
 
-**meta**. "counters": ``next_ordinal``, ``next_path`` and ``next_container`` only grow: numbers are
-never used again, since inode numbers of a mount are made of them; they stay below 2**31, the last
-one below 2**28. ``announced`` counts the commits that listeners were told of. "format": version of
-the rows, u32, should the file say less. "evicted": what was removed to make room, see `Evictions`.
-"floor" and a build ID: trust u8, standing u8, check, see `pack_floor`. Debuginfo of that build ID
-which is believed less is withheld. The row is written for an executable of the host or of a package
-that is evicted or noted, and for debuginfo that names a dwz file by its build ID. It goes when the
-store holds an executable that is believed as much, or when the operator removes the files of the
-build ID. At most 2**18 rows: then the lowest of a few goes.
+**meta**. "counters": ``next_ordinal``, ``next_path`` and ``next_container`` only grow. Their
+numbers are never reused, because inode numbers of a mount contain them. They stay below 2**31, the
+last one below 2**28. ``announced`` counts the announced commits. "format": version of the rows,
+u32, in case the file ``format`` has a lower one. "evicted": the blobs removed to make room, see
+`Evictions`. "floor" and a build ID: trust u8, standing u8, check, see `pack_floor`. Debuginfo of
+that build ID with less belief is withheld. The row is written for an executable of the host or of a
+package that is evicted or noted, and for debuginfo that names a dwz file by its build ID. It is
+removed when the store gets an executable with as much belief, or when the operator removes the
+files of the build ID. At most 2**18 rows: each further row replaces the lowest of a few.
 
-**ids, ordinals**. One row each for a build ID. ``kinds`` has bit 1<<kind for
-each row in *artifacts*; ``primary_path`` is the first path an executable was
-seen at, of those that are public if there is one (0: none);
-``origins`` and ``paths`` count its rows in *origins* and *pathids*; ``next_variant`` is, for kinds
-1 to 4, the number the next variant gets.
+**ids, ordinals**. One row each for a build ID. ``kinds`` has bit 1<<kind for each row in
+*artifacts*; ``primary_path`` is the first path at which an executable was seen, preferably a public
+one (0: none); ``origins`` and ``paths`` count its rows in *origins* and *pathids*; ``next_variant``
+is, for kinds 1 to 4, the number the next variant gets.
 
 **artifacts, variants**. The best variant of a (build ID, kind) is in *artifacts*, where one read
-finds it; all others are in *variants*. `ranking.rank` says which is better. Debuginfo that is
-believed less than the executable that is served, or than the floor (`ranking.is_withheld`), is in
-*variants* alone, and has no bit in *ordinals*. Where nothing else is kept, bit 0 of ``kinds`` is
-set instead. Numbers from 2**15 on are only for what the host itself has, so that
-a container cannot use up all. Trust, standing, owner and mode belong to the bytes: seeing the same
-bytes at a place that is believed more raises the first two, and at one where everybody could read
-them (its mode and ``reach`` say so) gives them the other two, in every row with that digest.
-``mode`` has the bits of the original that it was reached with, nothing more. The trailer has flags
-(1: truncated, 2: adopted), standing, and the check, which begins with a number made of the key: a
-row that does not have it is that of another build ID, or damaged.
+finds it; all others are in *variants*. `ranking.rank` says which is better. Debuginfo with less
+belief than the served executable, or than the floor (`ranking.is_withheld`), is in *variants*
+alone, and has no bit in *ordinals*. If a build ID has only such debuginfo, bit 0 of ``kinds`` is
+set instead. Numbers from 2**15 on are reserved for files of the host, so that a container cannot
+use up all numbers. Trust, standing, owner and mode belong to the bytes: a sighting of the same
+bytes at a place with more belief raises trust and standing in every row with that digest, and a
+sighting at a place where all users could read them (according to its mode and ``reach``) sets owner
+and mode. ``mode`` has those bits of the original that the reach allows. The trailer has flags (1:
+truncated, 2: adopted), standing, and the check, which starts with a number made from the key: if it
+does not match, the row belongs to another build ID, or is damaged.
 
-**digests, uses**. ``size`` counts bytes of content; ``stored``, ``inode`` and ``ctime_ns`` are
-those of the file, by which a reader sees that it is the one that was written; *blocks* of 512 bytes
-are what it takes on the disk; ``form`` says how the
-content is in it: as it is, in zstd's seekable format, as it is because that gains nothing. A blob
-that is damaged, or gone, is struck: inode and change time are 0. ``used`` is when it was last
-opened, or seen where it comes from, in seconds, up to an hour early, and its place in *uses*: class
-0 is what the host or a package has, class 1 everything else. ``verified`` is when all of it was
-last read and found right.
+**digests, uses**. ``size`` is the number of bytes of content. ``stored`` (bytes), ``inode`` and
+``ctime_ns`` identify the file, so that a reader sees if it is still the one that was written.
+*blocks* is the number of 512-byte blocks that it takes on disk. ``form`` is the encoding of the
+content: plain, zstd's seekable format, or plain because compression gains nothing. A blob that is
+damaged or gone is struck: inode and change time are 0. ``used`` is the time at which the blob was
+last opened, or seen at its origin, in seconds, up to an hour early; it is also the key in *uses*.
+Class 0 has blobs of the host and of packages, class 1 all others. ``verified`` is the time at which
+all of it was last read and found right.
 
-**pins**. What is never removed. The empty name is a user's decision, others are of a profile or
-core file that speaks of the build ID, which need not be known here.
+**pins**. Build IDs whose files are never removed. The empty name is for pins by a user; other names
+are those of a profile or core file that names the build ID. The store need not know the build ID.
 
-**gone**. Build IDs that blobs were removed of. The row in *digests* is gone, that in *ids* too if
-it was the last artifact (``kinds`` is 0 then), and with them the names; the places of those blobs,
-and all else that nothing speaks of any more, are removed when all mounts were told.
+**gone**. Build IDs with removed blobs. The row in *digests* has been removed; if it was the last
+artifact (``kinds`` is 0 then), so have the row in *ids* and the names. The places of those blobs,
+and all other rows without a reference, are removed after all mounts were informed.
 
-**origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows to a
-build ID: the one last seen (which is kept to the minute) longest ago goes, the very first stays.
-A place is public
-if everybody could read the file there: ``reach`` is 7, and ``mode`` has all three read bits. Of all
-others ``mode`` less what ``reach`` lacks, ``uid`` and ``gid`` say who may know of them.
+**origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows for a
+build ID: a further row replaces the one last seen longest ago, but never the very first. Last seen
+is kept to the minute. A place is public if all users could read the file there: ``reach`` is 7, and
+``mode`` has all three read bits. Other places are shown only to users who may read the file
+according to ``uid``, ``gid``, and those bits of ``mode`` that ``reach`` allows.
 
-"public" at the end of other rows is a byte 1 if one of the places that they stand for was public,
-even if that place is forgotten by now, and is not there otherwise. In *names* it stands for all
-below the path. In *contents* it is bit 7 of the kind, of directories for all below them, and in
-*containers* a field of the row. Who is told of the rest is found out from *origins*.
+"public" at the end of other rows is a byte 1 if one of their places was public, even if that place
+is forgotten by now; otherwise there is no such byte. In *names* it covers everything below the
+path. In *contents* it is bit 7 of the kind; for a directory it covers everything below it. In
+*containers* it is a field of the row. For rows that are not public, *origins* decides which users
+see them.
 
 **names, paths, pathids**. A tree of the paths that files were seen at. Path 0 is the root and has
-no row. Names that no directory can hold never get a row: empty, ".", "..", over 255 bytes, with "/"
-or NUL. Nor do paths that a reader could not follow: over 3848 bytes, or below /.build-id. At most
-1024 paths to a build ID. The last name of each is a child of "path" 2**32-1, too, and *nameids*
-says at how many of its paths a build ID has it.
+no row. Impossible names never get a row: empty, ".", "..", over 255 bytes, with "/" or NUL. Nor do
+paths that a reader could not follow: over 3848 bytes, or below /.build-id. At most 1024 paths for a
+build ID. The last name of each path is also a child of "path" 2**32-1, and *nameids* counts the
+paths at which a build ID has it.
 
-**containers, labels, contents**. The files of each container, as it saw them; see `containers`.
+**containers, labels, contents**. The files of each container, as it saw them; see `location_rows`.
 
-**dwz**. Files that .gnu_debugaltlink names by path. The row goes to the latest new place of no
-less trust and standing. A build ID with all the origins it may have gets no new name. With a build
-ID a row is of debuginfo that refers to that build ID by the name, which nothing was seen under.
+**dwz**. Files that .gnu_debugaltlink names by path. A row belongs to the latest new place with at
+least the same trust and standing. A build ID with the maximum number of origins gets no new name.
+If a row has a build ID, no file was seen under the name; debuginfo refers to that build ID by the
+name.
 
-**identities, aliases**. Other names of the bytes of a blob, of the types of `AliasType`: each row
-of *identities* has for each alias type u8, length u8 and the bytes, and a check in the end. A row
-of *aliases* leads from one of them to the blob, of which *digests* has the build IDs. Blobs of
-files captured before these tables were there have no row until `check --repair` makes it, or the
-file is captured again.
+**identities, aliases**. Other names of the bytes of a blob, of the types of `AliasType`: a row of
+*identities* has type u8, length u8 and the bytes for each alias, and ends with a check. A row of
+*aliases* leads from an alias to the blob, whose build IDs are in *digests*. Blobs captured before
+these tables existed have no row until `check --repair` makes it, or the file is captured again.
 
-**adopted, ambiguous**. Build IDs of which at least one variant has none itself, but goes by the
-htlhash of its bytes; and those that unrelated programs share. Of the latter nothing is in
-*artifacts*, all is in *variants*. Three executables, equally believed, with three code hashes, make
-a build ID ambiguous; so does `model.is_shared`.
+**adopted, ambiguous**. Build IDs that are the adopted ID of at least one variant; and build IDs
+that unrelated programs share. All files of the latter are in *variants*, none in *artifacts*. A
+build ID is ambiguous if three executables with the same belief have three different code hashes, or
+if `model.is_shared` lists it.
 
-**history**. How much the store held at a time, and what was captured since the row before, see
-`index.history`. A row a minute for a day, one in ten minutes for a week, one an hour for 32 days,
-one a day for 400: older ones are put together. At most 2**12 rows.
+**history**. The contents of the store at a time, and the captures since the row before, see
+`index.history`. One row per minute is kept for a day, one per ten minutes for a week, one per hour
+for 32 days, one per day for 400 days: older rows are merged. At most 2**12 rows.
 
 These five tables are absent in stores of earlier versions until a process that writes opens them.
 
-**seen**. Tag 0: has a build ID, and these were the bytes. Other tags: `ABSENCE_TAGS`. The stamp is
-the time of the last sighting in seconds, give or take a day. At most 2**20 rows: a new one takes
-the place of the oldest of a few. Rows of blobs that are gone go as others come, and all may go at
-any time. ``MEMO_EPOCH`` is part of what is hashed: raised when the program learns to identify what
-it could not before, it makes every old row unreachable.
+**seen**. Tag 0: the file has a build ID, and the value has the digest of its bytes. Other tags:
+`ABSENCE_TAGS`. The stamp is the time of the last sighting in seconds, with an error of up to a day.
+At most 2**20 rows: a new row replaces the oldest of a few. Writers also remove rows of blobs that
+are gone, and any row may be removed at any time. The hash includes ``MEMO_EPOCH``: a version of the
+program that identifies more files has a higher epoch, which makes every old row unreachable.
 
-**journal, recent**. What build ID a path had, when and for whom, as it was seen, whether or not its
-bytes were captured. *who* is build ID, container, what the control group says of the container
-(nothing where all namespaces are the host's), namespaces and host. The boot ID is zeros where it is
-not known. Last seen is kept to the minute; the rest of a row is that of the last sighting written.
-It ends with what identifies the file if there was no room for its bytes, and they could be had
-where it was seen. *recent* has one row for each of *journal*, in order of last seen. At most 2**20
-rows: the one last seen longest ago goes.
+**journal, recent**. The build ID that a path had for a viewer at a time, even if the bytes were not
+captured. *who* consists of build ID, container, the container label in the control group (empty if
+all namespaces are the host's), namespaces and host. The boot ID is zeros if it is unknown. Last
+seen is kept to the minute; the other fields are those of the last sighting written. If there was no
+room for the bytes of a recapturable file, the row ends with the identity of the file. *recent* has
+one row for each of *journal*, in order of last seen. At most 2**20 rows: a further row replaces the
+one last seen longest ago.
 """
 
 from __future__ import annotations
@@ -218,10 +217,10 @@ MAX_HISTORY: Final = 2**12
 MAX_HISTORY_GROUPS: Final = 64
 MAX_HISTORY_NAME: Final = 128
 
-#: Bit of ``OrdinalRow.kinds``: all that is kept of the build ID is debuginfo that is withheld.
+#: Bit of ``OrdinalRow.kinds``: the build ID has withheld debuginfo only.
 WITHHELD: Final = 1
 
-#: The time of the last sighting is kept to the minute, so that a frequent scan writes little.
+#: The time of the last sighting is kept to the minute, so that frequent scans write little.
 LAST_SEEN_SLACK_NS: Final = 60_000_000_000
 
 MEMO_EPOCH: Final = b"1"
@@ -230,7 +229,7 @@ ABSENCE_TAGS: Final = {
     Absence.EMPTY: 1, Absence.NOT_ELF: 2, Absence.MALFORMED: 4, Absence.NO_BUILD_ID: 7,
     Absence.BAD_BUILD_ID: 8, Absence.TRUNCATED: 9,
 }  # fmt: skip
-"""Tags 3, 5 and 6 are of programs that get an adopted ID now: such files are read again."""
+"""Tags 3, 5 and 6 were for programs that now get an adopted ID: such files are read again."""
 FORM_PLAIN: Final = 0
 FORM_ZSTD: Final = 1
 FORM_DENSE: Final = 2
@@ -241,7 +240,7 @@ ABSENCES: Final = {tag: absence for absence, tag in ABSENCE_TAGS.items()}
 MAX_PIN_NAME: Final = 390
 
 
-#: A use is written down only when it is so many seconds later than the one before.
+#: Seconds: a use is recorded only if it is so much later than the recorded one.
 USE_SLACK_S: Final = 3600
 
 COUNTERS_KEY: Final = b"counters"
@@ -273,7 +272,7 @@ _WITHOUT_SCRIPTS: Final = Struct(">H32sQqHIIBBQQBBI")
 _TRUNCATED: Final = 1
 _ADOPTED: Final = 2
 
-#: Stands at the end of rows of what was seen where everybody could read it.
+#: The last byte of rows with a public place.
 PUBLIC: Final = b"\1"
 
 _KINDS: Final = tuple(Kind)
@@ -286,12 +285,12 @@ KINDS_OF_MASK: Final = tuple(
 
 
 def number_in(value: bytes) -> int:
-    """The number in a row of *names*."""
+    """Return the number in a row of *names*."""
     return int.from_bytes(value[:4], "big")
 
 
 def mask_of(kinds: tuple[Kind, ...]) -> int:
-    """The bitmask with 1<<kind for each of ``kinds``."""
+    """Return the bitmask with 1<<kind for each of ``kinds``."""
     mask = 0
     for kind in kinds:
         mask |= 1 << kind
@@ -299,7 +298,7 @@ def mask_of(kinds: tuple[Kind, ...]) -> int:
 
 
 class Counters(msgspec.Struct):
-    """The only row of *meta*. ``artifacts`` counts rows of *artifacts*, kinds 1 to 4."""
+    """The row "counters" of *meta*. ``artifacts`` counts rows of *artifacts*, kinds 1 to 4."""
 
     next_ordinal: int = 1
     next_path: int = 1
@@ -314,7 +313,7 @@ class Counters(msgspec.Struct):
         """The value of the row."""
         *numbers, artifacts, container = msgspec.structs.astuple(self)
         every = (*numbers, *artifacts, container)
-        # Damaged rows hold any number, by which these were counted down.
+        # Damaged rows may have any number, which was subtracted from these.
         return _COUNTERS.pack(*(min(max(each, 0), 2**64 - 1) for each in every))
 
     @classmethod
@@ -349,7 +348,7 @@ class OrdinalRow(msgspec.Struct):
 
 
 def build_id_of(value: bytes) -> BuildId:
-    """The build ID in a row of *ordinals*; raises ValueError if there is none."""
+    """Return the build ID in a row of *ordinals*; raises ValueError if there is none."""
     raw = value[_ORDINAL.size :]
     if not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
         raise ValueError(f"a build ID of {len(raw)} bytes")
@@ -357,17 +356,17 @@ def build_id_of(value: bytes) -> BuildId:
 
 
 def is_named(value: bytes, build_id: bytes) -> bool:
-    """Return True if a row of *ordinals* is of that build ID."""
+    """Return True if a row of *ordinals* belongs to that build ID."""
     return value[NAME_AT:] == build_id
 
 
 def primary_path_of(value: bytes) -> int:
-    """The primary path in a row of *ordinals*, 0 for none."""
+    """Return the primary path in a row of *ordinals*, 0 for none."""
     return int.from_bytes(value[1:5], "big")
 
 
 def pack_artifact(artifact: Artifact) -> bytes:
-    """A row of *artifacts* and *variants*; ordinal and kind are in the key."""
+    """Return a row of *artifacts* and *variants*; ordinal and kind are in the key."""
     row = _ARTIFACT.pack(
         artifact.variant,
         artifact.digest,
@@ -389,24 +388,24 @@ def pack_artifact(artifact: Artifact) -> bytes:
 
 
 def _start(ordinal: int, kind: int) -> int:
-    """Return the start of the CRC-32 of a row of *artifacts*, of which the lower 32 bits count.
+    """Return the start of the CRC-32 of a row of *artifacts*; only its lower 32 bits count.
 
-    Kinds of one ordinal differ in it, and ordinals of one kind.
+    It differs between kinds of one ordinal, and between ordinals of one kind.
     """
     return ordinal << 2 ^ ordinal >> 30 ^ kind & 3
 
 
 def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
-    """The inverse of `pack_artifact`; raises ValueError for a row that is not that of the key."""
+    """The inverse of `pack_artifact`; raises ValueError if the row does not belong to the key."""
     scripts: tuple[ByteRange, ...] = ()
-    if len(value) == _WITHOUT_SCRIPTS.size:  # as most are
+    if len(value) == _WITHOUT_SCRIPTS.size:  # true of most rows
         fields = _WITHOUT_SCRIPTS.unpack(value)
     else:
         fields, scripts = _ARTIFACT.unpack_from(value), _scripts_in(value)
         fields += _TRAILER.unpack(value[-_TRAILER.size :])
     (variant, digest, size, mtime, mode, uid, gid, quality, trust, seen, segments,
      flags, standing, check) = fields  # fmt: skip
-    # `_start`, written out: this is done for every file that is looked up.
+    # `_start`, inlined, because each lookup of a file decodes such a row.
     if check != crc32(value[:-4], ordinal << 2 ^ ordinal >> 30 ^ kind & 3):
         raise ValueError("it is not what was written for that build ID")
     return Artifact(
@@ -431,7 +430,7 @@ def unpack_artifact(ordinal: int, kind: int, value: bytes) -> Artifact:
 
 
 def _scripts_in(value: bytes) -> tuple[ByteRange, ...]:
-    """The extents in a row of *artifacts*."""
+    """Return the extents in a row of *artifacts*."""
     pairs = _RANGE.iter_unpack(value[_ARTIFACT.size : -_TRAILER.size])
     return tuple(ByteRange(offset, length) for offset, length in pairs)
 
@@ -439,7 +438,7 @@ def _scripts_in(value: bytes) -> tuple[ByteRange, ...]:
 class DigestRow(msgspec.Struct):
     """A row of *digests*; ``refs``: (ordinal, kind, variant); ``rank``: the class in *uses*.
 
-    ``taken`` is what the file takes on the disk, in bytes, a multiple of 512.
+    ``taken`` is the number of bytes that the file takes on disk, a multiple of 512.
     """
 
     size: int
@@ -490,7 +489,7 @@ class DwzRow(msgspec.Struct, frozen=True):
     """A row of *dwz*: ordinal u64, standing and trust u8, public u8, build ID, check.
 
     The upper half of the second part is one more than the standing, the lower half the trust.
-    ``referred`` is empty for a file that was seen under the name.
+    ``referred`` is empty if a file was seen under the name.
     """
 
     ordinal: int
@@ -501,7 +500,7 @@ class DwzRow(msgspec.Struct, frozen=True):
 
     @property
     def believed(self) -> tuple[Trust, Standing]:
-        """The trust in the place that brought the name."""
+        """Return the trust in the place from which the name comes."""
         return self.trust, self.standing
 
     def pack(self, name: bytes) -> bytes:
@@ -512,7 +511,7 @@ class DwzRow(msgspec.Struct, frozen=True):
 
     @classmethod
     def unpack(cls, name: bytes, value: bytes) -> DwzRow:
-        """The inverse of `pack`. Raises ValueError for a row that is not that of the name."""
+        """The inverse of `pack`. Raises ValueError if the row does not belong to the name."""
         ordinal, believed = DWZ.unpack_from(value)
         if value[-CHECK.size :] != CHECK.pack(crc32(value[: -CHECK.size], crc32(name))):
             raise ValueError("it is not what was written for that name")
@@ -524,17 +523,17 @@ class DwzRow(msgspec.Struct, frozen=True):
 
 
 def derivation_key(digest: bytes) -> bytes:
-    """Key of a row of *meta* that asks for a debug file to be made of a blob."""
+    """Return the key of a row of *meta* that requests a debug file made from a blob."""
     return DERIVATION_PREFIX + digest
 
 
 def pack_derivation(key: bytes, build_id: bytes) -> bytes:
-    """The row of *meta* with that key; the build ID is the one of the debug file."""
+    """Return the row of *meta* with that key; the build ID is that of the debug file."""
     return build_id + CHECK.pack(crc32(build_id, crc32(key)))
 
 
 def unpack_derivation(key: bytes, value: bytes) -> tuple[Digest, BuildId]:
-    """The inverse of `pack_derivation`; raises ValueError for a row that is not that of the key."""
+    """The inverse of `pack_derivation`; raises ValueError if the row does not belong to the key."""
     build_id = value[: -CHECK.size]
     if value != pack_derivation(key, build_id):
         raise ValueError("it is not what was written for that blob")
@@ -542,18 +541,18 @@ def unpack_derivation(key: bytes, value: bytes) -> tuple[Digest, BuildId]:
 
 
 def floor_key(build_id: bytes) -> bytes:
-    """Key of a row of *meta* that tells from where on debuginfo of a build ID is served."""
+    """Return the key of a row of *meta* with the belief that debuginfo of a build ID needs."""
     return FLOOR_PREFIX + build_id
 
 
 def pack_floor(key: bytes, trust: Trust, standing: Standing) -> bytes:
-    """The row of *meta* with that key."""
+    """Return the row of *meta* with that key."""
     row = bytes((trust, standing.stored))
     return row + CHECK.pack(crc32(row, crc32(key)))
 
 
 def unpack_floor(key: bytes, value: bytes) -> tuple[Trust, Standing]:
-    """The inverse of `pack_floor`; raises ValueError for a row that is not that of the key."""
+    """The inverse of `pack_floor`; raises ValueError if the row does not belong to the key."""
     trust, standing = Trust(value[0]), Standing.of_stored(value[1])
     if value != pack_floor(key, trust, standing):
         raise ValueError("it is not what was written for that build ID")
@@ -561,13 +560,13 @@ def unpack_floor(key: bytes, value: bytes) -> tuple[Trust, Standing]:
 
 
 def pack_aliases(digest: bytes, aliases: Iterable[Alias]) -> bytes:
-    """A row of *identities*."""
+    """Return a row of *identities*."""
     row = b"".join(bytes((each.type, len(each.value))) + each.value for each in aliases)
     return row + CHECK.pack(crc32(row, crc32(digest)))
 
 
 def unpack_aliases(digest: bytes, value: bytes) -> tuple[Alias, ...]:
-    """The inverse of `pack_aliases`; raises ValueError for a row that is not that of the key."""
+    """The inverse of `pack_aliases`; raises ValueError if the row does not belong to the key."""
     row = value[: -CHECK.size]
     if value != row + CHECK.pack(crc32(row, crc32(digest))):
         raise ValueError("it is not what was written for that blob")
@@ -580,12 +579,12 @@ def unpack_aliases(digest: bytes, value: bytes) -> tuple[Alias, ...]:
 
 
 def alias_prefix(alias: Alias) -> bytes:
-    """The part of a key in *aliases* that names the alias."""
+    """Return the part of a key in *aliases* that contains the alias."""
     return bytes((alias.type, len(alias.value))) + alias.value
 
 
 def alias_of(key: bytes) -> tuple[Alias, Digest]:
-    """Alias and blob in a key of *aliases*; raises ValueError if it does not decode."""
+    """Return alias and blob in a key of *aliases*; raises ValueError if it does not decode."""
     end = 2 + key[1]
     return Alias(AliasType(key[0]), key[2:end]), Digest(key[end:])
 
@@ -605,9 +604,9 @@ class HistoryRow(msgspec.Struct, frozen=True, array_like=True):
     """The contents of a store at ``time_ns`` (Unix), and the events since the row before.
 
     ``counted`` is the number of build IDs that were counted, 0 for none; ``executable``,
-    ``symbols`` and ``debuginfo`` are the numbers of them that have these. ``captured`` and ``lost``
-    files are those since the row before. The file that waited longest to be copied had waited
-    ``lag_ms``. Sizes are in bytes. Of ``groups`` there are at most `MAX_HISTORY_GROUPS`.
+    ``symbols`` and ``debuginfo`` are the numbers of those that have these. ``captured`` and
+    ``lost`` count files since the row before. ``lag_ms`` is the longest time that a file had waited
+    to be copied. Sizes are in bytes. There are at most `MAX_HISTORY_GROUPS` of ``groups``.
     """
 
     time_ns: int
@@ -630,13 +629,13 @@ _decode_history = msgspec.msgpack.Decoder(HistoryRow).decode
 
 
 def pack_history(row: HistoryRow) -> tuple[bytes, bytes]:
-    """Key and value of a row of *history*."""
+    """Return key and value of a row of *history*."""
     key, value = U64.pack(row.time_ns), _encode(row)
     return key, value + CHECK.pack(crc32(value, crc32(key)))
 
 
 def unpack_history(key: bytes, value: bytes) -> HistoryRow:
-    """The inverse of `pack_history`. Raises what decoding raises."""
+    """The inverse of `pack_history`. Raises the errors of decoding."""
     body, check = value[: -CHECK.size], value[-CHECK.size :]
     row = _decode_history(body)
     if check != CHECK.pack(crc32(body, crc32(key))) or U64.pack(row.time_ns) != key:
@@ -645,7 +644,7 @@ def unpack_history(key: bytes, value: bytes) -> HistoryRow:
 
 
 def pin_key(build_id: BuildId, name: bytes) -> bytes:
-    """Key of a row of *pins*."""
+    """Return the key of a row of *pins*."""
     return bytes([len(build_id)]) + build_id + name
 
 
@@ -659,7 +658,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def seen_key(identity: FileIdentity) -> bytes | None:
-    """Key of a row of *seen*, None for an identity that may be another file's tomorrow."""
+    """Return the key of a row of *seen*; None if the identity may be that of another file later."""
     if identity.scope is None:
         return None
     fields = (
@@ -678,12 +677,12 @@ def seen_key(identity: FileIdentity) -> bytes | None:
 
 
 def clamped(ns: int) -> int:
-    """A time that fits 64 bits: inodes of a hostile filesystem image hold any number."""
+    """Limit a time to 64 bits, because inodes of a hostile filesystem image may have any number."""
     return min(max(ns, -(2**63)), 2**63 - 1)
 
 
 def stamp_of(ns: int) -> int:
-    """A time in seconds, as far as 32 bits have it."""
+    """Return a time in seconds, limited to 32 bits."""
     return min(max(ns // 1_000_000_000, 0), 2**32 - 1)
 
 
@@ -694,17 +693,17 @@ _REF: Final = ORDINAL_KIND_VARIANT.size
 
 
 def is_file(value: bytes, stored: int, inode: int, ctime_ns: int) -> bool:
-    """Return True if a row of *digests* is of a file of which stat(2) says that."""
+    """Return True if a row of *digests* belongs to the file with that stat(2) result."""
     return value[8:32] == _FILE.pack(stored, inode, ctime_ns)
 
 
 def is_plain_file(value: bytes, size: int, inode: int, ctime_ns: int) -> bool:
-    """Return True if that is so of a row of *digests*, and the content has the size of the file."""
+    """Return True if `is_file`, and the content has the size of the file."""
     return value[:32] == _PLAIN_FILE.pack(size, size, inode, ctime_ns)
 
 
 def is_struck(value: bytes) -> bool:
-    """Return True if a row of *digests* is of a blob that was found to be damaged, or gone."""
+    """Return True if a row of *digests* belongs to a blob that was found to be damaged or gone."""
     return value[16:32] == bytes(16)
 
 
@@ -715,15 +714,15 @@ def is_digest_row(key: bytes, value: bytes) -> bool:
 
 
 def size_in(value: bytes) -> int:
-    """The size of the content, of a row of *digests*."""
+    """Return the size of the content from a row of *digests*."""
     return int.from_bytes(value[:8], "big")
 
 
 def has_ref(value: bytes, ref: bytes) -> bool:
-    """Return True if a row of *digests* has an artifact whose key begins like that."""
+    """Return True if a row of *digests* refers to an artifact whose key begins with ``ref``."""
     return any(value.startswith(ref, at) for at in range(_REFS, len(value), _REF))
 
 
 def is_variant(value: bytes | None, number: int, digest: bytes) -> bool:
-    """Return True if a row of *artifacts* or *variants* has that number, and that blob."""
+    """Return True if a row of *artifacts* or *variants* has that number and that blob."""
     return value is not None and value[:34] == number.to_bytes(2, "big") + digest

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Store`: the directory that keeps all captured binaries and their index.
 
-A capture is stage (bytes in, hashed), then, by the caller, identify the staged bytes, then commit:
-bytes are made durable and named by their digest first, then one index transaction makes the whole
-batch visible. A process killed in between leaves nothing, or a blob that no row speaks of.
+A capture has three steps. `stage` copies and hashes the bytes. The caller identifies the staged
+bytes. `commit` makes the bytes durable and gives them their digest as a name; then one index
+transaction makes the whole batch visible. If a process is killed in between, it leaves nothing, or
+a blob without a row.
 
-Any number of processes may use one store, readers and writers; each sees a commit at once.
+Any number of processes may use one store, as readers and writers; each sees a commit at once.
 Methods may be called from any thread; one thread at a time commits.
 """
 
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 StorePath = str | bytes | os.PathLike[str]
 
-#: Blobs of which it is remembered that they were opened, until that is flushed.
+#: The number of opened blobs that are remembered before `flush_uses` is called.
 _MOST_USES: Final = 1 << 16
 
 
@@ -69,10 +70,10 @@ def _do_nothing() -> None:
 class Store:
     """An open store; a context manager. Make one with `create` or `open`.
 
-    Its parts answer questions, each answer being true of one moment: ``index`` about build IDs and
-    artifacts, ``paths`` and ``file_names`` about the paths files were seen at, ``containers`` about
-    the files of each container, ``journal`` about sightings, ``pins`` about pins, ``history`` about
-    the past, ``blobs`` about the bytes, ``jit_maps`` about the names of generated code.
+    Its parts answer questions, each for one moment: ``index`` about build IDs and artifacts,
+    ``paths`` and ``file_names`` about the paths at which files were seen, ``containers`` about the
+    files of each container, ``journal`` about sightings, ``pins`` about pins, ``history`` about the
+    past, ``blobs`` about the bytes, ``jit_maps`` about the names of generated code.
     """
 
     def __init__(self, path: bytes, env: Environment, files: Blobs, *, read_only: bool) -> None:
@@ -100,7 +101,7 @@ class Store:
 
     @classmethod
     def create(cls, path: StorePath) -> Store:
-        """Make a store in a new or empty directory, or open the one that is there."""
+        """Make a store in a new or empty directory, or open an existing one."""
         return cls.open(path, create=True)
 
     @classmethod
@@ -112,9 +113,9 @@ class Store:
         read_only: bool = False,
         map_size: int | None = None,
     ) -> Store:
-        """Open a store; ``create`` makes it where there is none.
+        """Open a store; with ``create``, make it if it does not exist.
 
-        ``map_size`` is for tests: bytes of address space of the index to begin with. Raises
+        ``map_size`` is for tests: the initial address space of the index in bytes. Raises
         `StoreMissing`, `StoreVersionError`, `StoreFull`, `StoreDamaged`, `StoreError`.
         """
         root = os.path.abspath(os.fsencode(path))
@@ -131,7 +132,7 @@ class Store:
         return cls(root, env, blobs, read_only=read_only)
 
     def close(self) -> None:
-        """Let go of the store; safe to call twice."""
+        """Close the store; safe to call twice."""
         if self._env is not None:
             self._end_deriving()
             self.flush_uses()
@@ -146,7 +147,7 @@ class Store:
         self.close()
 
     def match(self, text: str) -> BuildId:
-        """The build ID that a text means: the beginning of one, or an alias; see `Aliases.resolve`.
+        """Return the build ID for the beginning of one, or for an alias; see `Aliases.resolve`.
 
         Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
         """
@@ -155,38 +156,41 @@ class Store:
     # --- bytes -----------------------------------------------------------------------------
 
     def held(self, digest: Digest) -> Held | None:
-        """The facts about bytes with that digest; None if the store does not hold them, or
-        the file they are in was touched.
+        """Return the facts about bytes with that digest.
+
+        Returns None if the store does not have them, or if their file was touched.
         """
         held = self.index.held(digest)
         return held if held is not None and self.blobs.is_untouched(digest) else None
 
     def open_blob(self, digest: Digest) -> Blob:
-        """Open a blob with the bytes that were captured, as a use of it.
+        """Open a blob with the bytes that were captured, and record that as a use.
 
-        Reads all of it first where its file may have been changed. Raises `IntegrityError` if it
-        is gone, or has other bytes. ``blobs.open`` does the same for purposes that blobs are not
-        kept for.
+        Reads all of it first if its file may have been changed. Raises `IntegrityError` if it is
+        gone, or has other bytes. ``blobs.open`` does the same without recording a use.
         """
         blob = self.blobs.open(digest)
         self.note_use(digest)
         return blob
 
     def open_blob_now(self, digest: Digest) -> Blob | None:
-        """`open_blob` without waiting for more than an open: None if all has to be read first."""
+        """`open_blob` without waiting: returns None if all of the blob has to be read first."""
         blob = self.blobs.open_now(digest)
         if blob is not None:
             self.note_use(digest)
         return blob
 
     def digest_of(self, fd: int) -> Digest:
-        """Hash an open file without copying it; with `held`, cheaper than `stage` for bytes
-        that are likely to be here. Raises OSError.
+        """Hash an open file without copying it. Raises OSError.
+
+        With `held`, this is cheaper than `stage` if the store probably has the bytes.
         """
         return digest_of(fd)
 
     def flush_uses(self) -> None:
-        """Leave a record of blobs opened since the last time for the next writer; never fails."""
+        """Write a record of the blobs opened since the last call, for the next writer;
+        never fails.
+        """
         used, self._used = self._used, set()
         if used:
             from buildidfs.store.write import uses
@@ -194,7 +198,7 @@ class Store:
             uses.leave(self.path, list(used))
 
     def note_use(self, digest: Digest) -> None:
-        """Note that a blob was of use, without opening it."""
+        """Record a use of a blob without opening it."""
         if len(self._used) < _MOST_USES:
             self._used.add(digest)
 
@@ -203,10 +207,10 @@ class Store:
     def stage(self, fd: int, limit: int | None = None, origin: Origin | None = None) -> Staged:
         """Take the bytes of an open file into the store's filesystem, hashed, without a name.
 
-        Reads from offset 0, at most ``limit`` bytes (default: the size the file has now).
-        Reflinks where the filesystem can. May be called from several threads at once. Raises
-        OSError when the source cannot be read, or (EFBIG) is larger than the store may become,
-        `Recapturable` when there is no room for a file that is still at ``origin``, `StoreFull`,
+        Reads from offset 0, at most ``limit`` bytes (default: the present size of the file). Makes
+        a reflink if the filesystem supports it. May be called from several threads at once. Raises
+        OSError if the source cannot be read, or (EFBIG) is larger than the store may become,
+        `Recapturable` if there is no room for a file that still exists at ``origin``, `StoreFull`,
         `StoreError`.
         """
         self._writable()
@@ -224,12 +228,12 @@ class Store:
         absent: Sequence[NewAbsence] = (),
         seen: Sequence[NewSeen] = (),
     ) -> CommitResult:
-        """Make a batch durable and visible, all or nothing, and tell the listeners.
+        """Make a batch durable and visible, all or nothing, and announce it to the listeners.
 
-        ``seen`` goes into the journal, of which listeners are not told.
-        Closes what was staged, whatever happens. The batch may be as long as the limit of open
-        files allows. What was given as a digest that the store does not hold any more is left
-        out (`Outcome.gone`). Raises `StoreFull`, `StoreError`.
+        ``seen`` goes into the journal, and is not announced. Closes all staged files in any case.
+        The length of the batch is limited only by the number of open files. If a capture has a
+        digest that the store no longer holds, it is left out (`Outcome.gone`). Raises `StoreFull`,
+        `StoreError`.
         """
         try:
             commits = self._commits()
@@ -241,7 +245,9 @@ class Store:
         return commits.commit(captures, absent, seen)
 
     def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
-        """Record that files which `recall` knew were seen again; returns those unknown by now."""
+        """Record that files which `recall` knew were seen again; return those that are
+        now unknown.
+        """
         return self._commits().touch(sightings)
 
     def believe(self, judge: Callable[[Origin], tuple[Trust, Standing]]) -> None:
@@ -249,32 +255,35 @@ class Store:
         self._judge = judge
 
     def name_containers(self, names_of: Callable[[Origin], ContainerNames]) -> None:
-        """Let ``names_of`` give the names of the containers of all sightings from now on.
+        """Let ``names_of`` return the names of the containers of all sightings from now on.
 
-        It gives `NO_NAMES` where it does not know: then it is asked again when more is seen in
-        that container. It must be quick, and not raise.
+        If it returns `NO_NAMES`, it is called again for the next sighting in that container. It
+        must be quick, and not raise.
         """
         self._names_of = names_of
 
     def derive_with(self, start: Callable[[], None], end: Callable[[], None]) -> None:
-        """From now on call ``start`` when there are new `derivations`, and ``end`` at the end.
+        """From now on call ``start`` if there are new `derivations`, and ``end`` at `close`.
 
         ``start`` must be quick, and neither may raise.
         """
         self._derive, self._end_deriving = start, end
 
     def derivations(self, most: int = 64) -> list[tuple[Digest, BuildId]]:
-        """The executables that a debug file is to be made of, and its build ID; ``most`` of them.
+        """Return up to ``most`` executables from which a debug file is to be made, each with its
+        build ID.
 
-        Such a file is made after the capture, since it takes seconds. The row stays until `derived`
-        is called, so that a process that is killed loses none.
+        Such a file is made after the capture, because it takes seconds. The row stays until
+        `derived` is called, so a killed process loses no request.
         """
         from buildidfs.store.index import queries
 
         return queries.derivations(self._opened(), most)
 
     def derived(self, digest: Digest) -> None:
-        """A debug file was made of an executable, or none can be. Raises `StoreError`."""
+        """Record that a debug file was made from an executable, or cannot be made. Raises
+        `StoreError`.
+        """
         from buildidfs.store.index import queries
 
         queries.derived(self._writable(), digest)
@@ -288,10 +297,10 @@ class Store:
         self.commit((), (), entries)
 
     def remember(self, absent: Sequence[NewAbsence]) -> None:
-        """Remember files without a build ID; `commit` does the same in passing."""
+        """Remember files without a build ID; `commit` does so, too."""
         self.commit((), absent)
 
-    # --- what is kept, and what goes ---------------------------------------------------------
+    # --- removal and compression -------------------------------------------------------------
 
     def retain(
         self,
@@ -302,9 +311,9 @@ class Store:
     ) -> None:
         """Make room for all captures from now on, within ``policy``.
 
-        A function is asked for it when it is first needed; unless ``always``, that is not before
-        something is staged. ``altlinks`` tells of the blob of a debug file which build ID its
-        .gnu_debugaltlink names.
+        If ``policy`` is a function, it is called when the policy is first needed; unless
+        ``always``, that is when the first file is staged. ``altlinks`` returns the build ID in the
+        .gnu_debugaltlink of a debug file's blob.
         """
         env = self._writable()
 
@@ -317,21 +326,23 @@ class Store:
         self._keeper = make() if always else None
 
     def plan(self, policy: Policy, altlinks: AltLinks, *, stays: bool = False) -> Iterator[Choice]:
-        """List the blobs a policy would remove, in order; then, with ``stays``, those it keeps."""
+        """Yield the blobs a policy would remove, in order; then, with ``stays``, the kept ones."""
         from buildidfs.store.retention import policy as retention_policy
 
         return retention_policy.plan(self._opened(), self._files, policy, altlinks, stays=stays)
 
     def exceeded(self, policy: Policy) -> dict[str, int]:
-        """By how many bytes the limits of a policy are exceeded, by their names; else not more
-        than 0.
+        """Return the bytes by which the limits of a policy are exceeded, by name; 0 or less is
+        within it.
         """
         from buildidfs.store.retention import policy as retention_policy
 
         return retention_policy.lacks(self._opened(), self._files, policy)
 
     def evictions(self) -> Evictions:
-        """Counts of blobs removed to make room since the store was made, and of noted files."""
+        """Return the counts of blobs removed to make room since the store was made, and of noted
+        files.
+        """
         from buildidfs.store.retention import eviction as evictions
 
         env = self._opened()
@@ -339,8 +350,9 @@ class Store:
             return evictions.load(env, txn)
 
     def can_be_had(self, origin: Origin) -> str:
-        """Return in words where the host still has the file seen at a place; empty if it may be
-        gone."""
+        """Return the place at which the host still has the file of an origin; empty if it may be
+        gone.
+        """
         from buildidfs.store.retention import eviction
 
         return eviction.can_be_had(self._opened(), origin)
@@ -352,7 +364,9 @@ class Store:
 
     @functools.cached_property
     def jit_maps(self) -> JitMaps:
-        """The names of generated code; `list` does without them."""
+        """Return the names of generated code. They are loaded on first use, because `list` does not
+        need them.
+        """
         from buildidfs.store.jit_maps import JitMaps
 
         def max_size() -> int | None:
@@ -363,18 +377,20 @@ class Store:
 
     @property
     def tally(self) -> Tally:
-        """Counts of blobs removed to keep within the policy since `take_tally` was called."""
+        """Return the counts of blobs removed to keep within the policy since `take_tally` was
+        called.
+        """
         from buildidfs.store.retention.eviction import Tally
 
         return Tally() if self._keeper is None else self._keeper.tally
 
     def take_tally(self) -> Tally:
-        """`tally`, and begin anew."""
+        """Return the `tally`, and begin a new one."""
         return self.tally if self._keeper is None else self._keeper.take_tally()
 
     @property
     def most_staged(self) -> int | None:
-        """Bytes that may wait to be committed, where there is a policy."""
+        """Return the bytes that may wait for a commit, if there is a policy."""
         keeper = self._keeping()
         return None if keeper is None else keeper.most_staged
 
@@ -385,7 +401,7 @@ class Store:
         return self._keeper
 
     def pin(self, build_ids: Iterable[BuildId], name: bytes = b"") -> int:
-        """Pin build IDs, present or not, under a name; returns how many were not pinned so.
+        """Pin build IDs, captured or not, under a name; return the number of new pins.
 
         Raises `UsageError` for a name of more than 390 bytes.
         """
@@ -394,20 +410,22 @@ class Store:
         return pins.pin(self._writable(), build_ids, name, time.time_ns())
 
     def unpin(self, build_ids: Iterable[BuildId]) -> int:
-        """Take back pins without a name; returns how many there were."""
+        """Remove pins without a name; return their number."""
         from buildidfs.store.retention import pins
 
         return pins.unpin(self._writable(), build_ids)
 
     def unpin_name(self, name: bytes) -> int:
-        """Take back all pins with a name; returns how many there were."""
+        """Remove all pins with a name; return their number."""
         from buildidfs.store.retention import pins
 
         return pins.unpin_name(self._writable(), name)
 
     def fold_uses(self) -> int:
-        """Record the uses that readers have noted, and return how many were new. Raises
-        `StoreError`."""
+        """Record the uses that readers have left, and return the number of new ones.
+
+        Raises `StoreError`.
+        """
         from buildidfs.store.write import uses
 
         return uses.fold(self._writable())
@@ -423,10 +441,10 @@ class Store:
     ) -> Removed:
         """Remove blobs, and all rows that nothing refers to afterwards.
 
-        Tells the listeners; who has such a file open can read it to its end. ``quarantine``
-        keeps the files, in ``quarantine/``. ``forget`` forgets how far their executables were
-        believed, too. What the store does not hold is passed over. Raises
-        `StoreFull` when the index has no room even for that, `StoreError`.
+        Announces the changes; a reader that has such a file open can read it to its end.
+        ``quarantine`` moves the files to ``quarantine/``. ``forget`` also drops the floors of their
+        build IDs. Digests that the store does not hold are skipped. Raises `StoreFull` if the index
+        has no room even for a removal, `StoreError`.
         """
         from buildidfs.store.retention import removal
 
@@ -436,16 +454,16 @@ class Store:
     def compress(
         self, unused_since: int, enough: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[Digest, Compressed]]:
-        """Compress blobs that were last used before that time (Unix time, s); tells of each.
+        """Compress blobs that were last used before that time (Unix time, s); yield each.
 
         They take less room, and are read as before. ``enough`` ends it early. Raises `StoreFull`,
-        `StoreError` (also where the package zstandard is missing).
+        and `StoreError`, also if the package zstandard is missing.
         """
         from buildidfs.store.retention.compress import Compressor
 
         return Compressor(self._writable(), self._files, self.blobs).run(unused_since, enough)
 
-    # --- the whole -------------------------------------------------------------------------
+    # --- the whole store ---------------------------------------------------------------------
 
     def why(self, ordinal: int, kept: Sequence[Artifact]) -> list[str]:
         """Return for each of the `variants` of an artifact the reason why it is served or not."""
@@ -458,13 +476,15 @@ class Store:
         return why(kept, self.index.artifact(ordinal, Kind.EXECUTABLE), floor)
 
     def lost_since(self, since_ns: int = 0) -> Iterator[Lost]:
-        """The files that were seen at ``since_ns`` or later, and lost, in order of time."""
+        """Yield the files that were seen at ``since_ns`` or later and lost, in order of time."""
         from buildidfs.store import run_files
 
         return run_files.lost_since(self.path, since_ns)
 
     def listen(self) -> Listener:
-        """Hear of commits by any process; raises `StoreError` where none could commit."""
+        """Return a listener for commits by any process; raises `StoreError` on a read-only
+        filesystem.
+        """
         env = self._opened()
 
         def count() -> int:
@@ -500,20 +520,22 @@ class Store:
         )
 
     def check(self, *, digests: bool = False) -> Iterator[str]:
-        """The faults of the store, one line each; ``digests`` reads every byte as well."""
+        """Yield the faults of the store, one line each; with ``digests``, read every
+        byte as well.
+        """
         checker = self.checker()
         for faults in (checker.rows(), checker.counts(), checker.files(whole=digests)):
             for fault in faults:
                 yield fault.text
 
     def checker(self) -> Checker:
-        """An object that looks for faults, part by part."""
+        """Return an object that looks for faults, part by part."""
         from buildidfs.store.fsck.check import Checker
 
         return Checker(self._opened(), self._files, self.blobs)
 
     def _commits(self) -> Commits:
-        from buildidfs.store.commit import Commits  # which who only reads does without
+        from buildidfs.store.commit import Commits  # readers do not need it
 
         return Commits(
             self._writable(),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that go into the store and come out of it, beside those of `model`.
+"""Values that the store takes and returns, beside those of `model`.
 
-All of these are plain values; how they are laid out on disk is in `schema`.
+`schema` defines their form on disk.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from buildidfs.store.blobs.files import Staged
 class NewCapture(msgspec.Struct, frozen=True):
     """One identified file to be committed: its bytes, their description, and their place.
 
-    ``content`` is what `Store.stage` returned, or the digest of bytes that the store holds
-    already (`Store.held`). A file that is executable and debuginfo in one names both kinds.
-    ``remember`` is False for a file that may change without a trace in its identity: the next scan
-    reads it again. ``supplement`` is the name and the build ID of the dwz file that debuginfo
-    refers to, None if that is not known. ``aliases`` are other names of the bytes, and ``codes``
-    those of other blobs with the same build ID that had none. ``shared`` is the build ID in the
-    file if it is one that files share by mistake, and ``build_id`` another one. ``derive`` asks for
-    a debug file to be made of the bytes later, see `Store.derivations`.
+    ``content`` is the result of `Store.stage`, or the digest of bytes that the store holds already
+    (`Store.held`). A file that is executable and debuginfo in one names both kinds. ``remember`` is
+    False for a file that may change without a trace in its identity: the next scan reads it again.
+    ``supplement`` is the name and the build ID of the dwz file that debuginfo refers to, None if
+    unknown. ``aliases`` are other names of the bytes; ``codes`` are aliases for other blobs with
+    the same build ID that had none. ``shared`` is the build ID in the file if files share it by
+    mistake; ``build_id`` is then another ID. ``derive`` requests a debug file made from the bytes,
+    see `Store.derivations`.
     """
 
     sighting: Sighting
@@ -53,7 +53,7 @@ class NewCapture(msgspec.Struct, frozen=True):
 
 
 class NewAbsence(msgspec.Struct, frozen=True):
-    """A file that has no build ID, so that it is not read again; ``remember`` as above."""
+    """A file without a build ID, recorded so that it is not read again; ``remember`` as above."""
 
     identity: FileIdentity
     seen_ns: int
@@ -64,8 +64,8 @@ class NewAbsence(msgspec.Struct, frozen=True):
 class NewSeen(msgspec.Struct, frozen=True):
     """A journal entry: a file with this build ID was seen. The store need not have its bytes.
 
-    ``boot`` is the boot ID (16 bytes) of the system it was seen on; None is this one. ``noted``
-    says that there was no room for its bytes, and that they can be had where it was seen.
+    ``boot`` is the boot ID (16 bytes) of the system it was seen on; None is this one. ``noted`` is
+    True if there was no room for its bytes, and the file is recapturable.
     """
 
     sighting: Sighting
@@ -77,10 +77,10 @@ class NewSeen(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """The result of committing one `NewCapture`.
 
-    ``refused`` is empty, or says in words why nothing was recorded for it. ``noted`` says that its
-    bytes were dropped for lack of room, because the file is recapturable. ``gone`` says that it was
-    given as a digest, and that the store has removed those bytes meanwhile: nothing was recorded,
-    and the file has to be read again.
+    ``refused`` is the reason if nothing was recorded, or empty. ``noted`` is True if its bytes were
+    dropped for lack of room, because the file is recapturable. ``gone`` is True if it was given as
+    a digest and the store has removed those bytes meanwhile: nothing was recorded, and the file has
+    to be read again.
     """
 
     ordinal: int
@@ -96,7 +96,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class CommitResult(msgspec.Struct, frozen=True):
     """The result of a commit; ``outcomes`` is in the order of the captures given.
 
-    ``changed`` are the ordinals that listeners were told of: names or served bytes changed.
+    ``changed`` are the announced ordinals: their names or served bytes changed.
     """
 
     outcomes: tuple[Outcome, ...] = ()
@@ -114,9 +114,9 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class OriginRecord(msgspec.Struct, frozen=True):
-    """One place where bytes of a build ID were seen, and when first and last (Unix time, ns).
+    """One place where bytes of a build ID were seen, with the first and last time (Unix time, ns).
 
-    ``kinds`` are the kinds those bytes are served as.
+    ``kinds`` are the kinds under which those bytes are served.
     """
 
     origin: Origin
@@ -127,7 +127,7 @@ class OriginRecord(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The facts that the store has about bytes it holds."""
+    """The facts about bytes that the store holds."""
 
     digest: Digest
     size: int
@@ -143,7 +143,7 @@ class Held(msgspec.Struct, frozen=True):
 class Remembered(msgspec.Struct, frozen=True):
     """The result of an earlier look at exactly this file.
 
-    ``build_id`` is None when it had none, and ``absence`` then says why.
+    ``build_id`` is None if it had none; ``absence`` is then the reason.
     """
 
     build_id: BuildId | None = None
@@ -153,11 +153,11 @@ class Remembered(msgspec.Struct, frozen=True):
 class StoreStats(msgspec.Struct, frozen=True):
     """Counts and sizes of a store. Sizes in bytes; ``artifacts`` counts (build ID, kind) by kind.
 
-    ``variants`` counts what is kept but not served, ``remembered`` the files that will be
-    recognised without being read, ``free_bytes`` what an unprivileged writer may still use,
-    ``journal`` the rows of the journal, ``stored_bytes`` what the files of blobs take, ``pins`` the
-    rows of pins; ``adopted`` and ``ambiguous`` count build IDs, see `Artifact.adopted` and
-    `Aliases.is_ambiguous`.
+    ``variants`` counts files that are kept but not served, ``remembered`` the files that are
+    recognised without being read. ``free_bytes`` is the room for an unprivileged writer,
+    ``journal`` the number of rows of the journal, ``stored_bytes`` the bytes of the files of blobs,
+    ``pins`` the number of pins. ``adopted`` and ``ambiguous`` count build IDs, see
+    `Artifact.adopted` and `Aliases.is_ambiguous`.
     """
 
     ids: int

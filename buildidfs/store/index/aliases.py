@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes of aliases, and the one way from any name to a build ID.
 
-A write transaction also makes the rows that follow from aliases. A build ID turns out to be shared
-by unrelated programs. A debug file without a build ID belongs to the binaries whose
-``.gnu_debuglink`` has its name and checksum, and an unstripped program without one to its stripped
-twin.
+New aliases may show that unrelated programs share a build ID. They may also show that a debug file
+without a build ID belongs to the binaries that name it in ``.gnu_debuglink`` with its checksum, or
+that an unstripped program without a build ID belongs to its stripped twin.
 """
 
 from __future__ import annotations
@@ -165,16 +164,16 @@ class AliasWriter:
         self._aliases = environment.tables["aliases"]
 
     def of(self, digest: bytes) -> tuple[Alias, ...]:
-        """The aliases of a blob."""
+        """Return the aliases of a blob."""
         value = self._txn.get(digest, db=self._identities)
         return () if value is None else schema.unpack_aliases(digest, value)
 
     def value(self, digest: bytes, kind: AliasType) -> bytes:
-        """The alias of one type that a blob has, empty if there is none."""
+        """Return the alias of one type that a blob has, empty if there is none."""
         return next((each.value for each in self.of(digest) if each.type is kind), b"")
 
     def put(self, digest: bytes, aliases: Iterable[Alias]) -> bool:
-        """Give a blob more aliases; False if it has them all."""
+        """Give a blob more aliases; return False if it had them all."""
         known = self.of(digest)
         new = [each for each in dict.fromkeys(aliases) if each not in known]
         if not new:
@@ -185,7 +184,7 @@ class AliasWriter:
         return True
 
     def blobs(self, alias: Alias) -> list[Digest]:
-        """A few of the blobs that have an alias."""
+        """Return a few of the blobs that have an alias."""
         prefix = schema.alias_prefix(alias)
         rows = islice(prefixed(self._txn, self._aliases, prefix), MOST_JOINED)
         return [Digest(key[len(prefix) :]) for key, _ in rows]
@@ -203,8 +202,9 @@ class AliasWriter:
 def is_shared_by(best: Artifact, others: Iterable[Artifact], aliases: AliasWriter) -> bool:
     """Return True if unrelated programs have the build ID of an executable.
 
-    Three code hashes among files that are believed as much as the ``best`` make it so. Files that
-    are believed less say nothing: a container could take a program of the host out of service.
+    This is so if there are three code hashes among files with as much belief as the ``best``. Files
+    with less belief do not count, because a container could stop the service of a program of the
+    host.
     """
     codes = set()
     for each in (best, *islice(others, _LOOKED_AT)):

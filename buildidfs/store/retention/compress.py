@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression of blobs unused for long, one after the other from the oldest use on.
+"""Compression of blobs that were unused for long, one after another, in the order of their last
+use.
 
-The file is replaced first, and then its row: a reader who comes in between finds another file than
-the row speaks of, reads all of it, and sees that it is right (`verified`). A crash there leaves it
-so, until it is next verified.
+The file is replaced first, then its row. In between, a reader finds that the file is not that of
+the row, reads all of it, and sees that it is right (`verify`). After a crash at this point the blob
+stays in that state until it is next verified.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 
 _CLASSES: Final = (1, 0)
 _PAGE: Final = 64
-# A small file takes a block or two, compressed or not.
+# Compression does not reduce the number of blocks of a small file.
 _MIN_BYTES: Final = 16 << 10
 _WORTH_IT: Final = 0.9
 _DONE_KEY: Final = b"compressed"
 
 
 class Compressed(msgspec.Struct):
-    """A blob that was compressed: bytes it took on the disk ``before`` and takes ``after``."""
+    """A compressed blob: the bytes it took on disk ``before`` and takes ``after``."""
 
     before: int
     after: int
@@ -56,7 +57,7 @@ class Compressor:
     ) -> Iterator[tuple[Digest, Compressed]]:
         """Compress the blobs that were last used before that time (Unix time, s); see `Store`.
 
-        Blobs that are damaged are passed over, for `check`.
+        Damaged blobs are skipped; `check` handles them.
         """
         for digest in self._unused(self._done(), unused_since):
             if enough():
@@ -70,7 +71,7 @@ class Compressor:
         self._env.write(lambda txn: self._note(txn, unused_since))
 
     def _done(self) -> int:
-        """The time (s) before whose last uses all blobs have been examined."""
+        """Return the time (s) before whose last uses all blobs have been examined."""
         value = self._env.get(self._env.tables["meta"], _DONE_KEY)
         return 0 if value is None else int.from_bytes(value, "big")
 
@@ -92,7 +93,7 @@ class Compressor:
                 start = keys[-1] + b"\0"
 
     def _row(self, digest: Digest) -> schema.DigestRow | None:
-        """The row of a blob that could be compressed."""
+        """Return the row of a blob that could be compressed."""
         value = self._env.get(self._env.tables["digests"], digest)
         row = None if value is None else schema.DigestRow.unpack(value)
         return row if row is not None and row.form == schema.FORM_PLAIN else None
@@ -108,14 +109,14 @@ class Compressor:
             if hasher.digest() != digest:
                 raise IntegrityError(f"blob {digest} has other bytes")
             size = os.fstat(draft.fd).st_size
-            # The blob cannot be removed meanwhile, which would leave its file without a row.
+            # The lock prevents a removal meanwhile, which would leave the file without a row.
             with coordination.naming(self._env.root):
                 if self._row(digest) is None:
                     return None
                 if size > row.size * _WORTH_IT:
                     self._env.write(lambda txn: self._note_dense(txn, digest))
                     return None
-                files.sync_all([draft.fd])  # no other waits for that
+                files.sync_all([draft.fd])  # no other process waits for that
                 self._env.write(lambda txn: self._replace(txn, digest, draft))
         return Compressed(row.stored, size)
 
@@ -128,8 +129,8 @@ class Compressor:
             txn.put(digest, row.pack(), db=table)
 
     def _replace(self, txn: Txn, digest: Digest, draft: Staged) -> None:
-        """Put the file in its place, and record it: no other writer comes in between."""
-        if draft.name is not None:  # else this is done again, since the map had to grow
+        """Put the file in its place, and record it, so that no other writer comes in between."""
+        if draft.name is not None:  # else this is done again after the map has grown
             self._blobs.replace(digest, draft)
         table = self._env.tables["digests"]
         value, file = txn.get(digest, db=table), self._blobs.file(digest)

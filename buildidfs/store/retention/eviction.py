@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order in which blobs are evicted, and the blobs that are kept.
 
-Recapturable blobs go first: the host still has the same file, or the package file that it is in.
-Then go the blobs that were not used for the longest time. A pinned blob stays, with the debuginfo
-that dwz moved out of it. So does a blob that was used or captured a short while ago and is not
-recapturable.
+Recapturable blobs are evicted first: the host still has the same file, or the package file that
+contains it. Then follow the blobs that were unused for the longest time. A pinned blob is kept,
+with the debuginfo that dwz moved out of it. A blob that was used or captured a short while ago is
+kept, too, unless it is recapturable.
 
 No step reads the whole store. Both walks follow *uses* from its old end and remember their
-position, so that the blobs that stay are not examined again for each capture. A blob that is filed
-as recapturable, and is found not to be, moves to the other class: statx(2) is asked once for it.
+position, so that the kept blobs are not examined again for each capture. A blob that is filed as
+recapturable and found not to be moves to the other class, so statx(2) is called once for it.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     AltLinks = Callable[[Digest], BuildId | None]
 
-#: Of the places of a blob, those seen last that are asked whether they have it still.
+#: The number of a blob's latest places at which statx(2) looks for its file.
 _ASKED: Final = 16
 
 #: Rows that are written in one transaction.
 _AT_ONCE: Final = 1024
 
-#: After so long it is worth to look again at what had to stay.
+#: After this time the kept blobs are examined again.
 _REMEMBERED_S: Final = 600
 
-#: From the sighting of a file to the row that says so.
+#: Seconds between the sighting of a file and the row that records it.
 _WRITTEN_S: Final = 120
 
 _PINNED: Final = "pinned"
 
-#: Blobs of files that were just made, and that wait while older ones go.
+#: Blobs of files that were just made, which are evicted after older ones.
 _MOST_NEW: Final = 64
 
-#: Permission bits by which others than the owner of a file can change it.
+#: Permission bits by which users other than the owner can change a file.
 _OTHERS_WRITE: Final = 0o022
 
-#: The bit of `Origin.apart` that says that the mount namespace was not the host's.
+#: The bit of `Origin.apart` for a mount namespace other than the host's.
 _APART_MNT: Final = 1 << NamespaceSet.__struct_fields__.index("mnt")
 
-#: A pinned build ID protects that many variants of a kind beside the one that is served: containers
+#: A pinned build ID protects this many variants of a kind beside the served one, because containers
 #: can make any number of them.
 _PINNED_VARIANTS: Final = 16
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A blob that may have to go.
+    """A blob that may be evicted.
 
-    ``size`` is in bytes on the disk, ``used`` in seconds of Unix time. ``again`` says where the
-    same bytes can be had, if that is known; ``is_new`` says that only a file has them that was made
-    a moment ago, and may be gone in another one; ``stays`` says why the blob may not go, if so.
+    ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``again`` is a place that has
+    the same bytes, if known; ``is_new`` is True if this is a file that was made a moment ago, and
+    may be deleted in a moment; ``stays`` is the reason if the blob must be kept.
     """
 
     digest: Digest
@@ -89,15 +89,15 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def is_pinned(self) -> bool:
-        """True if a pin keeps it."""
+        """True if a pin protects it."""
         return self.stays.startswith(_PINNED)
 
 
 class Candidates:
-    """The blobs of a store in the order in which they go. For one thread at a time.
+    """The blobs of a store in the order of eviction. For one thread at a time.
 
-    ``min_age`` is in seconds; ``altlinks`` tells of the blob of a debug file which build ID its
-    .gnu_debugaltlink names.
+    ``min_age`` is in seconds; ``altlinks`` returns the build ID in the .gnu_debugaltlink of a debug
+    file's blob.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Candidates:
         self.rewind()
 
     def refresh(self) -> None:
-        """Begin at the old end again if the last time is long ago."""
+        """Start at the old end again if the last start is long ago."""
         if time.monotonic() - self._since > _REMEMBERED_S:
             self.rewind()
 
     def rewind(self) -> None:
-        """Begin at the old end again."""
+        """Start at the old end again."""
         self._since = time.monotonic()
         self._needed = None
         self._again_after = b""
@@ -133,8 +133,8 @@ class Candidates:
     def again(self, before: int | None = None) -> Iterator[Candidate]:
         """Yield the recapturable blobs that may be evicted, oldest use first, but new ones last.
 
-        ``before`` ends it at what was used then or later. A blob that the host lost is put
-        on `stale`, for `lower`.
+        Stops at blobs that were used at ``before`` or later. A blob that the host lost is put on
+        `stale`, for `lower`.
         """
         new: deque[Candidate] = deque()
         for key, digest, used in self._uses(0, self._again_after):
@@ -184,7 +184,7 @@ class Candidates:
                 yield candidate
 
     def everything(self) -> Iterator[Candidate]:
-        """Every blob, oldest use first, and why it stays if it has to."""
+        """Yield every blob, oldest use first, with the reason if it must be kept."""
         walks = [self._uses(number, b"") for number in CLASSES]
         for _, digest, _ in heapq.merge(*walks, key=lambda use: use[0][1:]):
             candidate = self.look(digest)
@@ -221,16 +221,16 @@ class Candidates:
         )
 
     def path(self, candidate: Candidate) -> bytes:
-        """The path its bytes were seen at last; empty if none is known."""
+        """Return the path at which its bytes were last seen; empty if unknown."""
         last = self.place(candidate)
         return b"" if last is None else last.origin.path
 
     def place(self, candidate: Candidate) -> OriginRecord | None:
-        """The place where its bytes were seen last."""
+        """Return the place at which its bytes were last seen."""
         return next(iter(self.places(candidate)), None)
 
     def places(self, candidate: Candidate) -> list[OriginRecord]:
-        """Places where its bytes were seen, newest first; not all of them if there are many."""
+        """Return the places at which its bytes were seen, newest first, up to a limit."""
         origins = self._origins(candidate.digest, candidate.build_ids)
         return sorted(origins, key=lambda each: -each.last_seen_ns)[:_ASKED]
 
@@ -240,14 +240,16 @@ class Candidates:
         return [each for origins in found for each in origins if each.digest == digest]
 
     def _uses(self, number: int, after: bytes) -> Iterator[tuple[bytes, Digest, int]]:
-        """(key, digest, last use) of a class, in order of time, behind the key ``after``."""
+        """Yield (key, digest, last use) of a class, in order of time, behind the key ``after``."""
         table, prefix = self._env.tables["uses"], bytes([number])
         for key, _ in self._index.rows(table, prefix, after or None):
             _, used, digest = schema.USE.unpack(key)
             yield key, Digest(digest), used
 
     def _is_settled(self, used: int) -> bool:
-        """Return True if hardly any older use will be recorded; recent ones are being written."""
+        """Return True if hardly any older use will be recorded; recent ones are still being
+        written.
+        """
         return used < time.time() - _WRITTEN_S
 
     def _is_young(self, used: int) -> bool:
@@ -257,13 +259,13 @@ class Candidates:
         return True
 
     def _age(self, used: int) -> int:
-        """The least number of seconds since the last use, which is known to the hour."""
+        """Return the least number of seconds since the last use, which is known to the hour."""
         return int(time.time()) - used - (schema.USE_SLACK_S if self._min_age else 0)
 
     # --- pins ------------------------------------------------------------------------------
 
     def _pinned(self, row: schema.DigestRow) -> str:
-        """The pin that keeps it, in words; empty if there is none."""
+        """Return the pin that protects it, as a text; empty if there is none."""
         for ordinal, kind, variant in row.refs:
             build_id = self._index.build_id(ordinal)
             if build_id is None:
@@ -283,7 +285,7 @@ class Candidates:
         return served is not None and served.variant == variant
 
     def _needed_by_pins(self) -> frozenset[BuildId]:
-        """Build IDs of the dwz files that pinned debuginfo refers to."""
+        """Return the build IDs of the dwz files that pinned debuginfo refers to."""
         if self._needed is None:
             self._needed = frozenset(self._all_needed())
         return self._needed
@@ -320,18 +322,20 @@ def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
 
 
 def had_again(origins: list[OriginRecord]) -> str:
-    """Return in words where the host still has the bytes seen at these places; empty if unknown."""
+    """Return the place at which the host still has the bytes seen at these places; empty if
+    unknown.
+    """
     believed = [each.origin for each in origins if each.origin.trust >= Trust.PACKAGE]
     return next(filter(None, map(recapturable, believed[:_ASKED])), "")
 
 
 def recapturable(origin: Origin) -> str:
-    """Return in words where the host has the file seen at a place; empty if it may be gone.
+    """Return the place at which the host has the file of an origin; empty if it may be gone.
 
-    Only a place that is trusted is asked, by statx(2), and nothing is opened.
+    statx(2) is called for trusted places only, and no file is opened.
     """
     said = origin.identity
-    # Symbols unpacked from an executable have its identity, but for these.
+    # Symbols unpacked from an executable have its identity, except for these fields.
     is_part = said.scope is None and origin.trust is Trust.PACKAGE
     if origin.archive:
         now = _identity(origin.archive)
@@ -348,17 +352,17 @@ def recapturable(origin: Origin) -> str:
 
 
 def can_be_had(env: Environment, origin: Origin) -> str:
-    """Return in words where the host has the file seen at a place; empty if it may be gone."""
+    """Return the place at which the host has the file of an origin; empty if it may be gone."""
     return recapturable(origin) or had_by_host(env, origin)
 
 
 def had_by_host(env: Environment, origin: Origin) -> str:
-    """Return in words where the host has a file that was seen in another mount namespace; empty if
-    the journal does not know it.
+    """Return the place at which the host has a file that was seen in another mount namespace.
 
-    Services with a mount namespace of their own, and containers that were given directories of the
-    host, run the host's files. Their word on it is not taken: the path was seen in the host's own
-    mount namespace and noted, since there was no room, and statx(2) finds the same inode there.
+    The result is empty if the journal does not know it. Services with a mount namespace of their
+    own, and containers that were given directories of the host, run the host's files. Their claims
+    are not believed: the path must have been seen in the host's own mount namespace and noted for
+    lack of room, and statx(2) must find the same inode there.
     """
     seen = origin.identity
     if not origin.apart & _APART_MNT or origin.host != machine.host_name():
@@ -367,7 +371,7 @@ def had_by_host(env: Environment, origin: Origin) -> str:
         return ""
     for row in Journal(env).at(_host_mnt_ns_id(), origin.path, statx.boot_id()):
         is_hosts = row.host == origin.host and not row.apart & _APART_MNT
-        # The scope names the mount, of which each namespace has its own.
+        # The scope names the mount, and each namespace has mounts of its own.
         if row.noted is not None and is_hosts and _without_scope(row.noted) == _without_scope(seen):
             return "this host has it" if _identity(row.path) == row.noted else ""
     return ""
@@ -379,7 +383,7 @@ def _without_scope(identity: FileIdentity) -> FileIdentity:
 
 @functools.cache
 def _host_mnt_ns_id() -> int:
-    """`Origin.mnt_ns_id` of what is seen in the host's mount namespace; 0 if it is not known."""
+    """Return `Origin.mnt_ns_id` of the host's mount namespace; 0 if unknown."""
     try:
         fd, number = namespaces.open_initial_root()
     except OSError:
@@ -389,9 +393,9 @@ def _host_mnt_ns_id() -> int:
 
 
 def _identity(path: bytes) -> FileIdentity | None:
-    """The identity of the file at a path of the host, if it is unambiguous."""
+    """Return the identity of the file at a path of the host, if it is unambiguous."""
     with contextlib.suppress(OSError, ValueError):
-        # No server is asked: one that does not answer must not keep captures waiting for room.
+        # Network filesystems are not asked: one that does not answer must not delay captures.
         fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             now = statx.identity_at(fd, path, follow=False, ask=False)
@@ -404,44 +408,44 @@ def _identity(path: bytes) -> FileIdentity | None:
 
 _KEY: Final = b"evicted"
 
-#: Losses that the row names; all are in the journal.
+#: Losses that the row names; the journal has all of them.
 _NAMED: Final = 32
 
-#: Evicted blobs that a summary names.
+#: Number of evicted blobs that a summary names.
 _FOREMOST: Final = 10
 
-#: Room that was taken from what is gone for good is not given to what is not, for so long.
+#: Seconds for which the room of lost blobs is not given to recapturable ones.
 _LATELY_S: Final = 86_400
 
-#: A file that is in use, and was made this lately, may be gone in a moment: it takes the place of
-#: any recapturable one.
+#: A file in use that was made within this time may be gone in a moment: it may displace any
+#: recapturable blob.
 _FRESH_NS: Final = 3600 * 1_000_000_000
 
 #: `Origin.scanner` of files that were found in a directory, and will mostly be there tomorrow. They
-#: take the place only of blobs unused for a day: else a scan of more than there is room for
-#: would remove what it has captured itself, and begin anew each time.
+#: displace only blobs unused for a day. Otherwise a scan of more than fits would remove its own
+#: captures, and begin anew each time.
 AT_REST: Final = "tree"
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def is_fresh(origin: Origin) -> bool:
-    """True for a file that was seen in use within an hour after it was made."""
+    """Return True for a file that was seen in use within an hour after it was made."""
     age = time.time_ns() - origin.identity.ctime_ns
     return age < _FRESH_NS and origin.scanner != AT_REST
 
 
 def _is_new(origin: Origin) -> bool:
-    """True for a file of the host that was seen in use, and made `_WRITTEN_S` ago at most."""
+    """Return True for a file of the host that was seen in use and made at most `_WRITTEN_S` ago."""
     age = time.time_ns() - origin.identity.ctime_ns
     is_young = age < _WRITTEN_S * 1_000_000_000
     return is_young and not origin.archive and origin.scanner != AT_REST
 
 
 class Evicted(msgspec.Struct, frozen=True, array_like=True):
-    """One blob that was removed to make room: its file, its bytes on the disk, and the time (s).
+    """A blob that was removed to make room: its file, its bytes on disk, and the time (s).
 
-    ``again`` says where it could be had at that time, and is empty for a loss.
+    ``again`` is a place that had the same bytes at that time, and empty for a loss.
     """
 
     build_id: bytes
@@ -454,9 +458,9 @@ class Evicted(msgspec.Struct, frozen=True, array_like=True):
 class Evictions(msgspec.Struct, array_like=True):
     """Counts of all evicted blobs: ``again`` of recapturable ones, ``losses`` of the others.
 
-    ``last`` are the latest losses, newest first. Bytes are those on the disk. ``noted`` counts the
-    files that were only noted, since there was no room. ``lost_since`` (Unix time, s) and
-    ``lost_lately`` belong together.
+    ``last`` are the latest losses, newest first. Bytes are those on disk. ``noted`` counts the
+    files that were only noted for lack of room. ``lost_since`` (Unix time, s) and ``lost_lately``
+    belong together.
     """
 
     again: int = 0
@@ -484,7 +488,7 @@ class Evictions(msgspec.Struct, array_like=True):
             self.lost_lately += each.size
 
     def reserved(self) -> int:
-        """Bytes that were taken from losses within the day."""
+        """Return the bytes of blobs that were lost within a day."""
         return self.lost_lately if 0 <= time.time() - self.lost_since < _LATELY_S else 0
 
 
@@ -492,7 +496,7 @@ _decode = msgspec.msgpack.Decoder(Evictions).decode
 
 
 def load(env: Environment, txn: Txn) -> Evictions:
-    """The row; an empty one where there is none, or one that is damaged."""
+    """Return the row; an empty one if it is missing or damaged."""
     value = txn.get(_KEY, db=env.tables["meta"])
     try:
         return Evictions() if value is None else _decode(value)
@@ -508,9 +512,8 @@ def save(env: Environment, txn: Txn, row: Evictions) -> None:
 class Tally(msgspec.Struct):
     """Counts of the blobs that one process has removed; see `Evictions`.
 
-    ``named`` are the losses, and after them what could be had again, each largest first, as many
-    as are worth a line. ``aged`` blobs were older than max-age. ``ids`` are those that nothing is
-    left of.
+    ``named`` are the most important losses, followed by recapturable blobs, each group largest
+    first. ``aged`` blobs were older than max-age. ``ids`` are the build IDs without a blob left.
     """
 
     again: int = 0
@@ -524,12 +527,12 @@ class Tally(msgspec.Struct):
 
     @property
     def blobs(self) -> int:
-        """Blobs that were removed, for whatever reason."""
+        """Return the number of removed blobs, for any reason."""
         return self.again + self.losses + self.aged
 
     @property
     def bytes(self) -> int:
-        """Their bytes on the disk."""
+        """Return the bytes that they took on disk."""
         return self.again_bytes + self.lost_bytes + self.aged_bytes
 
     def add(self, gone: Iterable[Evicted]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pins: the build IDs that are kept whatever the size limits say, each under a name.
 
-A pin with the empty name is one that the user gave no name. A build ID may have many pins, and may
-be pinned before a file of it is captured.
+A pin without a user-given name has the empty name. A build ID may have many pins, and may be pinned
+before a file of it is captured.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The size limits of a store: make room for captures by removing the least valuable blobs.
 
-`Keeper` does so before it writes bytes that would exceed a limit, and when the filesystem is full
-nevertheless. A recapturable file never displaces one that is not: it is copied only while there is
-room, and all recapturable blobs go before the first other one. The capture of any other file fails
-only if no blob may be removed.
+`Keeper` does so before a write that would exceed a limit, and also if the filesystem is
+unexpectedly full. A recapturable file never displaces a file that is not recapturable: it is copied
+only while there is room, and all recapturable blobs are removed before any other. The capture of
+any other file fails only if no blob may be removed.
 
-Bytes are those that files take on the disk, inodes are counted as well.
+Sizes are bytes on disk; inodes are counted as well.
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Attempts to write after room was made for it. Other processes may be filling the filesystem.
+#: Attempts to write after making room. Other processes may be filling the filesystem.
 _TRIES: Final = 8
 
-#: Blobs removed before it is looked again how much room there is.
+#: Blobs removed before the free room is measured again.
 _AT_ONCE: Final = 256
 
 _FOLD_S: Final = 60
 
-#: When nothing was found that may go, it is not looked for again for so long.
+#: Seconds before the next search for removable blobs if the last one found none.
 _IN_VAIN_S: Final = 5
 
-#: Bytes of a blob besides its content: rows, entry of a directory, attributes.
+#: Bytes of a blob besides its content: rows, directory entry, attributes.
 _EACH_BYTES: Final = 12 << 10
 
-#: Of that, its rows, which are written when it is committed.
+#: The part of these for its rows, which are written at the commit.
 _INDEX_BYTES: Final = 6 << 10
 
-#: The share of a store that is left to files that are not recapturable, and the bounds of it.
+#: 1/32 of a store is reserved for files that are not recapturable, within these limits.
 _HEADROOM: Final = 32
 _LEAST_HEADROOM: Final = 1 << 20
 _MOST_HEADROOM: Final = 1 << 30
 
-#: A file that was only noted is copied after a day, or when such a part of the store is free.
+#: A noted file is copied after a day, or if 1/2 of the store is free.
 _AMPLE: Final = 2
 
-#: A row without bytes, such as that a file has no build ID.
+#: Bytes of a row without content, such as one for a file without a build ID.
 _ROW_BYTES: Final = 128
 
-#: A row of the journal.
+#: Bytes of a row of the journal.
 _NOTE_BYTES: Final = 512
 
-#: A recapturable blob may displace a recapturable one that was unused for so many seconds.
+#: A recapturable file may displace a recapturable blob that was unused for this many seconds.
 _DISPLACED_S: Final = 86_400
 
-#: For so long it is waited for a filesystem to tell that it has freed what was removed.
+#: Seconds to wait for a filesystem to report removed blocks as free.
 _FREED_S: Final = 0.1
 
 _log = logging.getLogger(__name__)
@@ -94,11 +94,11 @@ _log = logging.getLogger(__name__)
 class Policy(msgspec.Struct, frozen=True):
     """Limits of a store. Sizes in bytes, ages in seconds; None is no limit.
 
-    ``max_size`` covers blobs, directories, index and names of generated code, ``keep_free`` is what
-    the filesystem is to have left, and of its inodes the same share: where it has less, a store
-    that ``yields`` gives room back, and one that does not ceases to grow. What was not used for
-    ``max_age`` goes whatever room there is; what was used or captured within ``min_age`` stays,
-    unless it is recapturable.
+    ``max_size`` covers blobs, directories, index and names of generated code. ``keep_free`` is the
+    number of bytes to leave free on the filesystem; the same share of its inodes stays free, too.
+    If less is free, a store that ``yields`` removes blobs, and one that does not stops growing.
+    Blobs unused for ``max_age`` are always removed; blobs used or captured within ``min_age`` are
+    kept unless they are recapturable.
     """
 
     max_size: int | None = None
@@ -109,7 +109,7 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A blob, where it was seen last, whether it goes, and why."""
+    """A blob, the path at which it was last seen, True if it is removed, and the reason."""
 
     candidate: Candidate
     path: bytes
@@ -140,7 +140,7 @@ _LONG_AGO: Final = (-math.inf, Room(0, 0))
 
 
 class Usage(NamedTuple):
-    """The room that a store takes now, that its filesystem has free, and that it has in all."""
+    """The room that a store takes, the free room of its filesystem, and the total."""
 
     taken: Room
     free: Room
@@ -197,16 +197,16 @@ class Keeper:
         self._lack(Room(0, 0))
         self._tally = Tally()
 
-    # --- for who writes --------------------------------------------------------------------
+    # --- for writers -----------------------------------------------------------------------
 
     def staging(
         self, origin: Origin | None, size: int, work: Callable[[Callable[[int], None]], Staged]
     ) -> Staged:
         """Run ``work``, which writes a file of about ``size`` bytes, after making room for it.
 
-        ``work`` gets a function to ask with for more bytes than that. Raises what it does; OSError
-        (EFBIG) for more than there could ever be room for; `Recapturable` for a file that was seen
-        at ``origin`` and is still there, if there is no room; `StoreFull` when nothing may be
+        ``work`` gets a function with which it requests further bytes. Raises the errors of
+        ``work``; OSError (EFBIG) for a file larger than the store may become; `Recapturable` if
+        there is no room for a file that still exists at ``origin``; `StoreFull` if no blob may be
         removed.
         """
         asked = size
@@ -228,8 +228,8 @@ class Keeper:
     ) -> T:
         """Run ``work``, which commits staged bytes, after making room for their rows.
 
-        ``drop`` drops the recapturable ones, and returns True if there were any. Raises what
-        ``work`` does, and `StoreFull` when nothing may be removed.
+        ``drop`` drops the recapturable files, and returns True if there were any. Raises the errors
+        of ``work``, and `StoreFull` if no blob may be removed.
         """
         lack = self._lack(Room(0, 0))
         if not lack.is_none:
@@ -241,7 +241,7 @@ class Keeper:
         return self._repeated(0, work, staged)
 
     def settle(self, staged: Sequence[Staged]) -> None:
-        """From now on the index counts these."""
+        """Stop counting staged bytes, because the index counts them now."""
         for each in staged:
             each.uncount()
 
@@ -288,7 +288,9 @@ class Keeper:
         return work()
 
     def _shrink(self, size: int) -> bool:
-        """Make room for ``size`` bytes on a full filesystem; False if nothing may be removed."""
+        """Make room for ``size`` bytes on a full filesystem; return False if no blob may be
+        removed.
+        """
         with self._lock:
             return self._evict(Room(size, 1))
 
@@ -304,13 +306,13 @@ class Keeper:
 
     @property
     def most_staged(self) -> int:
-        """Bytes that may wait to be committed: they take room that cannot be made."""
+        """Return the bytes that may wait for a commit, because their room cannot be freed."""
         return self._headroom(look(self._env, self._blobs)).bytes
 
-    # --- how much --------------------------------------------------------------------------
+    # --- limits ----------------------------------------------------------------------------
 
     def _admit(self, origin: Origin | None, new: int, *, size: int) -> None:
-        """Have room for ``new`` bytes of a file of ``size`` bytes."""
+        """Make room for ``new`` bytes of a file of ``size`` bytes."""
         wanted = Room(new + _EACH_BYTES, 1)
         usage = look(self._env, self._blobs)
         lack = self._lack(wanted, usage)
@@ -334,8 +336,7 @@ class Keeper:
     def _stays_noted(self, origin: Origin | None) -> bool:
         """Return True for a file that was noted within a day and is still on the host.
 
-        A scan that is repeated shall come to the same end, though removing a large blob left some
-        room over.
+        A repeated scan must end in the same state, even if the removal of a large blob left room.
         """
         if origin is None:
             return False
@@ -347,14 +348,15 @@ class Keeper:
         return is_noted and bool(recapturable(origin))
 
     def _most(self, usage: Usage) -> int:
-        """Bytes that the store may take."""
+        """Return the bytes that the store may take."""
         most = usage.taken.bytes + max(usage.free.bytes - self.policy.keep_free, 0)
         return most if self.policy.max_size is None else min(most, self.policy.max_size)
 
     def _headroom(self, usage: Usage) -> Room:
-        """Return the room to leave for files that are not recapturable, and for the index to grow.
+        """Return the room reserved for files that are not recapturable, and for growth of the
+        index.
 
-        A transaction writes each page of the index anew that it touches, which may be most.
+        A transaction rewrites each page of the index that it touches, perhaps most of them.
         """
         share = self._most(usage) // _HEADROOM
         share = min(max(share, _LEAST_HEADROOM), _MOST_HEADROOM) + self._env.bytes_used()
@@ -366,7 +368,7 @@ class Keeper:
         if self._lack(wanted).is_none:
             return
         with self._lock:
-            for _ in range(_TRIES):  # others write meanwhile
+            for _ in range(_TRIES):  # other processes write meanwhile
                 lack = self._lack(wanted)
                 if lack.is_none:
                     return
@@ -389,7 +391,7 @@ class Keeper:
         return Room(lack, inodes)
 
     def _count(self, staged: Staged) -> None:
-        """Count staged bytes until they are committed, or dropped."""
+        """Count staged bytes until they are committed or dropped."""
         room = Room(staged.disk_bytes(), 1)
         with self._counting:
             self._staged += room
@@ -410,7 +412,7 @@ class Keeper:
             raise OSError(errno.EFBIG, f"its {size} bytes are more than the store may ever take")
 
     def _hopeless(self, error: StoreFull | None, idle_s: int = 0) -> StoreFull:
-        """The error for a store that has no room, and can make none."""
+        """Return the error for a store that has no room, and can make none."""
         why = self._why_in_vain
         if idle_s:
             why = "what was used within a day does not make room for a file in a directory"
@@ -448,9 +450,9 @@ class Keeper:
     def _evict(self, lack: Room, idle_s: int = 0, *, in_part: bool = False) -> bool:
         """Remove that much if the evictable blobs have it; return False if nothing was removed.
 
-        ``idle_s`` spares what was used within so many seconds and cannot be had again, ``in_part``
-        removes what there is if that is less. Removals by others at the same
-        time counts as well.
+        ``idle_s`` keeps blobs that were used within so many seconds and are not recapturable;
+        ``in_part`` removes all evictable blobs even if they are not enough. Removals by other
+        processes at the same time count as well.
         """
         self._prepare()
         free = self._blobs.free_bytes()
@@ -477,8 +479,8 @@ class Keeper:
     def _remove_losses(self, lack: Room, idle_s: int, in_part: bool) -> Room | None:
         """Remove other blobs if that frees enough; return the amount that was removed.
 
-        The store has no recapturable blob at that moment: if others have just committed one,
-        nothing is removed.
+        Nothing is removed if the store has a recapturable blob at that moment, because another
+        process has just committed one.
         """
         chosen = self._chosen(lack, idle_s, in_part)
         if chosen is None:
@@ -491,7 +493,9 @@ class Keeper:
         return self._remove(chosen, nothing_else)
 
     def _chosen(self, lack: Room, idle_s: int, in_part: bool) -> list[Candidate] | None:
-        """Return the blobs used longest ago that free the room together, None if all free less."""
+        """Return the evictable blobs with the oldest uses that free enough room; None if all are
+        not enough.
+        """
         since, least = self._in_vain.get(idle_s, _LONG_AGO)
         if time.monotonic() - since < _IN_VAIN_S and (
             lack.bytes >= least.bytes and lack.inodes >= least.inodes
@@ -503,12 +507,12 @@ class Keeper:
             chosen = list(walk)
             if (lack - _sum(chosen)).is_none:
                 return chosen
-            # A file that was seen long ago and recorded just now is behind us.
+            # The walk has passed a file that was seen long ago and recorded just now.
             pinned, young = self._candidates.kept_pinned, self._candidates.kept_young
             self._candidates.rewind()
             if (found := next(self._candidates.again(), None)) is not None:
                 self._found = found
-                return []  # which goes before any of them
+                return []  # such a blob is evicted before any of them
         if in_part:
             return chosen
         self._in_vain[idle_s] = time.monotonic(), lack
@@ -535,7 +539,9 @@ class Keeper:
             return True
 
     def _remove(self, chosen: Sequence[Candidate], check: Callable[[], bool] | None = None) -> Room:
-        """Remove them to make room, unless ``check`` says, while no process commits, not to."""
+        """Remove blobs to make room, unless ``check`` forbids it; it runs while no
+        process commits.
+        """
         gone, entries = self._described(chosen)
 
         def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
@@ -562,8 +568,9 @@ class Keeper:
     def _described(
         self, chosen: Sequence[Candidate]
     ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
-        """Describe blobs and make journal entries, also for recapturable blobs, which are noted
-        from then on at each of their places.
+        """Describe blobs and make journal entries.
+
+        Recapturable blobs get entries, too: they are noted from then on at each of their places.
         """
         now = int(time.time())
         gone: dict[Digest, Evicted] = {}
@@ -588,7 +595,9 @@ class Keeper:
         return NewSeen(Sighting(origin, place.last_seen_ns), build_id, boot=b"", noted=noted)
 
     def _wait_until_freed(self, before: int, size: int) -> None:
-        """Wait a little for a filesystem that frees later: to it more would seem to be needed."""
+        """Wait a little for a filesystem that frees later, which would otherwise seem
+        to need more.
+        """
         until = time.monotonic() + _FREED_S
         while self._blobs.free_bytes() < before + size * 3 // 4 and time.monotonic() < until:
             time.sleep(_FREED_S / 20)
@@ -607,12 +616,14 @@ def look(env: Environment, blobs: Blobs) -> Usage:
 
 
 def _inodes_kept(policy: Policy, usage: Usage) -> int:
-    """The share of inodes that is to be free: that of bytes."""
+    """Return the share of inodes to keep free, which equals that of bytes."""
     return usage.total.inodes * policy.keep_free // max(usage.total.bytes, 1)
 
 
 def lacks(env: Environment, blobs: Blobs, policy: Policy) -> dict[str, int]:
-    """By how much each limit is exceeded, by its name, in bytes or inodes; negative is room."""
+    """Return by how much each limit is exceeded, by its name, in bytes or inodes;
+    negative is room.
+    """
     usage = look(env, blobs)
     found = {"keep-free": -1}
     if policy.keep_free and policy.yields:
@@ -625,18 +636,20 @@ def lacks(env: Environment, blobs: Blobs, policy: Policy) -> dict[str, int]:
 
 
 INODES: Final = "keep-free (inodes)"
-"""The limit of `lacks` that is not in bytes."""
+"""The name of the limit of `lacks` that is not in bytes."""
 
 
 def expiry(max_age: int) -> int:
-    """Blobs last used before that time (Unix, s) are too old: uses are known to the hour."""
+    """Return the time (Unix, s) before which last uses are too old; uses are known to the hour."""
     return int(time.time()) - max_age - schema.USE_SLACK_S
 
 
 def plan(
     env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, stays: bool
 ) -> Iterator[Choice]:
-    """List the blobs a policy removes now, in that order; then, with ``stays``, those it keeps."""
+    """Yield the blobs that a policy removes now, in that order; then, with ``stays``, the kept
+    ones.
+    """
     candidates = Candidates(env, policy.min_age, altlinks)
     chosen: set[Digest] = set()
     lack = lacks(env, blobs, policy)
@@ -674,7 +687,7 @@ def _worth(candidates: Iterable[Candidate], wanted: Room) -> Iterator[Candidate]
             seen.add(candidate.digest)
             wanted -= Room(candidate.size, 1)
             yield candidate
-        if wanted.is_none:  # before the next is taken, which would count as looked at
+        if wanted.is_none:  # before the next blob is fetched, which would count as examined
             return
 
 
@@ -683,7 +696,7 @@ def _sum(candidates: Sequence[Candidate]) -> Room:
 
 
 def _in_vain(size: int, pinned: int, young: bool) -> str:
-    """Return in words why no room can be made."""
+    """Return the reason why no room can be made."""
     kept = []
     if pinned:
         kept.append(f"{pinned} blob{' is' if pinned == 1 else 's are'} pinned")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remove blobs, and with them every row to which no other row refers any more.
+"""Remove blobs, and all rows to which no other row refers any more.
 
-It takes two steps, since the mounts have to be told in between. The first step, while no process
-names blobs, removes the artifacts from the index and then the files; a reader that has one open
-keeps it. The places and paths of a build ID say which names the kernel has to forget, so they stay
-until the listeners have heard: the second step removes them. A crash leaves rows in *gone*, and
-`clear` is called again for them.
+The removal takes two steps, because the mounts must be informed in between. The first step runs
+while no process gives names to blobs: it removes the artifacts from the index and then the files; a
+reader that has a file open keeps it. The places and paths of a build ID show which names the kernel
+must forget, so they stay until the listeners have acknowledged; the second step removes them. A
+crash leaves rows in *gone*, and `clear` is called again for them.
 
-Done in batches, so that captures get their turn.
+Removals run in batches, so that captures get their turn.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ if TYPE_CHECKING:
 
 _BATCH: Final = 256
 
-#: An index that cannot grow has pages to rewrite so many rows with, mostly.
+#: The number of rows for which an index that cannot grow mostly has pages to rewrite.
 _SMALL_BATCH = 4
 
 
 class Removed(msgspec.Struct):
-    """Blobs that were removed, their ``bytes`` on the disk, ``ids``: build IDs without a blob."""
+    """Removed blobs, the ``bytes`` they took on disk, and ``ids``: build IDs without a
+    blob left.
+    """
 
     digests: list[bytes] = msgspec.field(default_factory=list)
     blobs: int = 0
@@ -68,12 +70,13 @@ def remove(
     write_down: Callable[[Txn, Sequence[Digest]], None] = lambda txn, removed: None,
     check: Callable[[], bool] | None = None,
 ) -> Removed:
-    """Remove blobs; those that the index does not know are passed over.
+    """Remove blobs; those that the index does not know are skipped.
 
-    Tells the listeners. ``quarantine`` keeps the files, in ``quarantine/``. ``forget`` lets other
-    debuginfo of a build ID be served again whose executable is removed; else it is withheld as
-    before. ``write_down`` is called in the transaction that removes some, ``check`` before it while
-    no process commits: if it is False these stay. Raises `StoreError`.
+    Announces the changes. ``quarantine`` moves the files to ``quarantine/``. If an executable is
+    removed, ``forget`` allows less trusted debuginfo of its build ID to be served again; else such
+    debuginfo stays withheld. ``write_down`` is called in the transaction that removes some blobs;
+    ``check`` is called before it, while no process commits, and if it returns False these blobs
+    stay. Raises `StoreError`.
     """
     total = Removed()
     rest = iter(digests)
@@ -88,9 +91,9 @@ def remove(
 
 
 def clear(env: Environment, ordinals: Sequence[int]) -> list[int]:
-    """Remove the rest of the build IDs in *gone*, after all mounts were told of them.
+    """Remove the remaining rows of the build IDs in *gone*, after the announcement to all mounts.
 
-    Returns those of which something stays, since it can only be found by going through all paths.
+    Returns the build IDs with remaining rows that only a search of all paths can find.
     """
 
     def work(txn: Txn) -> list[int]:
@@ -137,7 +140,7 @@ def _remove(
 
 
 class _Remover:
-    """The first step, in one write transaction; ``rows`` are those of the blobs to take away."""
+    """The first step, in one write transaction; ``rows`` are those of the blobs to remove."""
 
     def __init__(self, env: Environment, txn: Txn, forget: bool) -> None:
         self._txn = txn
@@ -178,12 +181,14 @@ class _Remover:
             self._txn.put(schema.COUNTERS_KEY, self.counters.pack(), db=self._tables["meta"])
 
     def _forget_floor(self, ordinal: int, kind: int) -> None:
-        """The executable of a build ID was removed on purpose, or all there was of it."""
+        """Drop the floor of a build ID whose executable, or last artifact, was removed
+        on purpose.
+        """
         if kind == Kind.EXECUTABLE or not self._variants.kinds(ordinal):
             self._variants.forget_floor(ordinal)
 
     def _lose(self, ordinal: int) -> None:
-        """There is no artifact of one of the kinds any more."""
+        """Record that a build ID has no artifact of a kind any more."""
         key = schema.U64.pack(ordinal)
         value = self._txn.get(key, db=self._tables["ordinals"])
         if value is None:
@@ -209,7 +214,7 @@ class _Clearer:
         self._containers = ContainerPruner(env, txn)
 
     def clear(self, ordinal: int) -> bool:
-        """Remove places and paths of blobs that are gone; False if some could not be found."""
+        """Remove places and paths of removed blobs; return False if some could not be found."""
         key = schema.U64.pack(ordinal)
         value = self._txn.get(key, db=self._tables["ordinals"])
         if value is None:
@@ -233,7 +238,7 @@ class _Clearer:
     def _drop_origins(
         self, ordinal: int, named: schema.OrdinalRow
     ) -> tuple[list[Origin], list[tuple[int, Origin]]]:
-        """Remove the places of bytes that are gone; returns them, and those that stay with their
+        """Remove the places of removed bytes; return them, and the remaining places with their
         kinds, oldest first.
         """
         table = self._tables["origins"]
@@ -245,7 +250,7 @@ class _Clearer:
                 digest, kinds, origin, first, last = location_rows.unpack_origin(value)
             except DAMAGE:
                 if named.kinds:
-                    continue  # for `check` to tell of
+                    continue  # `check` reports it
             else:
                 if digest not in held:
                     held[digest] = self._has(digest, ordinal)
@@ -267,7 +272,7 @@ class _Clearer:
     def _drop_names(
         self, key: bytes, dropped: list[Origin], kept: list[tuple[int, Origin]]
     ) -> None:
-        """Remove the names under /.dwz/ that it had at those places."""
+        """Remove the names under /.dwz/ that the build ID had at those places."""
         table = self._tables["dwz"]
         names = {location_rows.dwz_name(origin.path) for origin in dropped}
         for name in names - {location_rows.dwz_name(origin.path) for _, origin in kept} - {b""}:
@@ -292,24 +297,23 @@ class _Clearer:
             public_first = sorted(kept, key=lambda each: not each[1].is_public)
             left = (find(origin.path) for kinds, origin in public_first if kinds & PATH_KINDS)
             others = (number for number in left if self._paths.has(number, ordinal))
-            # Those it has besides are of places that were forgotten, and cannot be found.
+            # Other names belong to forgotten places, and cannot be found.
             named.primary_path = next(others, named.primary_path)
         for number in going - {named.primary_path}:
             self._paths.drop(named, ordinal, number)
 
 
 GRACE_S: Final = 3600
-"""Files that changed later than so many seconds ago stay."""
+"""Seconds: files that changed more recently are kept."""
 
 _MOST_AT_ONCE: Final = 1 << 16
 
 
 class Collected(msgspec.Struct):
-    """Counts of the leftovers; all were removed but those in quarantine.
+    """Counts of the leftovers; all were removed except those in quarantine.
 
-    ``ids`` counts build IDs of which something was left, ``blobs`` and ``bytes`` files that no row
-    spoke of, ``drafts`` files that were never finished. ``quarantined`` and ``quarantine_bytes``
-    stay, to be looked at.
+    ``ids`` counts build IDs with leftovers, ``blobs`` and ``bytes`` files without a row, ``drafts``
+    unfinished files. ``quarantined`` and ``quarantine_bytes`` are kept for inspection.
     """
 
     ids: int = 0
@@ -345,7 +349,7 @@ def collect(env: Environment) -> Collected:
 
 
 def _finish_removals(env: Environment) -> int:
-    """Tell the mounts, perhaps once more, and remove the rest of the build IDs."""
+    """Announce the removals to the mounts, perhaps once more, and remove the remaining rows."""
     left: list[int] = []
     count = 0
     rows = Index(env).rows(env.tables["gone"], b"", None)
@@ -361,7 +365,7 @@ def _finish_removals(env: Environment) -> int:
 
 
 def _count(env: Environment, txn: Txn) -> int:
-    """The number of an announcement."""
+    """Return the number for an announcement."""
     counters = load_counters(env, txn)
     counters.announced += 1
     txn.put(schema.COUNTERS_KEY, counters.pack(), db=env.tables["meta"])
@@ -369,7 +373,7 @@ def _count(env: Environment, txn: Txn) -> int:
 
 
 def _sweep_paths(env: Environment, ordinals: list[int]) -> None:
-    """Go through all paths for those of build IDs that were seen at forgotten places."""
+    """Search all paths for those of build IDs that were seen at forgotten places."""
     wanted = frozenset(ordinals)
     keys = (key for key, _ in Index(env).rows(env.tables["pathids"], b"", None))
     pairs = (schema.PATH_ORDINAL.unpack(key) for key in keys)
@@ -391,7 +395,7 @@ def _drop_paths(env: Environment, pairs: list[tuple[int, int]], txn: Txn) -> Non
 
 
 def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
-    """Set the counts of build IDs to 0 that have no path after all paths were examined."""
+    """Set the counts of build IDs without a path to 0, after all paths were examined."""
     table = env.tables["ordinals"]
     for ordinal in ordinals:
         value = txn.get(schema.U64.pack(ordinal), db=table)
@@ -402,7 +406,7 @@ def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
 
 
 def _drop_orphaned_names(env: Environment) -> int:
-    """Remove names under /.dwz/ of removed files; the place that brought them is gone already."""
+    """Remove names under /.dwz/ of removed files whose place is already gone."""
     rows = Index(env).rows(env.tables["dwz"], b"", None)
     ordinals = env.tables["ordinals"]
     orphans = (name for name, value in rows if env.get(ordinals, value[:8]) is None)
@@ -425,7 +429,7 @@ def _drop_names(env: Environment, names: list[bytes], txn: Txn) -> int:
 
 
 def _collect_blobs(env: Environment, directory: bytes, before: float, found: Collected) -> None:
-    """Blobs of one directory that no row speaks of."""
+    """Collect the blobs in one directory that have no row."""
     rows = env.tables["digests"]
     stray = []
     for path in _names(directory):
@@ -442,7 +446,7 @@ def _collect_blobs(env: Environment, directory: bytes, before: float, found: Col
 
 
 def _digest(path: bytes) -> Digest | None:
-    """The blob that a file is, or is kept beside of."""
+    """Return the blob in a file, or the blob beside which the file is kept."""
     name = os.path.basename(path).partition(b".")[0]
     if len(name) != 64:
         return None
@@ -460,7 +464,7 @@ def _drafts(root: bytes) -> Iterator[bytes]:
 
 def _older(path: bytes, before: float) -> bool:
     try:
-        return os.lstat(path).st_ctime < before  # it cannot be set, and giving a name does
+        return os.lstat(path).st_ctime < before  # the time cannot be set, but giving a name sets it
     except FileNotFoundError:
         return False
 

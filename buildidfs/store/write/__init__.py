@@ -2,6 +2,6 @@
 """Writes within one transaction: captures and sightings become rows, and rows go.
 
 `transaction.Recorder` records a batch and uses a writer for each group of tables; `uses` keeps the
-order in which blobs may go, `provenance` what is kept beside a blob. Outsiders call
-`Store.commit`. Nothing here makes room, or tells listeners.
+order of eviction, `provenance` the data beside a blob. Outsiders call `Store.commit`. Nothing here
+makes room or informs listeners.
 """

@@ -63,7 +63,7 @@ class _ContainerTables:
         self._contents = tables["contents"]
 
     def _remove(self, key: bytes, row: ContainerRow | None) -> None:
-        """Remove the row of a container without contents, and its name."""
+        """Remove the row of an empty container, and its name."""
         if row is not None and self._txn.get(row.name, db=self._labels) == key:
             self._txn.delete(row.name, db=self._labels)
         link = link_key(row.names) if row is not None else b""
@@ -72,7 +72,7 @@ class _ContainerTables:
         self._txn.delete(key, db=self._containers)
 
     def _count_down(self, key: bytes, value: bytes, row: ContainerRow, entries: int) -> None:
-        """Subtract removed entries in the row of a container, which is ``value`` now."""
+        """Subtract removed entries in the row of a container, whose present value is ``value``."""
         row.entries = max(row.entries - entries, 0)
         first, last = TIMES.unpack_from(value)
         self._txn.put(key, pack_container(first, last, row), db=self._containers)
@@ -81,7 +81,7 @@ class _ContainerTables:
 class ContainerWriter(_ContainerTables):
     """Writes to the tables within one transaction; call `finish` last.
 
-    ``called`` has the names of containers by control group and label, as far as they are known.
+    ``called`` has the known names of containers by control group and label.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class ContainerWriter(_ContainerTables):
     def see(self, sighting: Sighting, artifact: tuple[int, int, int], *, public: bool) -> bool:
         """Record a sighting of an artifact (ordinal, kind, variant) in a container.
 
-        ``public`` says that everybody could read the file. Returns True if the container got names.
+        ``public`` is True if all users could read the file. Returns True if the container got
+        names.
         """
         origin = sighting.origin
         if artifact[1] > Kind.DEBUGINFO or not label_of(origin):
@@ -142,7 +143,9 @@ class ContainerWriter(_ContainerTables):
             self._make_room()
 
     def _link(self, key: bytes, row: ContainerRow, last: int) -> None:
-        """Let the name that people have for a container lead to it, if it is the last of them."""
+        """Link the user-given name of a container to it, if it is the last container of
+        that name.
+        """
         link = link_key(row.names)
         if not link:
             return
@@ -171,7 +174,8 @@ class ContainerWriter(_ContainerTables):
         for candidate in names_of(origin, token):
             number = self._named(candidate)
             if not number:
-                # The container may have the second name although the first is free again.
+                # The container may have the name with a suffix although the plain name is free
+                # again.
                 free = free or candidate
             elif not token or self._rows[number][2].token in (token, b""):
                 self._rows[number][2].token = self._rows[number][2].token or token
@@ -213,10 +217,10 @@ class ContainerWriter(_ContainerTables):
         return number
 
     def _add_names(self, row: ContainerRow, origin: Origin) -> bool:
-        """Add what is known by now of the names of a container; returns True if that is more."""
+        """Add newly known names of a container; return True if there are any."""
         names = self._called.get((origin.cgroup, origin.container), NO_NAMES)
-        # Two containers may differ only behind the part of the ID in the label. A bundle knows no
-        # control groups, and has the names by label.
+        # Two containers may differ only in a part of the ID that is not in the label. A bundle has
+        # no control groups, so it has the names by label.
         is_its = not origin.cgroup or row.id == as_bytes(cgroup.container_id(origin.cgroup))
         if names == NO_NAMES or not is_its:
             return False
@@ -274,7 +278,7 @@ class ContainerWriter(_ContainerTables):
                 return
             ordinal, kind, variant = artifact
             if was == [ordinal, kind | PUBLIC_BIT, variant]:
-                artifact = ordinal, kind | PUBLIC_BIT, variant  # once readable by all
+                artifact = ordinal, kind | PUBLIC_BIT, variant  # it was readable by all before
             if tuple(was) == artifact and stamp < then + _STAMP_SLACK_S:
                 return
         self._txn.put(key, pack_entry(key, name, 0, artifact, stamp), db=self._contents)
@@ -346,14 +350,14 @@ def row_of(environment: Environment, txn: Txn, origin: Origin) -> ContainerRow |
 
 
 def _id_in(label: str) -> str:
-    """The ID of a container in a label; empty if the label has none."""
+    """Return the ID of a container in a label; empty if the label has none."""
     return "" if label.startswith(_NO_CONTAINERS) else label.partition(":")[2]
 
 
 def _row_in(value: bytes) -> ContainerRow | None:
     """Return the row of a container; None if there is none, or it does not decode.
 
-    `check` reports damage; captures and removals go on.
+    Damage is left to `check`, so that captures and removals can continue.
     """
     try:
         return unpack_container(0, value)[1]
@@ -370,7 +374,7 @@ def _unpacked(value: bytes | None) -> _Value:
 
 
 class ContainerPruner(_ContainerTables):
-    """Takes files out of containers, within one transaction."""
+    """Removes files from the trees of containers, within one transaction."""
 
     def __init__(self, environment: Environment, txn: Txn) -> None:
         super().__init__(environment, txn)
@@ -378,7 +382,7 @@ class ContainerPruner(_ContainerTables):
         self._variants = environment.tables["variants"]
 
     def drop(self, origin: Origin, ordinal: int) -> None:
-        """Remove a build ID from a place, and directories and containers that become empty."""
+        """Remove a build ID from a place, with directories and containers that become empty."""
         names = components(origin.path) if label_of(origin) else None
         if names is None:
             return
@@ -393,7 +397,7 @@ class ContainerPruner(_ContainerTables):
         directory = of = kind = variant = 0
         for name in names:
             if keys and not directory:
-                return  # it has become a file
+                return  # it was replaced by a file
             keys.append(KEY.pack(number, directory, offset_of(name)))
             value = self._txn.get(keys[-1], db=self._contents)
             if value is None:

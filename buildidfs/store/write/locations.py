@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 
 class PlaceWriter:
-    """Writes origins, and what is found by place: paths, names below /.dwz/, containers.
+    """Writes origins, and the rows found by place: paths, names below /.dwz/, containers.
 
-    ``changed`` gets the ordinals that have names they did not have, ``called`` is for
-    `ContainerWriter`. ``naming`` are the blobs whose sightings gave a container its names. Call
-    `finish` last.
+    ``changed`` gets the ordinals with new names, ``called`` is for `ContainerWriter`. ``naming``
+    are the blobs whose sightings gave a container its names. Call `finish` last.
     """
 
     def __init__(
@@ -57,9 +56,10 @@ class PlaceWriter:
         *,
         recognised: bool,
     ) -> bool:
-        """Record a sighting of bytes that are ``refs`` of one build ID; True at a new place.
+        """Record a sighting of bytes that are ``refs`` of one build ID; return True at a new place.
 
-        Adds to the counts of ``named``. ``recognised``: access to the file was not determined.
+        Adds to the counts of ``named``. ``recognised`` is True if the access to the file was not
+        determined.
         """
         origin, ordinal = sighting.origin, refs[0][0]
         kinds = schema.mask_of(tuple(Kind(kind) for _, kind, _ in refs))
@@ -80,8 +80,8 @@ class PlaceWriter:
     def refer(self, ordinal: int, path: bytes, supplement: BuildId, origin: Origin) -> None:
         """Record the path of a dwz file that debuginfo seen at ``origin`` refers to.
 
-        A name that a dwz file was seen under takes precedence. References in files that not
-        everybody can read are not recorded, because the name is public.
+        A name under which a dwz file was seen takes precedence. References in private files are not
+        recorded, because the name is public.
         """
         name = location_rows.dwz_name(path)
         if not name or not origin.is_public:
@@ -181,9 +181,9 @@ class PathWriter(_PathTables):
     def add(
         self, row: schema.OrdinalRow, ordinal: int, path: bytes, *, primary: bool, public: bool
     ) -> bool:
-        """Add a build ID to a path; True if it is new there. Adds to the counts of ``row``.
+        """Add a build ID to a path; return True if it is new there. Adds to the counts of ``row``.
 
-        With ``primary`` the path becomes the primary one if there is none, or if everybody could
+        With ``primary`` the path becomes the primary one if there is none, or if all users could
         read the file here (``public``) and not at the present one.
         """
         names = components(path)
@@ -193,7 +193,7 @@ class PathWriter(_PathTables):
             row.primary_path == ROOT or (public and not self._is_public(row.primary_path, ordinal))
         )
         if row.paths >= schema.MAX_PATHS and not primary:
-            return False  # before its names are written in vain
+            return False  # before names are written that would not be used
         number = ROOT
         for name in names:
             number = self._intern(number, name, public=public)
@@ -211,7 +211,7 @@ class PathWriter(_PathTables):
         return added
 
     def add_name(self, ordinal: int, name: bytes, *, public: bool, count: int = 1) -> None:
-        """Add ``count`` to the paths of a build ID with that last name."""
+        """Add ``count`` to the number of paths of a build ID with that last name."""
         key = schema.PATH_ORDINAL.pack(self._intern(NAMES, name, public=public), ordinal)
         value = self._txn.get(key, bytes(schema.U16.size), db=self._nameids)
         before = int.from_bytes(value[: schema.U16.size], "big")
@@ -265,7 +265,7 @@ class PathPruner(_PathTables):
         return self._txn.get(key, db=self._pathids) is not None
 
     def drop(self, row: schema.OrdinalRow, ordinal: int, number: int) -> None:
-        """Remove a build ID from a path, and the path if it becomes empty.
+        """Remove a build ID from a path; remove the path if it becomes empty.
 
         Subtracts from the counts of ``row``.
         """
@@ -275,7 +275,7 @@ class PathPruner(_PathTables):
             self._prune(number)
 
     def _drop_name(self, number: int, ordinal: int) -> None:
-        """Subtract one from the paths of the build ID with the last name of that path."""
+        """Subtract one from the number of paths of a build ID with the last name of that path."""
         path = self._txn.get(schema.U32.pack(number), db=self._paths)
         named = path and self._txn.get(schema.U32.pack(NAMES) + path[4:], db=self._names)
         if not named:
@@ -314,7 +314,7 @@ class JournalWriter:
         self._count: int = txn.stat(self._rows)["entries"]
         self._labels: dict[bytes, str | None] = {}
         self.noted = 0
-        """New entries for files that the store had no room for."""
+        """Number of new entries for files for which the store had no room."""
 
     def add(self, entries: Iterable[NewSeen]) -> None:
         """Write the entries that are new, or whose row is older than a minute."""
@@ -338,8 +338,8 @@ class JournalWriter:
         newly = new.noted and not location_rows.is_noted(old)
         self.noted += newly
         if seen < first:
-            # Of sightings within a minute the first describes the row. They are not committed in
-            # their order: a scan of a process may overtake the catch that led to it.
+            # The first of the sightings within a minute describes the row. They are not committed
+            # in their order: a scan of a process may overtake the catch that caused it.
             row = location_rows.TIMES.pack(seen, last) + old[location_rows.TIMES.size :]
             is_soon = last < seen + schema.LAST_SEEN_SLACK_NS
             if newly or (is_soon and new.noted == location_rows.is_noted(old)):
@@ -352,7 +352,7 @@ class JournalWriter:
             self._put(key, row, seen)
 
     def _label(self, origin: Origin) -> str | None:
-        """The label of the container that the control group tells under any definition."""
+        """Return the container label in the control group, for any definition of containers."""
         if not origin.apart:
             return None
         try:
@@ -366,7 +366,7 @@ class JournalWriter:
         self._txn.put(schema.U64.pack(last) + key, b"", db=self._recent)
 
     def _drop_oldest(self) -> None:
-        """Drop the row last seen longest ago."""
+        """Remove the row last seen longest ago."""
         with self._txn.cursor(self._recent) as cursor:
             if not cursor.first():
                 return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The origins of a blob, kept beside it, from which a lost index can be rebuilt.
 
-An extended attribute of the blob holds it, written before the blob gets its name
-(`blobs.files.attach_origin`). msgpack: an array of the version of this format and an array of
-claims, see `Claim`; then an array of aliases, each an array of type and bytes; then an array of
-further places, see `Place`. Blobs of earlier versions lack the last two.
+They are in an extended attribute of the blob, which is written before the blob gets its name
+(`blobs.files.attach_origin`). Its msgpack value is an array of the format version, an array of
+claims (see `Claim`), an array of aliases (each an array of type and bytes), and an array of further
+places (see `Place`). Blobs of earlier versions lack the last two.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _VERSION: Final = 1
 _MAX_CLAIMS: Final = 16
 
-#: Other containers with a blob that are kept beside it. A blob is written down for each container
-#: that it is the first file of, and a shell may be that of any number.
+#: The number of other containers that are kept beside a blob. The data is rewritten for each
+#: container in which the blob is the first file, and a shell may be the first file of any number.
 _MAX_PLACES: Final = 8
 
-#: Of the other places, so many that were seen last are looked at.
+#: The number of other places, those last seen, that are examined.
 _LOOKED_AT: Final = 64
 
 _Names = tuple[bytes, bytes, bytes, bytes]
@@ -42,10 +42,10 @@ _UNNAMED: Final[_Names] = (b"", b"", b"", b"")
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
-    """The artifacts of a blob under one build ID, and a row of *origins* that it was seen at.
+    """The artifacts of a blob under one build ID, and a row of *origins* of the blob.
 
     Fields are those of `Artifact`; ``kinds`` is a bitmask as in *ordinals*. The origin is the first
-    of those believed most, of the public ones if there are any, and empty if all were forgotten.
+    of those with the highest belief, preferably a public one, and empty if all were forgotten.
     ``called`` has the fields of the `ContainerNames` of its container.
     """
 
@@ -67,7 +67,9 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """The row of *origins* of a blob in another container than its claim, and that one's names."""
+    """A row of *origins* of a blob in another container than its claim, and the names of that
+    container.
+    """
 
     build_id: bytes
     origin: bytes
@@ -245,7 +247,7 @@ def _seen_at(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> list[_
 
 
 def _rank(seen: _Seen) -> tuple[int, bool, int]:
-    """Order places: the most trusted last; among equals a public one, then the first seen."""
+    """Sort places: the most trusted last; among equals a public one, then the first seen."""
     return seen.origin.trust, seen.origin.is_public, -seen.first
 
 
@@ -254,7 +256,7 @@ def _container(origin: Origin) -> tuple[str, bytes]:
 
 
 def _places(env: Environment, txn: Txn, seen: list[tuple[int, bytes, _Seen]]) -> list[Place]:
-    """Return one place in each of the containers with a name that were seen last."""
+    """Return one place in each of the named containers that were last seen."""
     found: dict[tuple[str, bytes], Place] = {}
     for _, build_id, each in sorted(seen, key=lambda of: of[:2], reverse=True)[:_LOOKED_AT]:
         key = _container(each.origin)

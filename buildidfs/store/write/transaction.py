@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One write transaction: captures and sightings become rows.
 
-All state comes from the transaction, so that the work can run again after the map grew, and several
+All state comes from the transaction, so that it can run again after the map grew, and several
 processes can write to one store.
 """
 
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from buildidfs.store.blobs.files import BlobFile, Blobs
     from buildidfs.store.index.environment import Environment, Txn
 
-#: Of each kind of a build ID that turns out to be shared, so many files get an adopted ID.
+#: For each kind of a shared build ID, at most this many files get an adopted ID.
 _ADOPTED_MAX: Final = 256
 
-#: A stamp of the memo is brought up to date only when it is off by more: that saves a write.
+#: A stamp of the memo is updated only if it is off by more, which saves writes.
 _STAMP_SLACK_S = 86_400
 
 
 class Recorder:
     """The writes of one transaction; call `finish` last.
 
-    ``added`` has the blobs that were just written, with the data beside them. ``read`` has the
-    file of each other blob that was read, and the form of its bytes. ``called`` is for
-    `ContainerWriter`. ``shared`` are the build IDs that turned out to be those of unrelated
+    ``added`` has the blobs that were just written, with the data beside them. ``read`` has, for
+    each other blob that was read, its file and the form of its bytes. ``called`` is for
+    `ContainerWriter`. ``shared`` are the build IDs that were found to be those of unrelated
     programs.
     """
 
@@ -90,7 +90,7 @@ class Recorder:
         self._aliases = AliasWriter(environment, txn)
 
     def finish(self) -> None:
-        """Write the counters, and new data beside the blobs."""
+        """Write the counters, and the new data beside the blobs."""
         self._places.finish()
         for digest in (self._variants.altered - self._described) | self._places.naming:
             self._describe(digest)
@@ -103,10 +103,10 @@ class Recorder:
     # --- a capture -------------------------------------------------------------------------
 
     def capture(self, new: NewCapture) -> Outcome:
-        """Record one file whose blob is in place, unless it was removed from there meanwhile.
+        """Record one file whose blob is in place; do nothing if it was removed meanwhile.
 
-        It is recorded under all build IDs that it belongs to: an executable that shares its build
-        ID with unrelated ones under its adopted ID as well, a debug file without a build ID under
+        The file is recorded under all build IDs to which it belongs: an executable whose build ID
+        unrelated programs share, also under its adopted ID; a debug file without a build ID, under
         those of the binaries that name it.
         """
         outcome = self._capture(new)
@@ -125,7 +125,7 @@ class Recorder:
         return outcome
 
     def _shared(self, build_id: BuildId) -> int:
-        """The number of a build ID that is known to be shared, of which nothing is served."""
+        """Return the ordinal of a known shared build ID, of which no file is served."""
         ordinal = self._named(build_id)[0]
         if not self._variants.is_ambiguous(ordinal):
             self._variants.make_ambiguous(ordinal)
@@ -133,7 +133,7 @@ class Recorder:
         return ordinal
 
     def _learn(self, outcome: Outcome, digest: Digest, new: NewCapture) -> None:
-        """Find out whether unrelated programs share a build ID, and give them adopted ones."""
+        """Find out if unrelated programs share a build ID, and give them adopted IDs."""
         ordinal = outcome.ordinal
         if self._variants.is_ambiguous(ordinal):
             self._adopt(digest, new.kinds, new.sighting)
@@ -155,13 +155,13 @@ class Recorder:
             self._adopt(each.digest, (each.kind,), None)
 
     def _adopt(self, digest: Digest, kinds: tuple[Kind, ...], sighting: Sighting | None) -> None:
-        """Have a blob under its adopted ID as well."""
+        """Record a blob under its adopted ID as well."""
         htl = self._aliases.value(digest, AliasType.HTL)
         if htl:
             self._lend(digest, self._named(BuildId(htl))[0], kinds, sighting)
 
     def _join(self, ordinal: int, digest: Digest, new: NewCapture) -> None:
-        """Bring debug files without a build ID together with the binaries they belong to."""
+        """Join debug files without a build ID with the binaries to which they belong."""
         aliases = dict(self._aliases.of(digest))
         link, crc = aliases.get(AliasType.LINK, b""), aliases.get(AliasType.CRC32, b"")
         if link and Kind.EXECUTABLE in new.kinds:
@@ -184,13 +184,13 @@ class Recorder:
                         self._give(twin, ordinal)
 
     def _executables(self, digest: Digest) -> list[int]:
-        """The build IDs that a blob is an executable of."""
+        """Return the ordinals of the build IDs of which a blob is an executable."""
         row = self._digest_row(digest)
         refs = [] if row is None else row.refs
         return [ordinal for ordinal, kind, _ in refs if kind == Kind.EXECUTABLE][:MOST_JOINED]
 
     def _has_name(self, digest: Digest, name: bytes) -> bool:
-        """Return True if a blob was seen under a name."""
+        """Return True if a blob was seen under a file name."""
         row = self._digest_row(digest)
         return row is not None and any(
             origin.path.rpartition(b"/")[2] == name
@@ -199,7 +199,9 @@ class Recorder:
         )
 
     def _give(self, digest: Digest, ordinal: int, sighting: Sighting | None = None) -> None:
-        """Have a blob as debuginfo of a build ID, if one of the two has no build ID of its own."""
+        """Record a blob as debuginfo of a build ID, if one of the two has no build ID
+        of its own.
+        """
         row = self._digest_row(digest)
         own = next((ref for ref in row.refs if ref[1] == Kind.DEBUGINFO), None) if row else None
         if own is None:
@@ -210,9 +212,9 @@ class Recorder:
     def _lend(
         self, digest: Digest, ordinal: int, kinds: tuple[Kind, ...], sighting: Sighting | None
     ) -> None:
-        """Record a blob under another build ID as well, with the places that it was seen at.
+        """Record a blob under another build ID as well, with its places.
 
-        If it is there already, only the ``sighting`` is new.
+        If it is already recorded there, only the ``sighting`` is added.
         """
         row = self._digest_row(digest)
         if row is None or not row.refs:
@@ -247,7 +249,7 @@ class Recorder:
                 self._see(digest, row, ordinal, named, Sighting(origin, when))
 
     def _origins_of(self, digest: Digest, ordinal: int) -> list[tuple[Origin, int, int]]:
-        """The places of a blob under a build ID, each with the times it was seen there."""
+        """Return the places of a blob under a build ID, each with the times of its sightings."""
         found = []
         for _, value in prefixed(self._txn, self._origins, schema.U64.pack(ordinal)):
             of, _, origin, first, last = location_rows.unpack_origin(value)
@@ -275,8 +277,8 @@ class Recorder:
         if new.shared == new.build_id:
             self._shared(new.build_id)
         ordinal, named, new_id = self._named(new.build_id)
-        # A file without a build ID of its own may stand for several. What one place says of it
-        # under one of them is no reason to believe it, or to show it, under another.
+        # A file without a build ID may be lent to several. The trust and the readers that a place
+        # gives it under one of them must not pass to another.
         same = [ref for ref in row.refs if ref[0] == ordinal]
         like = self._variants.kept(*same[0]) if same else None
         new_variant, refused = False, ""
@@ -319,8 +321,9 @@ class Recorder:
         return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
 
     def adopt(self, new: NewCapture, shown: Mapping[str, Any], form: int, used: int) -> None:
-        """Record a staged blob that lies in place, in that form; ``shown`` are fields of
-        `Artifact` that it had, ``used`` is when it is to count as used (Unix time, s).
+        """Record a staged blob that is in place, in that form.
+
+        ``shown`` are fields of `Artifact` that it had, ``used`` is its time of use (Unix time, s).
         """
         assert isinstance(new.content, Staged)
         outcome = self.capture(new)
@@ -338,7 +341,9 @@ class Recorder:
         self._txn.put(digest, row.pack(), db=self._digests)
 
     def _refile(self, digest: Digest, row: schema.DigestRow) -> None:
-        """Update the row of a blob that was just verified or written again: its file may differ."""
+        """Update the row of a blob that was just verified or rewritten, because its file may
+        differ.
+        """
         file = self._blobs.file(digest)
         if file is None or file == (row.stored, row.inode, row.ctime_ns):
             return
@@ -346,12 +351,14 @@ class Recorder:
             row.form = schema.FORM_PLAIN
             self._variants.altered.add(digest)
         elif not self._take_form(digest, row):
-            return  # opening it reads all of it
+            return  # opening the blob reads all of it
         self._file(digest, row)
         self._txn.put(digest, row.pack(), db=self._digests)
 
     def _take_form(self, digest: Digest, row: schema.DigestRow) -> bool:
-        """Record the form of the content in the file that was read; False if it has changed."""
+        """Record the form of the content in the file that was read; return False if it
+        has changed.
+        """
         file, form = self._read(digest) or (None, None)
         if form is None or file != self._blobs.file(digest):
             return False
@@ -367,7 +374,7 @@ class Recorder:
         data = provenance.of_rows(self._env, self._txn, digest, row)
         if data != self._blobs.origin(digest):
             self._blobs.keep_origin(digest, data)
-            if file == (row.stored, row.inode, row.ctime_ns):  # no other was read
+            if file == (row.stored, row.inode, row.ctime_ns):  # no other file was read
                 self._file(digest, row)
                 self._txn.put(digest, row.pack(), db=self._digests)
 
@@ -397,7 +404,7 @@ class Recorder:
         self.counters.next_ordinal += 1
         key, named = schema.U64.pack(ordinal), schema.OrdinalRow(build_id)
         self._txn.put(build_id, key, db=self._ids)
-        self._txn.put(key, named.pack(), db=self._ordinals)  # which tells variants the build ID
+        self._txn.put(key, named.pack(), db=self._ordinals)  # these tell variants the build ID
         return ordinal, named, True
 
     def _ordinal_row(self, ordinal: int) -> schema.OrdinalRow:
@@ -451,10 +458,12 @@ class Recorder:
             )
         self._variants.add(artifact)
 
-    # --- a sighting of bytes that have their rows --------------------------------------------
+    # --- sightings of recorded bytes ---------------------------------------------------------
 
     def touch(self, sighting: Sighting) -> bool:
-        """Record a new sighting of a file that the memo knows; False if it does not know it."""
+        """Record a new sighting of a file that the memo knows; return False if it does
+        not know it.
+        """
         key = schema.seen_key(sighting.origin.identity)
         value = None if key is None else self._txn.get(key, db=self._seen)
         if key is None or value is None:
@@ -474,7 +483,7 @@ class Recorder:
         ordinals = {ref[0] for ref in row.refs}
         if all(self._just_seen(digest, row, ordinal, sighting) for ordinal in ordinals):
             return True
-        if len(ordinals) == 1:  # else the memo does not tell which of them was meant
+        if len(ordinals) == 1:  # else the memo does not show which of them was meant
             for ref in row.refs:
                 self._variants.raise_to(*ref, sighting.origin)
         for ordinal in ordinals:
@@ -510,9 +519,9 @@ class Recorder:
         *,
         recognised: bool = False,
     ) -> bool:
-        """Write a place and its dependent rows; True if the place is new.
+        """Write a place and its dependent rows; return True if the place is new.
 
-        ``recognised``: access to the file was not determined.
+        ``recognised`` is True if the access to the file was not determined.
         """
         origin = sighting.origin
         if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
@@ -527,7 +536,7 @@ class Recorder:
         return new_origin
 
     def note(self, build_id: BuildId, origin: Origin) -> None:
-        """Let nothing name the functions of a build ID that is believed less than ``origin``."""
+        """Withhold debuginfo of a build ID with less belief than ``origin``."""
         self._variants.raise_floor(build_id, origin.trust, origin.standing)
 
     def absent(self, new: NewAbsence) -> None:
@@ -538,15 +547,15 @@ class Recorder:
         self._memo.put(new.identity, new.seen_ns, schema.ABSENCE_TAGS[new.absence], b"")
 
 
-#: A file changed this shortly before it was looked at may change again within the same tick of
+#: If a file changed this shortly before it was read, it may change again within the same tick of
 #: the filesystem's clock, and then looks unchanged; git calls such a file racily clean.
 _RACY_NS: Final = 2_000_000_000
 
-#: Rows compared to drop the oldest when the table is full.
+#: Rows compared to find the oldest one if the table is full.
 _CANDIDATES: Final = 8
 
-#: Rows that are looked at for each new one, and go if their blob is gone: then no row tells
-#: of it. So not more than a third of all are in vain, however much is captured and removed.
+#: Rows that are examined for each new one, and removed if their blob is gone. So at most a third of
+#: all rows are useless, however many blobs are captured and removed.
 _LOOKED_AT: Final = 4
 
 

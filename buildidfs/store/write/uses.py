@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last uses of blobs in one write transaction, and the order in which blobs may go."""
+"""Last uses of blobs in one write transaction, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ class UseWriter:
         self._put(digest, row)
 
     def note(self, digest: Digest, row: schema.DigestRow, stamp: int, trust: Trust) -> bool:
-        """Record a use of the blob, or a sighting with that trust; True if the row changed."""
+        """Record a use of the blob, or a sighting with that trust; return True if the
+        row changed.
+        """
         used, rank = row.used, min(row.rank, _class_of(trust))
-        # In its new class the row must stay ahead of a running walk through that class.
+        # In its new class the row must be ahead of a running walk through that class.
         if stamp > used + schema.USE_SLACK_S or (rank != row.rank and stamp > used):
             used = stamp
         if (used, rank) == (row.used, row.rank):
@@ -49,7 +51,7 @@ class UseWriter:
         return True
 
     def lower(self, digest: Digest, row: schema.DigestRow) -> None:
-        """Class a blob as not recapturable, until it is seen at a place where it is."""
+        """Class a blob as not recapturable, until it is seen at a trusted place."""
         self.remove(digest, row)
         row.rank = max(CLASSES)
         self._put(digest, row)
@@ -75,14 +77,14 @@ _HEAD: Final = b"buildidfs uses 1\n"
 #: More than a reader remembers.
 _MOST_DIGESTS: Final = 1 << 17
 
-#: Files that were not taken in. A store without a writer needs none.
+#: The largest number of files of readers: a store without a writer needs no more.
 _MOST_FILES: Final = 64
 
 _BATCH: Final = 1024
 
 
 def leave(root: bytes, digests: Iterable[Digest]) -> None:
-    """Write a file for the next writer that names opened blobs; never fails."""
+    """Write a file for the next writer with the blobs that were opened; never fails."""
     directory = os.path.join(root, _DIRECTORY)
     name = b"%s%d-%d" % (_PREFIX, os.getpid(), time.time_ns())
     try:
@@ -90,7 +92,7 @@ def leave(root: bytes, digests: Iterable[Digest]) -> None:
         if len(_files(root)) < _MOST_FILES:
             _write(os.path.join(directory, name), digests)
     except OSError as error:
-        # Others may have the store on a read-only filesystem, or it is full just now.
+        # The store may be on a read-only filesystem, or the filesystem may be full.
         import logging  # short commands never need it
 
         logging.getLogger(__name__).debug("what was used is not recorded: %s", error.strerror)
@@ -176,6 +178,6 @@ def _read(path: bytes) -> tuple[int, list[Digest]]:
         logging.getLogger(__name__).warning("%s is not a record of uses: passed over", show(path))
         return 0, []
     (stamp,) = schema.U32.unpack_from(data, len(_HEAD))
-    # A clock that ran ahead for a while would protect them for ever.
+    # Otherwise a clock that was ahead for a while would protect them for ever.
     stamp = min(stamp, schema.stamp_of(time.time_ns()))
     return stamp, [Digest(data[at : at + 32]) for at in range(start, len(data), 32)]

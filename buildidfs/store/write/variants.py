@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 _READ = 0o444
 
-#: Rows of which the lowest goes when there are as many floors as there may be.
+#: The number of rows among which the lowest floor is replaced if the table is full.
 _CANDIDATES: Final = 8
 
 
 class VariantWriter:
     """Adds, changes and removes variants; the best one of each artifact is always in *artifacts*.
 
-    Debuginfo that is withheld (`ranking.is_withheld`), and all of a build ID that unrelated
-    programs share, is in *variants* alone. ``changed`` gets the ordinals of which names, attributes
-    or served bytes are others than before.
+    Withheld debuginfo (`ranking.is_withheld`), and every file of a build ID that unrelated programs
+    share, is in *variants* alone. ``changed`` gets the ordinals whose names, attributes or served
+    bytes changed.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class VariantWriter:
         self._adopted = environment.tables["adopted"]
         self._counters = counters
         self._changed = changed
-        #: Blobs of which something is served that was not, or in another way.
+        #: Blobs that are newly served, or served in another way.
         self.altered: set[Digest] = set()
 
     def best(self, ordinal: int, kind: int) -> Artifact | None:
-        """The variant that is served."""
+        """Return the served variant."""
         value = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
         return None if value is None else schema.unpack_artifact(ordinal, kind, value)
 
     def kept(self, ordinal: int, kind: int, variant: int) -> Artifact:
-        """A variant, served or not, that a row of *digests* speaks of."""
+        """Return a variant, served or not, to which a row of *digests* refers."""
         best = self.best(ordinal, kind)
         if best is not None and best.variant == variant:
             return best
@@ -87,18 +87,18 @@ class VariantWriter:
         return self._txn.get(schema.U64.pack(ordinal), db=self._ambiguous) is not None
 
     def is_adopted(self, ordinal: int) -> bool:
-        """Return True if a file without a build ID of its own goes by the build ID."""
+        """Return True if the build ID is the adopted ID of a file."""
         return self._txn.get(schema.U64.pack(ordinal), db=self._adopted) is not None
 
     def make_ambiguous(self, ordinal: int) -> None:
-        """Serve nothing of a build ID any more."""
+        """Stop serving any file of a build ID."""
         self._txn.put(schema.U64.pack(ordinal), b"", db=self._ambiguous)
         self._changed.add(ordinal)
         for kind in Kind:
             self.choose(ordinal, kind)
 
     def every(self, ordinal: int, kind: int) -> Iterator[Artifact]:
-        """The variants of an artifact in no order, served or not."""
+        """Return the variants of an artifact in no order, served or not."""
         best = self.best(ordinal, kind)
         if best is not None:
             yield best
@@ -107,7 +107,9 @@ class VariantWriter:
             yield schema.unpack_artifact(ordinal, kind, value)
 
     def change(self, new: Artifact) -> None:
-        """Replace the row of a variant by one that is no worse; call `choose` if it may be."""
+        """Replace the row of a variant by one that is at least as good; call `choose` if it may be
+        better.
+        """
         self.altered.add(new.digest)
         best = self.best(new.ordinal, new.kind)
         if best is None or best.variant != new.variant:
@@ -120,7 +122,7 @@ class VariantWriter:
             self._put_best(new, best)
 
     def remove(self, ordinal: int, kind: int, variant: int, *, forget: bool = False) -> bool:
-        """Remove a variant; False when nothing of the artifact is served any more.
+        """Remove a variant; return False if no variant of the artifact is served any more.
 
         Unless ``forget``, an executable leaves a floor behind (see `raise_floor`).
         """
@@ -141,9 +143,11 @@ class VariantWriter:
         return False
 
     def raise_to(self, ordinal: int, kind: int, variant: int, origin: Origin) -> None:
-        """Let a variant have the trust and standing of the best place it was seen at, and the owner
-        and mode of one where everybody could read it. Of two other places neither lets in all whom
-        the other does, so that the first stays.
+        """Raise the trust and standing of a variant to those of the best place at which it was
+        seen.
+
+        Owner and mode come from a place where all users could read it; of two other places neither
+        admits all readers of the other, so the first one stays.
         """
         old = self.kept(ordinal, kind, variant)
         new = old
@@ -159,7 +163,7 @@ class VariantWriter:
             self.change(new)
 
     def choose(self, ordinal: int, kind: int) -> None:
-        """Serve the best variant there is, after a row it depends on became another."""
+        """Serve the best variant, after a row that it depends on has changed."""
         best, others = self.best(ordinal, kind), self._others(ordinal, kind)
         kept = [artifact for artifact in (best, *others) if artifact is not None]
         executable = self._executable(kept[0]) if kept else None
@@ -178,10 +182,10 @@ class VariantWriter:
             self._put_best(chosen, best)
 
     def raise_floor(self, build_id: bytes, trust: Trust, standing: Standing) -> None:
-        """Withhold debuginfo of a build ID that is believed less than a place, from now on.
+        """From now on withhold debuginfo of a build ID with less belief than a place.
 
-        The place is that of an executable which is not in the store, or of debuginfo that refers
-        to the build ID. Places that are believed less than a package change nothing.
+        The place is that of an executable which is not in the store, or of debuginfo that refers to
+        the build ID. Places with less belief than a package change nothing.
         """
         value = self._txn.get(build_id, db=self._ids)
         if not self._put_floor(build_id, trust, standing) or value is None:
@@ -191,12 +195,12 @@ class VariantWriter:
         self.choose(ordinal, Kind.DEBUGINFO)
 
     def forget_floor(self, ordinal: int) -> None:
-        """Let debuginfo of a build ID be served as if nothing had been known of it."""
+        """Allow all debuginfo of a build ID to be served again."""
         self._txn.delete(schema.floor_key(self._build_id(ordinal)), db=self._meta)
         self.choose(ordinal, Kind.DEBUGINFO)
 
     def _put_floor(self, build_id: bytes, trust: Trust, standing: Standing) -> bool:
-        """Write a floor; False if there is one that is as high."""
+        """Write a floor; return False if the present one is at least as high."""
         key = schema.floor_key(build_id)
         if trust < Trust.PACKAGE or not build_id:
             return False
@@ -229,7 +233,7 @@ class VariantWriter:
         return is_withheld(artifact, self._executable(artifact), floor)
 
     def _or_withheld(self, ordinal: int, mask: int) -> int:
-        """The mask, or if it is empty, whether there are variants none of which is served."""
+        """Return the mask; if it is empty, the bit for withheld variants if there are any."""
         mask &= ~schema.WITHHELD
         if mask:
             return mask
@@ -250,7 +254,7 @@ class VariantWriter:
             self._put(artifact)
 
     def _executable(self, artifact: Artifact) -> Artifact | None:
-        """The executable for `rank`, on which only debuginfo depends."""
+        """Return the executable for `rank`; only the rank of debuginfo depends on it."""
         if artifact.kind != Kind.DEBUGINFO:
             return None
         return self.best(artifact.ordinal, Kind.EXECUTABLE)
@@ -273,7 +277,7 @@ class VariantWriter:
             self.choose(artifact.ordinal, Kind.DEBUGINFO)
 
     def _lift_floor(self, executable: Artifact) -> None:
-        """Drop the floor of a build ID if an executable that is served says as much."""
+        """Drop the floor of a build ID if a served executable has as much belief."""
         key = schema.floor_key(self._build_id(executable.ordinal))
         value = self._txn.get(key, db=self._meta)
         if value is None or executable.truncated or floor_in(key, value) > belief(executable):
@@ -292,7 +296,9 @@ class VariantWriter:
         self._drop_best(best)
 
     def _note(self, artifact: Artifact, bit: int) -> None:
-        """Say in *ordinals* whether something is served; the row of a new build ID comes later."""
+        """Set or clear the bit of a kind in *ordinals*; the row of a new build ID is
+        written later.
+        """
         key = schema.U64.pack(artifact.ordinal)
         value = self._txn.get(key, db=self._ordinals)
         if value is None:
@@ -309,12 +315,12 @@ class VariantWriter:
 
 
 def _weight(executable: Artifact) -> tuple[int, int, bool, int]:
-    """The fields of an executable that decide which debuginfo is served."""
+    """Return the fields of an executable that decide which debuginfo is served."""
     return executable.trust, executable.standing, executable.truncated, executable.segments
 
 
 def most_variants(trust: Trust) -> int:
-    """The last number that a variant from there may get."""
+    """Return the last number that a variant from a place with that trust may get."""
     if trust is Trust.HOST:
         return schema.MAX_VARIANT
     return min(schema.MAX_VARIANT, schema.MAX_FOREIGN_VARIANT)
