@@ -161,7 +161,7 @@ def start(
             cwd=cwd,
             pass_fds=pass_fds,
             start_new_session=new_session,
-            preexec_fn=(lambda: end_with(parent, end_with_us)) if end_with_us else None,
+            preexec_fn=(lambda: syscalls.end_with(parent, end_with_us)) if end_with_us else None,
         )
     except subprocess.SubprocessError as error:
         raise OSError(errno.ECHILD, str(error)) from error
@@ -218,16 +218,3 @@ def start_with_socket(
         )
         on_error.pop_all()
     return child, ours
-
-
-def end_with(parent: int, number: signal.Signals) -> None:
-    """Get ``number`` when the thread that started this process ends; its process is ``parent``.
-
-    The child calls it, before or after exec, which keeps it (unless the program has more
-    privileges than its caller). If the parent is gone already the signal comes at once. Raises
-    OSError.
-    """
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, number)
-    # 0 is a parent outside our PID namespace; the heir of one that is gone is inside.
-    if os.getppid() not in (parent, 0):
-        os.kill(os.getpid(), number)

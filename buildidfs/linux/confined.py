@@ -2,8 +2,8 @@
 """The helper of `linux.sandbox`: it gives up its rights and becomes a program.
 
 It is a new Python, which has mapped nothing of its caller's, so that limits of memory hold for the
-program. It imports little, and only from the standard library, so that it starts in milliseconds,
-and it needs no /proc.
+program. It needs no /proc. Each program that reads debug information waits for its start, most of
+which is imports: `typing`, `contextlib`, `signal` and `linux.child` would triple its time.
 
 Source: credentials(7), capabilities(7), setrlimit(2), network_namespaces(7), landlock(7),
 seccomp(2).
@@ -11,64 +11,67 @@ seccomp(2).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import resource
-import signal
 import stat
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
 
-from buildidfs.linux import child, syscalls
+from buildidfs.linux import syscalls
+
+TYPE_CHECKING = False  # see above: that of `typing` costs the import of it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 # Reports of the helper, a line each: ``NOTE text``, ``READY`` before it becomes the program, and
 # ``CONFINE number step`` or ``RUN number step`` for an error.
-NOTE: Final = "note"
-READY: Final = "ready"
-CONFINE: Final = "confine"
-RUN: Final = "run"
+NOTE = "note"
+READY = "ready"
+CONFINE = "confine"
+RUN = "run"
 
-_NOBODY: Final = 65534
+# signal(7): numbers of all machines, and of all but MIPS and PA-RISC.
+_SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25
+
+_NOBODY = 65534
 # IDs that no distribution, container manager or systemd assigns (systemd's "Users, Groups, UIDs
 # and GIDs"), and those of its dynamic users, for a user namespace without the former.
-_UNUSED: Final = range(0x70000000, 0x7FFF0000)
-_DYNAMIC: Final = range(61184, 65520)
+_UNUSED = range(0x70000000, 0x7FFF0000)
+_DYNAMIC = range(61184, 65520)
 
-_CLONE_NEWUSER: Final = 0x10000000
-_CLONE_NEWNET: Final = 0x40000000
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
 
-_FORBIDDEN: Final = (
+_FORBIDDEN = (
     "socket", "io_uring_setup", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd",
     "add_key", "request_key", "keyctl",
 )  # fmt: skip
 
 # landlock(7).
 # The same on every architecture.
-_CREATE_RULESET: Final = 444
-_ADD_RULE: Final = 445
-_RESTRICT_SELF: Final = 446
-_VERSION: Final = 1
+_CREATE_RULESET = 444
+_ADD_RULE = 445
+_RESTRICT_SELF = 446
+_VERSION = 1
 
-_PATH_BENEATH: Final = 1
-_WRITE_FILE: Final = 1 << 1
-_READ_FILE: Final = 1 << 2
-_READ_DIR: Final = 1 << 3
-_REMOVE_AND_MAKE: Final = sum(1 << bit for bit in range(4, 13))
-_REFER: Final = 1 << 13  # of the second version
-_TRUNCATE: Final = 1 << 14  # third
-_TCP: Final = 0b11  # fourth: to bind, to connect
-_SCOPES: Final = 0b11  # sixth: abstract Unix sockets, signals
+_PATH_BENEATH = 1
+_WRITE_FILE = 1 << 1
+_READ_FILE = 1 << 2
+_READ_DIR = 1 << 3
+_REMOVE_AND_MAKE = sum(1 << bit for bit in range(4, 13))
+_REFER = 1 << 13  # of the second version
+_TRUNCATE = 1 << 14  # third
+_TCP = 0b11  # fourth: to bind, to connect
+_SCOPES = 0b11  # sixth: abstract Unix sockets, signals
 
 # seccomp(2), linux/filter.h, linux/audit.h.
-_MODE_FILTER: Final = 2
-_CLONE_THREAD: Final = 0x10000
+_MODE_FILTER = 2
+_CLONE_THREAD = 0x10000
 
 # Audit architecture, and numbers of what differs. All of them have the low half of an argument
 # first, and the flags as the first one of clone.
-_MACHINES: Final = {
+_MACHINES = {
     "x86_64": (
         0xC000003E,
         {
@@ -85,9 +88,9 @@ _MACHINES: Final = {
     ),
 }  # fmt: skip
 # The same on every architecture.
-_NUMBERS: Final = {"io_uring_setup": 425, "pidfd_getfd": 438}
-_CLONE3: Final = 435
-_X32: Final = 0x40000000
+_NUMBERS = {"io_uring_setup": 425, "pidfd_getfd": 438}
+_CLONE3 = 435
+_X32 = 0x40000000
 
 # Offsets in struct seccomp_data, and codes of linux/bpf_common.h.
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
@@ -148,7 +151,7 @@ def _confine(
     step[0] = "take its capabilities from it"
     syscalls.drop_capabilities()
     step[0] = "have it end with its caller"
-    child.end_with(parent, signal.SIGKILL)  # at last: a change of user would undo it
+    syscalls.end_with(parent, _SIGKILL)  # at last: a change of user would undo it
 
 
 def _opened(path: str) -> int:
@@ -204,21 +207,22 @@ def _any(numbers: range) -> int:
 
 def _mapped(path: str) -> list[int]:
     """Return the last ID of each range that this user namespace has, without root's."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        ranges = [[int(word) for word in line.split()] for line in file]
-        return [first + count - 1 for first, _, count in reversed(ranges) if first + count > 1]
-    return []
+    try:
+        with open(path, "rb") as file:
+            ranges = [[int(word) for word in line.split()] for line in file]
+    except OSError:
+        return []
+    return [first + count - 1 for first, _, count in reversed(ranges) if first + count > 1]
 
 
 def _settle_streams() -> None:
     """Discard the error output of the program, and let a closed output pipe end it."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    for number in (_SIGPIPE, _SIGXFSZ):
+        syscalls.libc.signal(number, None)  # SIG_DFL
     try:
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:  # there is no /dev here
-        with contextlib.suppress(OSError):
-            os.close(2)
+        _succeeds(os.close, 2)
         return
     if null == 2:  # it was closed
         os.set_inheritable(null, True)
@@ -276,14 +280,17 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-class _Step(NamedTuple):
+class _Step:
     """An instruction; ``holds`` and ``fails`` are labels to go on at, empty for the next one."""
 
-    code: int
-    value: int
-    holds: str = ""
-    fails: str = ""
-    label: str = ""
+    def __init__(
+        self, code: int, value: int, *, holds: str = "", fails: str = "", label: str = ""
+    ) -> None:
+        self.code = code
+        self.value = value
+        self.holds = holds
+        self.fails = fails
+        self.label = label
 
 
 def _forbid_calls(names: Sequence[str]) -> None:

@@ -64,6 +64,19 @@ def prctl(option: int, value: int = 0) -> None:
         raise last_error()
 
 
+def end_with(parent: int, number: int) -> None:
+    """Get ``number`` when the thread that started this process ends; its process is ``parent``.
+
+    The child calls it, before or after exec, which keeps it (unless the program has more
+    privileges than its caller). If the parent is gone already the signal comes at once. Raises
+    OSError.
+    """
+    prctl(PR_SET_PDEATHSIG, number)
+    # 0 is a parent outside our PID namespace; the heir of one that is gone is inside.
+    if os.getppid() not in (parent, 0):
+        os.kill(os.getpid(), number)
+
+
 def unshare(flags: int) -> None:
     """Move this thread into new namespaces, see unshare(2). Raises OSError."""
     if libc.unshare(flags):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs import errors
 from buildidfs.errors import BuildIdFsError, MountError
-from buildidfs.linux import child
+from buildidfs.linux import child, syscalls
 from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
@@ -234,7 +234,7 @@ class _Owner:
     def _work(self, number: int, writing: int, owner: int) -> None:
         """The life of a worker, in its process."""
         try:
-            child.end_with(owner, signal.SIGTERM)
+            syscalls.end_with(owner, signal.SIGTERM)
             for signal_number in _END:
                 signal.signal(signal_number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)

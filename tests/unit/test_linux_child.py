@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _PARENT = """
 import os, signal, sys, time
-from buildidfs.linux import child as children
+from buildidfs.linux import syscalls
 me, wait = os.getpid(), os.pipe()
 child = os.fork()
 if child == 0:
     os.close(wait[1])
     if sys.argv[1] == "late":
         os.read(wait[0], 1)
-    children.end_with(me, signal.SIGTERM)
+    syscalls.end_with(me, signal.SIGTERM)
     os.execvp("sleep", ["sleep", "1000"])
 print(child, flush=True)
 sys.stdin.read()

@@ -40,7 +40,7 @@ from buildidfs.capture.live.identifier import Settler
 from buildidfs.capture.live.protocol import Counts, Failed, Flooded, Lost, Outbox, Ready
 from buildidfs.capture.live.recent_files import Met
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import child, credentials, threads
+from buildidfs.linux import credentials, syscalls, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -215,7 +215,7 @@ def main(argv: Sequence[str]) -> None:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        child.end_with(owner, signal.SIGKILL)
+        syscalls.end_with(owner, signal.SIGKILL)
         Catcher(sock).run()
     except (OSError, CapabilityError) as error:
         _tell(sock, error)
