@@ -27,6 +27,7 @@ from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.formats.elf import splitdwarf
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.linux import openat2, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
@@ -282,10 +283,8 @@ def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId
             owner_fd = open_at(candidate)
         except OSError:
             continue  # treated like any other file that does not belong to it
-        try:
+        with closing_fd(owner_fd):
             owner = elf_file.describe(owner_fd)
-        finally:
-            os.close(owner_fd)
         if isinstance(owner, ElfFile) and has_units(fd, owner.dwo_ids):
             return names.package_id(owner.build_id)
     return None

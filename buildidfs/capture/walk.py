@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from buildidfs.capture.base import Unreadable
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts
+from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -260,12 +261,9 @@ def _enter(
 
 def _open(name: str, directory_fd: int, known: Mounts) -> int:
     """Open a regular file; -1 if it is gone, or must not be read. Raises OSError."""
-    path_fd = os.open(name, _PIN, dir_fd=directory_fd)
-    try:
+    with closing_fd(os.open(name, _PIN, dir_fd=directory_fd)) as path_fd:
         status = os.fstat(path_fd)
         # A file may be a mount point, and /proc/kmsg is a regular file.
         if not stat.S_ISREG(status.st_mode) or known.refused(status.st_dev, path_fd):
             return -1
         return os.open(b"/proc/self/fd/%d" % path_fd, _OPEN_FILE)
-    finally:
-        os.close(path_fd)

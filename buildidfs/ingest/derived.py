@@ -26,6 +26,7 @@ from buildidfs.errors import IntegrityError, Recapturable
 from buildidfs.formats.elf import go_debug, identity, minidebug
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.minidebug import DynamicSymbols
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, Kind, Quality, Sighting, Standing, Trust
 from buildidfs.store import NewCapture, Store
 
@@ -133,11 +134,8 @@ def unpacked(
         data = _completed(staged.fd, described)
         if data is None:
             return None
-        fd = elf_file.memory_file(b"debug", data)
-        try:
+        with closing_fd(elf_file.memory_file(b"debug", data)) as fd:
             return _staged(store, fd, described, sighting, Quality.DYNSYM)
-        finally:
-            os.close(fd)
 
 
 def _completed(fd: int, described: ElfFile) -> bytes | bytearray | None:

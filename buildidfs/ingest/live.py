@@ -31,6 +31,7 @@ from buildidfs.ingest.committer import Trouble, delay
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.ingest.scan import StoreMemo
 from buildidfs.linux import openat2
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
@@ -516,10 +517,8 @@ class CaughtFiles:
         own = os.dup(path_fd)  # the thread that asks may be left behind with it
 
         def question() -> tuple[int, BuildId | None]:
-            try:
+            with closing_fd(own):
                 return _opened(own)
-            finally:
-                os.close(own)
 
         identity = caught.identity
         device = identity.dev, int.from_bytes((identity.scope or b"")[-8:], "little")

@@ -10,6 +10,7 @@ import errno
 import os
 
 from buildidfs.linux import machine, syscalls
+from buildidfs.linux.file_ops import closing_fd
 
 # In the order of linux/capability.h: the place is the number.
 _NAMES = (
@@ -145,8 +146,7 @@ def become(uid: int, gid: int, user_namespace: int = -1) -> tuple[int, int]:
     an error the process holds an undefined part of its rights, and should end.
     """
     # A file opened before setns(2) keeps telling IDs in the terms of the old namespace.
-    status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)) as status:
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         os.setgroups([])
@@ -157,8 +157,6 @@ def become(uid: int, gid: int, user_namespace: int = -1) -> tuple[int, int]:
         # Entering a namespace gives all capabilities there, and its root keeps them.
         syscalls.drop_capabilities()
         return _checked(os.read(status, 1 << 16))
-    finally:
-        os.close(status)
 
 
 def _checked(status: bytes) -> tuple[int, int]:

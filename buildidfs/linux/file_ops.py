@@ -40,6 +40,21 @@ _ACCESS: Final = b"system.posix_acl_access"
 _NO_ACCESS_LIST: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 
+class closing_fd:
+    """Closes a descriptor at the end of a ``with`` block, which gets it by ``as``."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._fd)
+
+
 @functools.cache
 def _sync_file_range() -> Callable[[int, int, int, int], int]:
     import ctypes  # not before it is needed: those who only read a store are quick to start

@@ -13,6 +13,7 @@ import os
 import struct
 
 from buildidfs.linux import mounts, procfs, syscalls
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet
 
 _LINKS = (b"ns/net", b"ns/uts", b"ns/ipc", b"ns/pid", b"ns/user", b"ns/mnt", b"ns/cgroup")
@@ -55,22 +56,16 @@ def user(pid_fd: int) -> int:
 
 def user_owner(pid_fd: int) -> int:
     """Return the ID of the user who made the user namespace of a process. Raises OSError."""
-    fd = os.open(b"ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
-    try:
+    with closing_fd(os.open(b"ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)) as fd:
         answer = bytearray(_U32.size)
         fcntl.ioctl(fd, _NS_GET_OWNER_UID, answer)
         return int(_U32.unpack(answer)[0])
-    finally:
-        os.close(fd)
 
 
 def of_pid(pid: int) -> NamespaceSet:
     """Do as `of` for a pid that cannot be reused meanwhile: ours, or one that lives for ever."""
-    pid_fd = procfs.open_pid(pid)
-    try:
+    with closing_fd(procfs.open_pid(pid)) as pid_fd:
         return of(pid_fd)
-    finally:
-        os.close(pid_fd)
 
 
 def initial() -> NamespaceSet:
@@ -113,12 +108,9 @@ def open_initial_root() -> tuple[int, int]:
 
 
 def _root_of(pid: int) -> tuple[int, int]:
-    pid_fd = procfs.open_pid(pid)
-    try:
+    with closing_fd(procfs.open_pid(pid)) as pid_fd:
         number = mnt_ns_id(pid_fd)
         return procfs.open_root(pid_fd), number
-    finally:
-        os.close(pid_fd)
 
 
 def mnt_ns_id(pid_fd: int) -> int:
@@ -127,11 +119,8 @@ def mnt_ns_id(pid_fd: int) -> int:
     0 where the kernel does not tell (before commit e8e43a1fcc5c, Linux 6.11). Raises OSError as
     `of` does.
     """
-    fd = open_mnt(pid_fd)
-    try:
+    with closing_fd(open_mnt(pid_fd)) as fd:
         return mnt_ns_id_of(fd)
-    finally:
-        os.close(fd)
 
 
 def open_mnt(pid_fd: int) -> int:

@@ -27,6 +27,7 @@ from buildidfs.formats.perf.attributes import (
     pack_attr,
 )
 from buildidfs.linux import syscalls
+from buildidfs.linux.file_ops import closing_fd
 
 _NUMBERS: Final = {
     "x86_64": 298, "aarch64": 241, "riscv64": 241, "loongarch64": 241, "ppc64le": 319,
@@ -212,11 +213,8 @@ class OwnEvent:
 
     def __init__(self, events: int, sample_type: int = 0) -> None:
         flags = events | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
-        fd = _open_event(pack_attr(flags, sample_type), 0, -1)
-        try:
+        with closing_fd(_open_event(pack_attr(flags, sample_type), 0, -1)) as fd:
             self._map = mmap.mmap(fd, PAGE + _OWN_RING)
-        finally:
-            os.close(fd)
 
     def __enter__(self) -> OwnEvent:
         return self

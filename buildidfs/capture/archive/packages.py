@@ -37,6 +37,7 @@ from buildidfs.capture.origin.builder import access_of
 from buildidfs.formats.archive import common, packages, tar
 from buildidfs.formats.archive.common import Damaged, Member, installed
 from buildidfs.linux import statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import FileIdentity, Trust, archive_scope
 
 if TYPE_CHECKING:
@@ -183,10 +184,8 @@ def files_below(paths: Iterable[bytes]) -> Iterator[walk.OpenFile | Unreadable]:
         except OSError as error:
             yield walk.unreadable(path, error)
             continue
-        try:
+        with closing_fd(start_fd):
             yield from walk.files(start_fd, path, known)
-        finally:
-            os.close(start_fd)
 
 
 class _Done(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from buildidfs.formats.archive.common import Damaged, Type, installed
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf.header import MAGIC
 from buildidfs.linux import file_ops, openat2, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import EVERYBODY, Absence, Sighting, Trust
 
 if TYPE_CHECKING:
@@ -183,11 +184,8 @@ class DirectoryLayer:
 
     def access(self) -> Access:
         """See `Layer`."""
-        fd = self._open()
-        try:
+        with closing_fd(self._open()) as fd:
             return access_of(fd)
-        finally:
-            os.close(fd)
 
     def _open(self) -> int:
         return openat2.open_in_root(self._root_fd, self._path, os.O_PATH | os.O_DIRECTORY)
@@ -232,8 +230,7 @@ class DirectoryLayer:
             with own_root() as root:
                 return inside & finder.of(file.fd, identity, root)
 
-        start_fd = self._open()
-        try:
+        with closing_fd(self._open()) as start_fd:
             for file in walk.files(start_fd, b"/", walk.Mounts(), observer):
                 if isinstance(file, Unreadable):
                     names.note(file.path, directory=False)
@@ -246,8 +243,6 @@ class DirectoryLayer:
                     yield self._unreadable(walk.unreadable(file.path, error))
                 finally:
                     os.close(file.fd)
-        finally:
-            os.close(start_fd)
         for path in observer.renamed:
             reason = "a directory that was renamed: what is below it was not looked at"
             yield self._unreadable(Unreadable(path, reason))
@@ -372,11 +367,8 @@ class DirectoryFiles:
     @contextlib.contextmanager
     def open(self, path: bytes) -> Iterator[Region]:
         """See `Files`. No link leads out of the directory."""
-        fd = openat2.open_regular_in_root(self.root_fd, path)
-        try:
+        with closing_fd(openat2.open_regular_in_root(self.root_fd, path)) as fd:
             yield Region(fd, 0, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
 
     def access(self, path: bytes) -> Access:
         """See `Files`."""

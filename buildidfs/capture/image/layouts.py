@@ -22,6 +22,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import engine_records, oci
 from buildidfs.linux import openat2
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Trust
 
 if TYPE_CHECKING:
@@ -224,10 +225,8 @@ class ContentStore:
         fd = openat2.open_in_root(
             self._root_fd, self._prefix + b"/blobs/sha256", os.O_RDONLY | os.O_DIRECTORY
         )
-        try:
+        with closing_fd(fd):
             names = sorted(os.listdir(fd))
-        finally:
-            os.close(fd)
         for name in names[:_BLOBS_MAX]:
             try:
                 digest = oci.checked_digest(f"sha256:{name}")
@@ -387,10 +386,8 @@ def _listed(files: DirectoryFiles, path: bytes) -> list[str]:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return []
         raise
-    try:
+    with closing_fd(fd):
         return sorted(os.listdir(fd))
-    finally:
-        os.close(fd)
 
 
 def _split(digest: str, said: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

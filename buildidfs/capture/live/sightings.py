@@ -19,6 +19,7 @@ from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
 
 if TYPE_CHECKING:
@@ -149,12 +150,10 @@ class LiveSightings:
         """Return the reach as seen from a process. Raises OSError if the process is not at
         ``place``.
         """
-        pid_fd = procfs.open_pid(pid)
-        try:
+        with closing_fd(procfs.open_pid(pid)) as pid_fd:
             if namespaces.mnt(pid_fd) != place.namespaces.mnt:
                 raise ProcessLookupError
-            root_fd = procfs.open_root(pid_fd)
-            try:
+            with closing_fd(procfs.open_root(pid_fd)) as root_fd:
                 root = Root(
                     root_fd,
                     os.readlink(b"root", dir_fd=pid_fd),
@@ -164,10 +163,6 @@ class LiveSightings:
                     container.maker(pid_fd, container.apart(place.namespaces, self._initial)),
                 )
                 return self._reach.of(fd, identity, root)
-            finally:
-                os.close(root_fd)
-        finally:
-            os.close(pid_fd)
 
     def _trust(self, caught: Caught, fd: int) -> Trust:
         mnt, initial = caught.place.namespaces.mnt, self._initial.mnt

@@ -17,6 +17,7 @@ from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach, Root
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import machine, mounts, namespaces, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import (
     GROUP,
     OTHERS,
@@ -37,17 +38,11 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def own_root() -> Iterator[Root]:
     """Yield our own root in the form for `Reach.of`. Raises OSError."""
-    pid_fd = procfs.open_pid(os.getpid())
-    try:
+    with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
         ours = namespaces.of(pid_fd)
         maker = container.maker(pid_fd, container.apart(ours, namespaces.initial()))
-        root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
             yield Root(root_fd, b"/", mounts.mountinfo, user=ours.user, maker=maker)
-        finally:
-            os.close(root_fd)
-    finally:
-        os.close(pid_fd)
 
 
 def access_of(fd: int) -> Access:
@@ -159,11 +154,8 @@ class Here:
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
         self._reach: Reach | None = None
-        pid_fd = procfs.open_pid(os.getpid())
-        try:
+        with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
             self._here = surroundings_of(pid_fd, self._initial, container_namespaces)
-        finally:
-            os.close(pid_fd)
         self.container = self._here.container
 
     def sighting(self, path: bytes, fd: int, *, foreign: bool = False) -> Sighting:

@@ -27,6 +27,7 @@ from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
 from buildidfs.linux import machine, openat2
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, ContainerNames
 
 if TYPE_CHECKING:
@@ -166,10 +167,8 @@ class EngineNames:
                 fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError:
                 continue
-            try:
+            with closing_fd(fd):
                 found = _Host(fd, self._lists, owner).names(container.encode())
-            finally:
-                os.close(fd)
             if found != NO_NAMES:
                 return found
         return NO_NAMES
@@ -289,31 +288,24 @@ class _Host:
 
     def _list(self, path: bytes) -> dict[bytes, ContainerNames]:
         """Return the names of all containers in a list, by ID."""
-        with _as_missing():
-            fd = self._open(path)
-            try:
-                status = os.fstat(fd)
-                # Engines replace the whole file.
-                version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-                known = self._lists.get(path)
-                if known is None or known[0] != version:
-                    listed = engine_records.decoded(
-                        _read(fd, _LIST_MAX), list[engine_records.StoredContainer]
-                    )
-                    names = {container.id.encode(): container.called for container in listed}
-                    known = self._lists[path] = version, names
-                return known[1]
-            finally:
-                os.close(fd)
+        with _as_missing(), closing_fd(self._open(path)) as fd:
+            status = os.fstat(fd)
+            # Engines replace the whole file.
+            version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            known = self._lists.get(path)
+            if known is None or known[0] != version:
+                listed = engine_records.decoded(
+                    _read(fd, _LIST_MAX), list[engine_records.StoredContainer]
+                )
+                names = {container.id.encode(): container.called for container in listed}
+                known = self._lists[path] = version, names
+            return known[1]
         return {}
 
     def _content(self, path: bytes, limit: int) -> bytes:
         """Return all of a file of the owner; raises OSError, `Damaged` if it is too large."""
-        fd = self._open(path)
-        try:
+        with closing_fd(self._open(path)) as fd:
             return _read(fd, limit)
-        finally:
-            os.close(fd)
 
     def _open(self, path: bytes) -> int:
         """Open a regular file that only root and the owner may write to; raises OSError."""
@@ -329,12 +321,9 @@ class _Host:
         found: list[bytes] = []
         with _as_missing():
             fd = openat2.open_in_root(self._root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                with os.scandir(fd) as entries:
-                    names = (os.fsencode(entry.name) for entry in islice(entries, _LISTED_MAX))
-                    found.extend(name for name in names if wanted.fullmatch(name))
-            finally:
-                os.close(fd)
+            with closing_fd(fd), os.scandir(fd) as entries:
+                names = (os.fsencode(entry.name) for entry in islice(entries, _LISTED_MAX))
+                found.extend(name for name in names if wanted.fullmatch(name))
         return found
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Standing
 
 if TYPE_CHECKING:
@@ -138,8 +139,6 @@ def _is_roots(directory: bytes) -> bool:
         fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     finally:
         os.close(root_fd)
-    try:
+    with closing_fd(fd):
         found = statx.identity(fd, ask=False)
-    finally:
-        os.close(fd)
     return stat.S_ISDIR(found.mode) and found.uid == 0 and not found.mode & _OTHERS_WRITE

@@ -40,6 +40,7 @@ from buildidfs.capture.origin.ownership import CONTAINER_STORAGE
 from buildidfs.capture.unresponsive.filesystems import SlowMounts, is_slow_type
 from buildidfs.formats import posix_acl, proc_text
 from buildidfs.linux import file_ops, mounts, namespaces, openat2, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 
 if TYPE_CHECKING:
@@ -194,11 +195,9 @@ class Reach:
         directory, _, name = path.rpartition(b"/")
         mount = statx.unique_mount_id(fd)
         way, parent = self._way(root, directory, identity.ctime_ns)
-        try:
+        with closing_fd(parent):
             if not self._is_there(parent, name, identity, way.ground):
                 return OWNER
-        finally:
-            os.close(parent)
         barriers, ground = way.barriers, way.ground
         if mount is None or mount != ground.mount:  # the file may itself be a mount point
             ground = self._ground(fd, identity, mount, root)
@@ -214,10 +213,8 @@ class Reach:
             fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.told)
         except OSError:
             return False
-        try:
+        with closing_fd(fd):
             found = statx.identity(fd, ask=self._ask)
-        finally:
-            os.close(fd)
         return (found.dev, found.ino) == (identity.dev, identity.ino)
 
     # --- directories -----------------------------------------------------------------------
@@ -410,12 +407,10 @@ class Reach:
         if stat.S_ISDIR(identity.mode):
             identity = self._root_of_mount(fd)
         host_fd, mnt_ns_id = namespaces.open_initial_root()
-        try:
+        with closing_fd(host_fd):
             user = self._slow.host_user
             host = Root(host_fd, b"/", mounts.initial_mountinfo, mnt_ns_id, user)
             found = [self._along(host, way, identity) for way in ways]
-        finally:
-            os.close(host_fd)
         return min((barriers for barriers in found if barriers is not None), key=len)
 
     def _root_of_mount(self, fd: int) -> FileIdentity:
@@ -447,10 +442,8 @@ class Reach:
                 is_there = walked.place == (identity.dev, identity.ino)
             else:
                 walked, fd = self._walked(host, [each for each in directory.split(b"/") if each])
-                try:
+                with closing_fd(fd):
                     is_there = self._is_there(fd, name, identity, walked.ground)
-                finally:
-                    os.close(fd)
         except OSError:
             return None
         return walked.barriers if is_there else None

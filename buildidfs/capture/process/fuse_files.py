@@ -17,6 +17,7 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import credentials, namespaces, procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, FileIdentity
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ class FuseFiles:
         name = procfs.map_file_name(mapping.start, mapping.end)
         users = namespaces.foreign_users(process.fd)
         try:
-            path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=process.fd)
-            try:
+            with closing_fd(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=process.fd)) as path_fd:
                 place = OwnedFile(path_fd, mapping.dev, mapping.inode, mounter, tuple(users))
                 identity = as_owner.look(place)
                 build_id = self._build_id(process, mapping)
@@ -132,8 +132,6 @@ class FuseFiles:
                 if known is not None and build_id in (None, known.build_id):
                     return Owned(identity, known=known, binary=known.build_id)
                 identity, fd = as_owner.read(place)
-            finally:
-                os.close(path_fd)
         finally:
             for user in users:
                 os.close(user)

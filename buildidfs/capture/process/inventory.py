@@ -21,6 +21,7 @@ from buildidfs.capture import elf_file as files
 from buildidfs.capture.unresponsive.filesystems import Patience, slow_devices
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId
 
 if TYPE_CHECKING:
@@ -130,18 +131,15 @@ class _Count:
             return
 
         def question() -> BuildId | Absence:
-            try:
+            with closing_fd(directory):
                 return _identify(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=directory))
-            finally:
-                os.close(directory)
 
         self._ask(identity.dev, question)
 
     def _paths(self, pid_fd: int) -> None:
         """Count mapped files by their paths in the root of the process. Raises OSError."""
         named = {m.path for m in proc_text.mappings_in(procfs.maps(pid_fd)) if m.path[:1] == b"/"}
-        root_fd = procfs.open_root(pid_fd)
-        try:
+        with closing_fd(procfs.open_root(pid_fd)) as root_fd:
             for path in named:
                 try:
                     path_fd = openat2.open_in_root(root_fd, path, os.O_PATH | os.O_CLOEXEC)
@@ -153,8 +151,6 @@ class _Count:
                     self._ask(identity.dev, functools.partial(_identify, path_fd))
                 else:
                     os.close(path_fd)
-        finally:
-            os.close(root_fd)
 
     def _is_new(self, identity: FileIdentity) -> bool:
         """Count one reference; return True if it is the first one to a regular file."""
@@ -204,20 +200,14 @@ class _Count:
 
 def _identify(path_fd: int) -> BuildId | Absence:
     """Return the build ID of a regular file; takes over its O_PATH descriptor. Raises OSError."""
-    try:
+    with closing_fd(path_fd):
         fd = openat2.reopen_regular(path_fd)
-    finally:
-        os.close(path_fd)
-    try:
+    with closing_fd(fd):
         return files.identify(fd)
-    finally:
-        os.close(fd)
 
 
 def _entries(pid_fd: int, name: bytes) -> list[bytes]:
     """Return the links in a directory of the process. Raises OSError."""
     directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
-    try:
+    with closing_fd(directory):
         return [name + b"/" + os.fsencode(entry) for entry in os.listdir(directory)]
-    finally:
-        os.close(directory)

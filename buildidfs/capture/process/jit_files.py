@@ -22,6 +22,7 @@ from buildidfs.capture.process.process import Process, Ways, is_dump
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.perf.jit import Dump
 from buildidfs.linux import machine, namespaces, openat2, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import OWNER, JitProcess, Trust
 
 if TYPE_CHECKING:
@@ -228,10 +229,8 @@ class JitFinder:
         own = os.dup(root_fd)  # the thread may be abandoned with it
 
         def question() -> int:
-            try:
+            with closing_fd(own):
                 return openat2.open_in_root(own, path, os.O_PATH | os.O_NOFOLLOW)
-            finally:
-                os.close(own)
 
         device = (-1, process.mount_namespace)
         if self._patience.is_silent(device):

@@ -21,6 +21,7 @@ from buildidfs.capture.process.process import Moved, Process, Ways, denied, out_
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import mounts, namespaces, openat2, procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
 
 if TYPE_CHECKING:
@@ -194,16 +195,12 @@ class Mappers:
 def _look_into(process: Process, mapping: Mapping) -> BuildId | None:
     """Return the build ID of a mapped file by reading it. Raises `Moved`, OSError."""
     path_fd, identity = process.pin(mapping)
-    try:
+    with closing_fd(path_fd):
         if not stat.S_ISREG(identity.mode):
             return None
         fd = openat2.reopen_regular(path_fd)
-    finally:
-        os.close(path_fd)
-    try:
+    with closing_fd(fd):
         answer = elf_file.identify(fd)
-    finally:
-        os.close(fd)
     return answer if isinstance(answer, BuildId) else None
 
 

@@ -21,6 +21,7 @@ from buildidfs.formats import package_notes
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.formats.sqlite import Unusable
 from buildidfs.linux import openat2
+from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,10 +71,8 @@ class PackageNotes:
             root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return UNKNOWN
-        try:
+        with closing_fd(root_fd):
             return self._owner(root_fd, 0, path)
-        finally:
-            os.close(root_fd)
 
     def _owner(self, root_fd: int, namespace: int, path: bytes) -> Package:
         status = os.fstat(root_fd)
@@ -109,10 +108,8 @@ class PackageNotes:
 
 def _all(root_fd: int) -> list[_Owner]:
     """Read the databases of all package managers below a root, and close its descriptor."""
-    try:
+    with closing_fd(root_fd):
         return [*_dpkg(root_fd), *_apk(root_fd), *_rpm(root_fd)]
-    finally:
-        os.close(root_fd)
 
 
 def _dpkg(root_fd: int) -> Iterator[_Owner]:
@@ -195,9 +192,6 @@ def _files(root_fd: int, path: bytes, suffix: bytes = b"") -> Iterator[tuple[byt
 def _names(root_fd: int, path: bytes) -> list[bytes]:
     with contextlib.suppress(OSError):
         fd = openat2.open_in_root(root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with os.scandir(fd) as entries:
-                return [os.fsencode(entry.name) for entry in islice(entries, _MOST_LISTS)]
-        finally:
-            os.close(fd)
+        with closing_fd(fd), os.scandir(fd) as entries:
+            return [os.fsencode(entry.name) for entry in islice(entries, _MOST_LISTS)]
     return []

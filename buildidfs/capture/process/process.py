@@ -25,6 +25,7 @@ from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
 from buildidfs.linux import credentials, machine, openat2, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 
 if TYPE_CHECKING:
@@ -224,11 +225,8 @@ class Process:
         fd, identity = self.pin(mapping)
         try:
             if stat.S_ISREG(identity.mode):
-                readable = openat2.reopen_regular(fd)
-                try:
+                with closing_fd(openat2.reopen_regular(fd)) as readable:
                     os.pread(readable, 1, 0)
-                finally:
-                    os.close(readable)
         except BaseException:
             os.close(fd)
             raise
@@ -289,11 +287,8 @@ class Process:
         in_memory = self.build_id_in_memory(mapping)
         if in_memory is None:
             return False
-        fd = openat2.reopen_regular(path_fd)
-        try:
+        with closing_fd(openat2.reopen_regular(path_fd)) as fd:
             return elf_file.identify(fd) == in_memory
-        finally:
-            os.close(fd)
 
     def build_id(self, mapping: Mapping) -> BuildId | None:
         """Return the build ID of a mapped file; the kernel may have to ask the filesystem for it.
@@ -303,11 +298,8 @@ class Process:
         None also for an ID that files share by mistake.
         """
         try:
-            maps_fd = procfs.open_maps(self.fd)
-            try:
+            with closing_fd(procfs.open_maps(self.fd)) as maps_fd:
                 raw = procfs.build_id(maps_fd, mapping.start)
-            finally:
-                os.close(maps_fd)
             if raw and not is_shared(raw):
                 return BuildId(raw)
         except (OSError, InvalidBuildId):

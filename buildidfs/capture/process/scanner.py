@@ -40,6 +40,7 @@ from buildidfs.formats import proc_text
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -281,11 +282,9 @@ class _Scan:
                 continue
             try:
                 path_fd, identity = self._pin(process, mapping)
-                try:
+                with closing_fd(path_fd):
                     if stat.S_ISREG(identity.mode):
                         yield from self._file(process, mapping, path_fd, identity)
-                finally:
-                    os.close(path_fd)
             except OSError as error:
                 if error.errno in _GONE and process.is_gone():
                     return
@@ -523,11 +522,8 @@ class VdsoFinder:
 
     def own(self) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of this process. Raises OSError."""
-        pid_fd = procfs.open_pid(os.getpid())
-        try:
+        with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
             return self.of(pid_fd, Trust.HOST)
-        finally:
-            os.close(pid_fd)
 
     def of(self, pid_fd: int, trust: Trust) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of a process; None if it has none or it was found before. Raises OSError.

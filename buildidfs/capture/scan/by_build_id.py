@@ -36,6 +36,7 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Sighting
 
 if TYPE_CHECKING:
@@ -205,15 +206,10 @@ class WantedScanner:
 
 def _status(path: bytes) -> os.stat_result:
     """Stat a path here, which must not lead through another process. Raises OSError."""
-    root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
         fd = openat2.open_in_root(root_fd, path, os.O_PATH)
-    finally:
-        os.close(root_fd)
-    try:
+    with closing_fd(fd):
         return os.fstat(fd)
-    finally:
-        os.close(fd)
 
 
 class _Elsewhere:
@@ -269,10 +265,8 @@ class _Elsewhere:
 
         known = self._memo.recall(identity)
         if known is not None and known.build_id == build_id:
-            try:
+            with closing_fd(fd):
                 again = seen_again(self._memo, sighting, known, reach)
-            finally:
-                os.close(fd)
             yield again
             return
         yield PinnedFile(reach(sighting), fd)
@@ -282,14 +276,11 @@ def _open(
     root_fd: int, path: bytes, wanted: set[BuildId], own_mounts: Collection[tuple[int, int]]
 ) -> tuple[int, BuildId, FileIdentity] | None:
     """Open a file below a root; return None unless its build ID is wanted. Raises OSError."""
-    path_fd = openat2.open_in_root(root_fd, path, os.O_PATH)
-    try:
+    with closing_fd(openat2.open_in_root(root_fd, path, os.O_PATH)) as path_fd:
         identity = statx.identity(path_fd)
         if (os.major(identity.dev), os.minor(identity.dev)) in own_mounts:
             return None
         fd = openat2.reopen_regular(path_fd)
-    finally:
-        os.close(path_fd)
     try:
         answer = files.identify(fd)
     except BaseException:

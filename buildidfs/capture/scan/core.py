@@ -17,6 +17,7 @@ from buildidfs.capture.process import scanner
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf import core
 from buildidfs.linux import machine, namespaces, procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet, Trust
 
 if TYPE_CHECKING:
@@ -112,12 +113,8 @@ def living_mount_namespaces() -> set[int]:
     """
     found = set()
     for pid in procfs.pids():
-        with contextlib.suppress(OSError):
-            fd = procfs.open_pid(pid)
-            try:
-                found.add(namespaces.mnt_ns_id(fd))
-            finally:
-                os.close(fd)
+        with contextlib.suppress(OSError), closing_fd(procfs.open_pid(pid)) as fd:
+            found.add(namespaces.mnt_ns_id(fd))
     return found - {0}
 
 

@@ -29,6 +29,7 @@ from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.header import gnu_build_id
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import machine, namespaces, openat2, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import (
     EVERYBODY,
     Absence,
@@ -200,11 +201,8 @@ class KernelScanner:
     ) -> Found | None:
         """Return the file at a path if it has the build ID; None if there is no file."""
         try:
-            path_fd = os.open(self._root + path, os.O_PATH | os.O_CLOEXEC)
-            try:
+            with closing_fd(os.open(self._root + path, os.O_PATH | os.O_CLOEXEC)) as path_fd:
                 fd = openat2.reopen_regular(path_fd)
-            finally:
-                os.close(path_fd)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -337,10 +335,8 @@ class InstalledKernels:
         except OSError as error:
             yield walk.unreadable(self._root, error)
             return
-        try:
+        with closing_fd(root_fd):
             yield from self._below(root_fd)
-        finally:
-            os.close(root_fd)
 
     def _below(self, root_fd: int) -> Iterator[Found]:
         known = walk.Mounts()
@@ -353,7 +349,7 @@ class InstalledKernels:
                 if error.errno not in _NOT_THERE:
                     yield walk.unreadable(prefix + place, error)
                 continue
-            try:
+            with closing_fd(start_fd):
                 if not self._is_new(start_fd):
                     continue
                 foreign = is_foreign(start_fd)
@@ -364,8 +360,6 @@ class InstalledKernels:
                         yield self._files.found(file.path, file.fd, foreign=foreign)
                 if place.startswith((MODULES, b"/usr/lib/modules")):
                     yield from self._built(root_fd, start_fd, prefix, place)
-            finally:
-                os.close(start_fd)
         if not self._entered:
             yield Unreadable(self._root, "has neither /boot nor /lib/modules")
 
@@ -384,10 +378,8 @@ class InstalledKernels:
         """Yield kernels in their build directories, to which a link leads."""
         try:
             listed_fd = os.open(b"/proc/self/fd/%d" % directory_fd, os.O_RDONLY | os.O_DIRECTORY)
-            try:
+            with closing_fd(listed_fd):
                 releases = sorted(map(os.fsencode, os.listdir(listed_fd)))
-            finally:
-                os.close(listed_fd)
         except OSError as error:
             yield walk.unreadable(prefix + place, error)
             return

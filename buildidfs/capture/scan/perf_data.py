@@ -20,6 +20,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
 from buildidfs.formats.perf.stream import Stream
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import ByteRange
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Profile:
         if stat.S_ISREG(mode):
             self._add(self.path, fd)
             return
-        try:
+        with closing_fd(fd):
             if not stat.S_ISDIR(mode):
                 raise OSError(errno.EINVAL, "not a regular file, nor a directory of perf record")
             names = [os.fsencode(name) for name in os.listdir(fd)]
@@ -169,8 +170,6 @@ class Profile:
                     os.close(part)
                     raise OSError(errno.EINVAL, "has parts that are not regular files")
                 self._add(os.path.join(self.path, name), part)
-        finally:
-            os.close(fd)
 
     def _add(self, path: bytes, fd: int) -> None:
         found = os.fstat(fd)

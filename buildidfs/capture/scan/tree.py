@@ -26,6 +26,7 @@ from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.core import is_core
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import openat2
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, Kind, Sighting
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def identify_tree(
         except OSError as error:
             yield path, walk.unreadable(path, error)
             continue
-        try:
+        with closing_fd(start_fd):
             open_at = _opener(start_fd, path)
             for file in walk.files(start_fd, path, known):
                 if isinstance(file, Unreadable):
@@ -61,8 +62,6 @@ def identify_tree(
                     yield file.path, walk.unreadable(file.path, error)
                 finally:
                     os.close(file.fd)
-        finally:
-            os.close(start_fd)
 
 
 def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
@@ -140,7 +139,7 @@ class TreeScanner:
             except OSError as error:
                 yield walk.unreadable(path, error)
                 continue
-            try:
+            with closing_fd(start_fd):
                 # A path such as /proc/PID/root/usr leads into a mount namespace that is not ours.
                 foreign = is_foreign(start_fd)
                 shown = os.readlink(b"/proc/self/fd/%d" % start_fd)
@@ -150,8 +149,6 @@ class TreeScanner:
                         yield file
                     else:
                         yield self._found(file, foreign, open_at)
-            finally:
-                os.close(start_fd)
 
     def _found(self, file: walk.OpenFile, foreign: bool, open_at: Callable[[bytes], int]) -> Found:
         """Identify a file; takes over its descriptor. ``open_at`` opens other files by path."""
@@ -266,8 +263,7 @@ class GivenFiles:
         """Yield its debug files, which get no more trust than the binary, because it chose their
         paths.
         """
-        root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
             for item in debug_files.Companions(root_fd, self._memo).of(path, binary):
                 if isinstance(item, Unreadable):
                     yield item
@@ -280,8 +276,6 @@ class GivenFiles:
                     else:
                         sighting = self._here.reached(sighting, item.path_fd)
                         yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
-        finally:
-            os.close(root_fd)
 
     def _symbols(self, path: bytes, shown: bytes, fd: int) -> Found:
         if not os.fstat(fd).st_size:
@@ -312,10 +306,7 @@ def _why_not(absence: Absence, fd: int) -> str:
 
 def _opened(path: bytes) -> int:
     """Return a descriptor that reads a regular file. Raises OSError."""
-    path_fd = walk.open_start(path)
-    try:
+    with closing_fd(walk.open_start(path)) as path_fd:
         if stat.S_ISDIR(os.fstat(path_fd).st_mode):
             raise IsADirectoryError(errno.EISDIR, "a directory: use scan tree")
         return openat2.reopen_regular(path_fd)
-    finally:
-        os.close(path_fd)

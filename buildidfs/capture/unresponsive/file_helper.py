@@ -24,6 +24,7 @@ from buildidfs.capture.unresponsive.helper_process import BYTES_PER_SECOND, MAX_
 from buildidfs.errors import UsageError
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, FileIdentity, Mapping
 
 if TYPE_CHECKING:
@@ -207,16 +208,11 @@ class NamedFileProbe:
             device = self._device(path)
             if device is None:
                 return
-            here = os.open(b".", os.O_PATH | os.O_CLOEXEC)
-            try:
+            with closing_fd(os.open(b".", os.O_PATH | os.O_CLOEXEC)) as here:
                 path_fd, identity = self._helper.start(device, here, path)
-            finally:
-                os.close(here)
-            try:
+            with closing_fd(path_fd):
                 if stat.S_ISREG(identity.mode):
                     self._helper.read(device, path_fd, identity.size)
-            finally:
-                os.close(path_fd)
         except TimeoutError:
             raise
         except OSError:

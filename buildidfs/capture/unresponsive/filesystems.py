@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, namespaces, statx
+from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +74,8 @@ def memory_device() -> int:
 
     The number is never reused.
     """
-    fd = os.memfd_create("buildidfs", os.MFD_CLOEXEC)
-    try:
+    with closing_fd(os.memfd_create("buildidfs", os.MFD_CLOEXEC)) as fd:
         return os.fstat(fd).st_dev
-    finally:
-        os.close(fd)
 
 
 class Devices:

@@ -23,6 +23,7 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.unresponsive.filesystems import Silences, no_answer
 from buildidfs.linux import child
+from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,12 +178,9 @@ def copy_to_scratch(copy: Callable[[int], FileIdentity]) -> tuple[FileIdentity, 
     The caller closes the descriptor. It is for reading only, so that other programs do not see a
     writer. Raises OSError.
     """
-    scratch = elf_file.scratch_file()
-    try:
+    with closing_fd(elf_file.scratch_file()) as scratch:
         identity = copy(scratch)
         return identity, os.open(f"/proc/self/fd/{scratch}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(scratch)
 
 
 # --- the program --------------------------------------------------------------------------------
