@@ -26,7 +26,7 @@ def identify(fd: int, size: int | None = None) -> BuildId | Absence:
     """Return the ID that an open file is kept under, or the reason why it has none. Raises OSError.
 
     Usually this reads one page. The adopted ID of a program without a build ID also needs the end
-    of the file; see `formats.elf.identity.identify`.
+    of the file; see `formats.elf.identity.adopted_id`.
     """
     return adopted(own_id(fd, size), fd)
 

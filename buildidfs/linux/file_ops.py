@@ -24,15 +24,12 @@ _CANNOT_REFLINK = frozenset(
 )
 
 FS_IOC_ENABLE_VERITY: Final = 0x40806685  # _IOW('f', 133, struct fsverity_enable_arg)
-FS_IOC_MEASURE_VERITY: Final = 0xC0046686  # _IOWR('f', 134, struct fsverity_digest)
 
 _HASH_SHA256: Final = 1
 _BLOCK_BYTES: Final = 4096
-_DIGEST_BYTES: Final = 64
 
 # version, algorithm, block size, salt size, salt, signature size, reserved, signature, reserved
 _ENABLE: Final = Struct("=IIIIQIIQ88x")
-_MEASURED: Final = Struct("=HH")
 
 _NOT_OFFERED: Final = frozenset((errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.EINVAL))
 
@@ -104,13 +101,13 @@ def link_fd(fd: int, dir_fd: int, name: bytes) -> None:
     os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
 
 
-def start_writeback(fd: int, offset: int = 0, size: int = 0) -> None:
-    """Start writing dirty pages to the disk without waiting; ``size`` 0 means up to the end.
+def start_writeback(fd: int) -> None:
+    """Start writing dirty pages to the disk without waiting.
 
     A later fsync has less to do; this call alone makes nothing durable. Raises OSError.
     Source: sync_file_range(2).
     """
-    if _sync_file_range()(fd, offset, size, _SYNC_FILE_RANGE_WRITE):
+    if _sync_file_range()(fd, 0, 0, _SYNC_FILE_RANGE_WRITE):
         from buildidfs.linux import syscalls
 
         raise syscalls.last_error()
@@ -179,22 +176,6 @@ def enable_verity(fd: int) -> bool:
             return False
         raise
     return True
-
-
-def measure_verity(fd: int) -> bytes | None:
-    """Return the SHA-256 root hash that fs-verity holds a file to; None if it is not enabled.
-
-    Raises OSError.
-    """
-    argument = bytearray(_MEASURED.pack(0, _DIGEST_BYTES) + bytes(_DIGEST_BYTES))
-    try:
-        fcntl.ioctl(fd, FS_IOC_MEASURE_VERITY, argument)
-    except OSError as error:
-        if error.errno == errno.ENODATA or error.errno in _NOT_OFFERED:
-            return None
-        raise
-    _, size = _MEASURED.unpack_from(argument)
-    return bytes(argument[_MEASURED.size : _MEASURED.size + size])
 
 
 def access_list(fd: int) -> bytes | None:

@@ -49,11 +49,6 @@ def mnt(pid_fd: int) -> int:
     return _inode(pid_fd, b"ns/mnt")
 
 
-def user(pid_fd: int) -> int:
-    """Return the user namespace of a process; 0 when it is gone. Raises OSError."""
-    return _inode(pid_fd, b"ns/user")
-
-
 def user_owner(pid_fd: int) -> int:
     """Return the ID of the user who made the user namespace of a process. Raises OSError."""
     with closing_fd(os.open(b"ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)) as fd:

@@ -21,7 +21,7 @@ from buildidfs.formats.perf import (
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.filereader import FileReader
-from tests.support.perfwriter import CALLCHAIN, READ, USUAL, PerfWriter
+from tests.support.perfwriter import CALLCHAIN, READ, USUAL, PerfWriter, sample_of
 
 # --- perf.data -----------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def _read_profile(reader: FileReader, data: bytes) -> None:
         assert raw.size >= perf_stream.HEADER_SIZE
         assert raw.at + raw.size <= len(raw.data)
         if raw.kind == 9:
-            sample = layouts.sample(raw.data, raw.at, raw.size, chains=True)
+            sample = sample_of(layouts, raw.data, raw.at, raw.size, chains=True)
             if sample is not None:
                 spaces.find(sample.pid, sample.time or 0, sample.ip)
             continue

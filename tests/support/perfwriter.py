@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from buildidfs.formats.perf.attributes import Layouts
 
 IP, TID, TIME, CALLCHAIN, CPU, PERIOD, IDENTIFIER = (1 << bit for bit in (0, 1, 2, 5, 7, 8, 16))
 READ = 1 << 4
@@ -15,6 +19,24 @@ USUAL = IDENTIFIER | IP | TID | TIME
 USER, KERNEL = 2, 1
 EXEC = 1 << 13
 HAS_BUILD_ID = 1 << 14
+
+
+class Sample(NamedTuple):
+    """A sample as `Layouts` decodes it."""
+
+    ip: int
+    pid: int
+    tid: int
+    time: int | None
+    chain: tuple[int, ...]
+
+
+def sample_of(
+    layouts: Layouts, data: bytes, at: int, size: int, *, chains: bool = False
+) -> Sample | None:
+    """The sample at ``at``, with its call chain if ``chains``."""
+    head = layouts.head(data, at, size)
+    return head and Sample(*head, layouts.chain(data, at, size) if chains else ())
 
 
 class PerfWriter:

@@ -59,16 +59,6 @@ def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
     return functools.partial(its_namespaces.user_owner, pid_fd)
 
 
-def is_contained(
-    namespaces: NamespaceSet, initial: NamespaceSet, names: Iterable[str] = ("mnt",)
-) -> bool:
-    """Return True if each namespace of ``names`` differs from the host's.
-
-    An unknown namespace (0) counts as the host's.
-    """
-    return in_container(apart(namespaces, initial), names)
-
-
 def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] = ("mnt",)) -> str:
     """Return the label of the container of a contained process: ``docker:0123456789ab``.
 

@@ -90,8 +90,7 @@ class Core(msgspec.Struct, frozen=True):
     ``pid`` is that of the process in its own PID namespace, ``name`` its first 15 bytes,
     ``arguments`` the first 79 of its command line; ``signal`` is what ended it, 0 if nothing did
     (gcore). ``claimed`` is the size that the file should have, which is more than it has when it
-    was cut off. ``lists_files`` tells that there is a list of mapped files. ``vdso`` is where in
-    the core the vDSO is, if all of it is.
+    was cut off. ``vdso`` is where in the core the vDSO is, if all of it is.
     """
 
     bits: int
@@ -104,7 +103,6 @@ class Core(msgspec.Struct, frozen=True):
     threads: int
     modules: tuple[Module, ...]
     claimed: int
-    lists_files: bool
     vdso: ByteRange | None = None
 
 
@@ -142,7 +140,6 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
         said.threads,
         tuple(modules),
         max(memory.claimed, note.offset + note.size if note is not None else 0),
-        bool(files),
         finder.vdso_range,
     )
 

@@ -116,15 +116,6 @@ def adopted_id(
     return AdoptedId(htlhash(read_at, size))
 
 
-def identify(head: bytes, read_at: ReadAt, size: int) -> BuildId | Absence:
-    """Return the ID that a file is kept under: its build ID, or its adopted one, or why neither.
-
-    The arguments are those of `identify.identify`.
-    """
-    answer = elf_identify.identify(head, read_at, size)
-    return adopted_id(answer, head, read_at, size)
-
-
 def describe(
     read_at: ReadAt, size: int, given: BuildId | None = None
 ) -> elf_identify.ElfFile | Absence:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -110,16 +110,6 @@ def parse_attr(data: bytes, order: str, ids: tuple[int, ...] = ()) -> Attr:
     return Attr(sample_type, read_format, bool(flags & SAMPLE_ID_ALL), clockid, ids)
 
 
-class Sample(NamedTuple):
-    """One sample. ``time`` is None where it was not recorded; ``chain`` is empty likewise."""
-
-    pid: int
-    tid: int
-    ip: int
-    time: int | None
-    chain: tuple[int, ...]
-
-
 MAX_CONTEXT: Final = (1 << 64) - 4095
 """PERF_CONTEXT_MAX: no address is as great as the markers in a call chain."""
 CONTEXT_KERNEL: Final = (1 << 64) - 128
@@ -198,14 +188,6 @@ class Layouts:
         if not layout.chain:
             return ()
         return self._chain(layout, data, at + _HEADER_SIZE + layout.size, at + size)
-
-    def sample(self, data: bytes, at: int, size: int, *, chains: bool = False) -> Sample | None:
-        """The sample at ``at``, with its call chain if ``chains``."""
-        head = self.head(data, at, size)
-        if head is None:
-            return None
-        ip, pid, tid, time = head
-        return Sample(pid, tid, ip, time, self.chain(data, at, size) if chains else ())
 
     def _layout(self, data: bytes, at: int, size: int) -> _Layout:
         """The layout of a sample's event, by the number at its beginning."""

@@ -30,7 +30,6 @@ ReadAt = Callable[[int, int], bytes]
 
 BUILD_ID: Final = 2
 HOSTNAME: Final = 3
-OSRELEASE: Final = 4
 AUXTRACE: Final = 18
 SAMPLE_TIME: Final = 21
 DIR_FORMAT: Final = 24

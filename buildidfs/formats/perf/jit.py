@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 
 MAX_SYMBOLS: Final = 1 << 19
 MAX_NAME: Final = 1024
-MAX_LINE: Final = 2048
 
 _LINE: Final = re.compile(
     rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) ([^\n\0]+)$", re.MULTILINE

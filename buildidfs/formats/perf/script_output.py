@@ -33,9 +33,6 @@ _FORK: Final = re.compile(
 _EXIT: Final = re.compile(rb": PERF_RECORD_EXIT\((-?\d{1,10}):(-?\d{1,10})\):")
 _COMM: Final = re.compile(rb": PERF_RECORD_COMM( exec)?: ")
 _THREAD: Final = re.compile(rb"(-?\d{1,10})/(-?\d{1,10})")
-_COMM_AT: Final = (
-    b": PERF_RECORD_COMM"  # the first: to try all of them takes the square of the time
-)
 _SAMPLE: Final = re.compile(
     rb"\s(-?\d{1,10})(?:/(-?\d{1,10}))?\s+(?:\[\d+\]\s+)?(?:[A-Z.]+\s+)?\d+\.\d+:\s"
 )
