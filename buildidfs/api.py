@@ -134,7 +134,7 @@ def _pinned(item: tuple[Path, IO[bytes]]) -> Found:
         file.flush()
         fd = os.dup(file.fileno())
     except OSError as error:
-        return Unreadable(path, error.strerror or str(error), error.errno or 0)
+        return Unreadable.of(path, error)
     origin = Origin(
         path,
         statx.identity(fd),

@@ -212,7 +212,7 @@ class _Scan:
         except UsageError as error:
             item = Unreadable(dump.path, str(error))
         except OSError as error:
-            item = Unreadable(dump.path, error.strerror or str(error), error.errno or 0)
+            item = Unreadable.of(dump.path, error)
         if item is not None:
             yield item
 

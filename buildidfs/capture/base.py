@@ -9,7 +9,8 @@ file may vanish. Files that were captured before are recognised through `Memo` w
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+import time
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -17,6 +18,9 @@ from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighti
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -40,6 +44,15 @@ class Memo(Protocol):
 
         The caller has got the build ID of the file from `recall`.
         """
+
+
+def month(spread: int) -> int:
+    """Return the number of the present 30 days, which begin on another day for each ``spread``.
+
+    A known archive is not read again, so its files would look unused, and removed files would not
+    be captured again. Therefore each archive is read again after a month.
+    """
+    return (time.time_ns() + spread % 30 * _DAY_NS) // (30 * _DAY_NS)
 
 
 class PinnedFile(msgspec.Struct):
@@ -105,6 +118,13 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
     errno: int = 0
     build_id: BuildId | None = None
+
+    @classmethod
+    def of(cls, path: bytes, error: Exception) -> Unreadable:
+        """Return the record of an error that a file or process at ``path`` has caused."""
+        if isinstance(error, OSError):
+            return cls(path, error.strerror or str(error), error.errno or 0)
+        return cls(path, str(error))
 
 
 Found = PinnedFile | SeenAgain | Unreadable

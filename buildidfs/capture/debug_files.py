@@ -185,7 +185,7 @@ class Companions:
                 companion = self._candidate(path, proof)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
-                    yield Unreadable(path, error.strerror or str(error), error.errno or 0)
+                    yield Unreadable.of(path, error)
                 continue
             if companion is not None:
                 yield companion

@@ -8,6 +8,7 @@ from typing import Final
 
 from buildidfs.formats.elf import identify as elf_identify
 from buildidfs.formats.elf import identity
+from buildidfs.linux import file_ops
 from buildidfs.model import Absence, BuildId, is_shared
 
 _COPIES: Final = "/var/tmp"
@@ -58,7 +59,7 @@ def memory_file(name: bytes, data: bytes | bytearray) -> int:
     """Make a file in memory with ``data``, and return its descriptor. Raises OSError."""
     fd = os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)
     try:
-        write_all(fd, data)
+        file_ops.write_fully(fd, data)
     except BaseException:
         os.close(fd)
         raise
@@ -71,10 +72,3 @@ def scratch_file() -> int:
         return os.open(_COPIES, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
         return memory_file(b"buildidfs-copy", b"")
-
-
-def write_all(fd: int, data: bytes | bytearray) -> None:
-    """Write all of ``data`` at the file offset. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -123,11 +123,6 @@ def _refused(fstype: bytes) -> bytes | None:
     return fstype if fstype in _NOT_FILES or fstype == mounts.FILESYSTEM_TYPE else None
 
 
-def unreadable(path: bytes, error: OSError) -> Unreadable:
-    """Return an operating system error for a file as an item of a scan."""
-    return Unreadable(path, error.strerror or str(error), error.errno or 0)
-
-
 def open_start(path: bytes) -> int:
     """Pin the start of a walk (O_PATH), following a symbolic link. Raises OSError."""
     return os.open(path, _OPEN_PATH)
@@ -149,7 +144,7 @@ def files(
     try:
         yield from _start(start_fd, path, known, observer, position or Position())
     except OSError as error:
-        yield unreadable(path, error)
+        yield Unreadable.of(path, error)
 
 
 def _start(
@@ -201,7 +196,7 @@ def _descend(
                 fd = os.open(name, _OPEN_DIRECTORY, dir_fd=level.fd)
             except OSError as error:
                 if error.errno not in _VANISHED:
-                    yield unreadable(path, error)
+                    yield Unreadable.of(path, error)
                 continue
             if _is_refused(fd, known):
                 os.close(fd)
@@ -241,7 +236,7 @@ def _enter(
                 elif entry.is_dir(follow_symlinks=False):
                     level.subdirectories.append(entry.name)
     except OSError as error:
-        yield unreadable(level.prefix, error)
+        yield Unreadable.of(level.prefix, error)
     regular.sort()
     level.subdirectories.sort(reverse=True)
     level.step /= max(len(regular) + len(level.subdirectories), 1)
@@ -253,7 +248,7 @@ def _enter(
             fd = _open(name, level.fd, known)
         except OSError as error:
             if error.errno not in _VANISHED:
-                yield unreadable(path, error)
+                yield Unreadable.of(path, error)
             continue
         if fd >= 0:
             yield OpenFile(path, fd)

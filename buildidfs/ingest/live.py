@@ -269,7 +269,7 @@ class Live(Pipeline):
             identity = self._helper.look(device, path_fd)
             identity, fd = self._helper.copy(device, path_fd, identity.size)
         except OSError as error:
-            return Unreadable(origin.path, error.strerror or str(error), error.errno or 0)
+            return Unreadable.of(origin.path, error)
         sighting = staging.sighting_of(job.sighting, identity)
         return staging.capture(self._store, PinnedFile(sighting, fd, is_copy=True))
 
@@ -520,8 +520,7 @@ class CaughtFiles:
             with closing_fd(own):
                 return _opened(own)
 
-        identity = caught.identity
-        device = identity.dev, int.from_bytes((identity.scope or b"")[-8:], "little")
+        device = _device(caught.identity)
         if self._patience.is_silent(device):
             os.close(own)
             raise TimeoutError

@@ -93,7 +93,7 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
             if isinstance(outcome, NewCapture):
                 discard(outcome)
     except OSError as error:
-        return Unreadable(path, error.strerror or str(error), error.errno or 0)
+        return Unreadable.of(path, error)
     return Unreadable(path, WRITTEN_TO, errno.ETXTBSY)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
+Buffer = bytes | bytearray | memoryview
+
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
 _SYNC_FILE_RANGE_WRITE = 2
 _CHUNK = 1 << 26
@@ -204,14 +206,14 @@ def read_fully(fd: int, size: int, offset: int) -> bytes:
     return data
 
 
-def write_fully(fd: int, data: bytes) -> None:
+def write_fully(fd: int, data: Buffer) -> None:
     """Write all of ``data`` at the position of the descriptor. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
-def write_fully_at(fd: int, data: bytes, offset: int) -> None:
+def write_fully_at(fd: int, data: Buffer, offset: int) -> None:
     """Write all of ``data`` at ``offset``. Raises OSError."""
     view = memoryview(data)
     while view:

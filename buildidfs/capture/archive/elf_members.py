@@ -28,6 +28,7 @@ from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
 from buildidfs.formats.elf.header import MAGIC
+from buildidfs.linux import file_ops
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -85,6 +86,9 @@ class Whose(msgspec.Struct, frozen=True):
         )
 
 
+IsThere = Callable[[bytes, bool], bool]
+"""Tells of a path, and True for a directory, if it is there."""
+
 Viewers = Callable[[bytes], Sequence[Whose]]
 """Returns the viewers of the file at a path; none if the file is hidden."""
 
@@ -121,6 +125,53 @@ class Closed:
         return reach
 
 
+class NamedMembers:
+    """The members of one archive by their paths after installation, in bounded memory.
+
+    ``is_there`` is called with every path, and True for a directory; a path for which it returns
+    False is skipped. A remembered name takes ``name_bytes`` besides its length.
+    """
+
+    def __init__(self, limits: Limits, is_there: IsThere | None, name_bytes: int) -> None:
+        self._limits = limits
+        self._is_there = is_there
+        self._name_bytes = name_bytes
+        self._closed = Closed()
+        self._waiting: dict[tuple[int, int], list[bytes]] = {}
+        self._room = _NAMES_BYTES
+
+    def _present(self, members: Iterable[Member]) -> Iterator[tuple[int, Member, bytes]]:
+        """Yield number, member and path, without directories. Raises `Damaged`."""
+        for number, member in enumerate(members, 1):
+            if number > self._limits.members:
+                raise Damaged(f"more than {self._limits.members} members")
+            path = installed(member.name)
+            is_directory = member.type is Type.DIRECTORY
+            if self._is_there is not None and not self._is_there(path, is_directory):
+                continue
+            if not is_directory:
+                yield number, member, path
+            elif not Closed.is_open(member.mode):
+                self._count(path)
+                self._closed.note(path, member.mode, member.uid)
+
+    def _names(self, member: Member, path: bytes) -> list[bytes]:
+        """Return the names of a file whose bytes are read now; none if they come later."""
+        if member.link is None:
+            return [path]
+        if member.stored:
+            return [path, *self._waiting.pop(member.link, ())]
+        self._count(path)
+        self._waiting.setdefault(member.link, []).append(path)
+        return []
+
+    def _count(self, path: bytes) -> None:
+        """Count one more remembered name; raise `Damaged` if there are too many."""
+        self._room -= len(path) + self._name_bytes
+        if self._room < 0:
+            raise Damaged("too many names of files and private directories")
+
+
 class _Elf(msgspec.Struct, frozen=True):
     """An ELF file that may have more names. ``known`` is None if it was hidden and therefore not
     read.
@@ -133,14 +184,13 @@ class _Elf(msgspec.Struct, frozen=True):
     known: Known | None
 
 
-class Members:
-    """Reads one archive.
+class Members(NamedMembers):
+    """Reads the ELF files of one archive.
 
     ``access`` is that of the archive: users who may not read the archive may not read its members.
-    ``is_there`` is called with every path, and True for a directory; a path for which it returns
-    False is skipped. ``scope`` makes the numbers of the members unambiguous, see
-    `model.FileIdentity`: the same scope always means the same bytes. ``where`` names the archive in
-    reports of unreadable members. ``signatures`` has `Origin.signature` by path.
+    ``scope`` makes the numbers of the members unambiguous, see `model.FileIdentity`: the same scope
+    always means the same bytes. ``where`` names the archive in reports of unreadable members.
+    ``signatures`` has `Origin.signature` by path.
     """
 
     def __init__(
@@ -148,7 +198,7 @@ class Members:
         scope: bytes,
         where: bytes,
         viewers: Viewers,
-        is_there: Callable[[bytes, bool], bool] | None = None,
+        is_there: IsThere | None = None,
         *,
         memo: Memo,
         spool: Spool,
@@ -156,20 +206,16 @@ class Members:
         access: Access,
         signatures: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> None:
+        super().__init__(limits, is_there, _NAME_BYTES)
         self._signatures = signatures
         self._access = access
         self._scope = scope
         self._where = where
         self._viewers = viewers
-        self._is_there = is_there
         self._memo = memo
         self._spool = spool
-        self._limits = limits
-        self._closed = Closed()
         self._elves: dict[bytes, _Elf] = {}
-        self._waiting: dict[tuple[int, int], list[bytes]] = {}
         self._units: dict[bytes, tuple[BuildId, tuple[int, ...]]] = {}
-        self._room = _NAMES_BYTES
         self.missed: dict[int, list[bytes]] = {}
         """Visible names, by member number, of files that were skipped because their first name is
         hidden. A second call of `scan` reads them.
@@ -186,14 +232,7 @@ class Members:
         ``only`` restricts the scan to some members, by number, under the given names. Raises the
         errors of both, `Damaged` and `spool.Ended`.
         """
-        for number, member in enumerate(members, 1):
-            if number > self._limits.members:
-                raise Damaged(f"more than {self._limits.members} members")
-            path = installed(member.name)
-            if self._is_there is not None and not self._is_there(
-                path, member.type is Type.DIRECTORY
-            ):
-                continue
+        for number, member, path in self._present(members):
             if member.type is Type.FILE:
                 if only is not None and number not in only:
                     continue
@@ -201,25 +240,6 @@ class Members:
                 yield from self._file(number, member, names, stream)
             elif member.type is Type.HARD_LINK and only is None:
                 yield from self._link(installed(member.target), path)
-            elif member.type is Type.DIRECTORY and not Closed.is_open(member.mode):
-                self._count(path)
-                self._closed.note(path, member.mode, member.uid)
-
-    def _names(self, member: Member, path: bytes) -> list[bytes]:
-        """Return the names of a file whose bytes are read now; none if they come later."""
-        if member.link is None:
-            return [path]
-        if member.stored:
-            return [path, *self._waiting.pop(member.link, ())]
-        self._count(path)
-        self._waiting.setdefault(member.link, []).append(path)
-        return []
-
-    def _count(self, path: bytes) -> None:
-        """Count one more remembered name; raise `Damaged` if there are too many."""
-        self._room -= len(path) + _NAME_BYTES
-        if self._room < 0:
-            raise Damaged("too many names of programs and private directories")
 
     def _file(
         self, number: int, member: Member, names: list[bytes], stream: Stream
@@ -433,7 +453,8 @@ class Spool:
         fd = memory_file(b"member", b"") if size <= MEMORY_BYTES else self._unnamed()
         try:
             if extents is None:
-                _write(fd, pieces)
+                for piece in pieces:
+                    file_ops.write_fully(fd, piece)
             else:
                 os.ftruncate(fd, size)
                 _write_extents(fd, pieces, extents)
@@ -471,13 +492,6 @@ class Spool:
                 raise
         with tempfile.TemporaryFile(dir=directory) as file:
             return os.dup(file.fileno())
-
-
-def _write(fd: int, pieces: Iterable[bytes | memoryview]) -> None:
-    for piece in pieces:
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(fd, view) :]
 
 
 def _write_extents(

@@ -32,7 +32,7 @@ from buildidfs.capture.archive.stream import (
     Stream,
     unpacked,
 )
-from buildidfs.capture.base import Found, Memo, PinnedFile, Unreadable
+from buildidfs.capture.base import Found, Memo, PinnedFile, Unreadable, month
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.formats.archive import common, packages, tar
 from buildidfs.formats.archive.common import Damaged, Member, installed
@@ -49,9 +49,6 @@ _MOST_WORKERS: Final = 8
 _MEASURING_S: Final = 5.0
 _AHEAD: Final = 64  # packages among which the largest, which takes longest, is chosen
 _WAITING: Final = 32  # items that wait for their receiver
-# A known package is not read again, so its files would look unused, and removed files would not be
-# captured again. Therefore each package is read again after a month.
-_DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 class PackageScanner:
@@ -143,7 +140,7 @@ class PackageScanner:
                 yield Unreadable(file.path, "not a package")
             return
         except (Damaged, CannotDecompress, OSError) as error:
-            yield unreadable(file.path, error)
+            yield Unreadable.of(file.path, error)
             return
         complete = True
         try:
@@ -151,7 +148,7 @@ class PackageScanner:
                 complete = complete and not isinstance(item, Unreadable)
                 yield item
         except (Damaged, CannotDecompress, OSError) as error:
-            yield unreadable(file.path, error)
+            yield Unreadable.of(file.path, error)
             complete = False
         unchanged = statx.identity(file.fd) == identity
         yield _Done(mark if complete and unchanged else None)
@@ -182,7 +179,7 @@ def files_below(paths: Iterable[bytes]) -> Iterator[walk.OpenFile | Unreadable]:
         try:
             start_fd = walk.open_start(path)
         except OSError as error:
-            yield walk.unreadable(path, error)
+            yield Unreadable.of(path, error)
             continue
         with closing_fd(start_fd):
             yield from walk.files(start_fd, path, known)
@@ -294,13 +291,6 @@ def _close(item: object) -> None:
         item.close()
 
 
-def unreadable(path: bytes, error: Exception) -> Unreadable:
-    """Return the record of a package that was not read, with the reason."""
-    if isinstance(error, OSError):
-        return walk.unreadable(path, error)
-    return Unreadable(path, str(error))
-
-
 def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
     """Return the identity under which the memo knows for a month that this package was read.
 
@@ -309,9 +299,7 @@ def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
     """
     if identity.scope is None:
         return None
-    # Packages do not expire on the same day.
-    period = (time.time_ns() + identity.ino % 30 * _DAY_NS) // (30 * _DAY_NS)
-    text = b"!package%d/%o" % (period, access.mode)
+    text = b"!package%d/%o" % (month(identity.ino), access.mode)
     return msgspec.structs.replace(identity, scope=identity.scope + text)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.capture.archive import packages
-from buildidfs.capture.archive.elf_members import Closed
+from buildidfs.capture.archive.elf_members import NamedMembers
 from buildidfs.capture.archive.stream import DEFAULT_LIMITS, CannotDecompress
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin.builder import access_of
@@ -18,13 +18,13 @@ from buildidfs.model import EVERYBODY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from buildidfs.capture.archive.elf_members import IsThere
     from buildidfs.capture.archive.stream import Limits, Stream
     from buildidfs.capture.walk import OpenFile
     from buildidfs.model import Access
 
 _READABLE: Final = 0o444
-_NAMES_BYTES: Final = 128 << 20
-"""The memory for the names of private directories and hard links of one archive."""
+_NAME_BYTES: Final = 100
 
 IsWanted = Callable[[bytes, int], bool]
 """Returns True if the bytes of a file with that path and size are wanted."""
@@ -48,27 +48,19 @@ def is_readable(mode: int) -> bool:
     return mode & _READABLE == _READABLE
 
 
-class PlainFiles:
-    """Reads one archive. If ``access`` is not public, none of its files is.
-
-    ``is_there`` is called with every path, and True for a directory; a path for which it returns
-    False is skipped.
-    """
+class PlainFiles(NamedMembers):
+    """Reads the plain files of one archive. If ``access`` is not public, none of its files is."""
 
     def __init__(
         self,
         is_wanted: IsWanted,
         limits: Limits,
         access: Access,
-        is_there: Callable[[bytes, bool], bool] = lambda path, is_directory: True,
+        is_there: IsThere | None = None,
     ) -> None:
+        super().__init__(limits, is_there, _NAME_BYTES)
         self._is_wanted = is_wanted
-        self._limits = limits
         self._access = access
-        self._is_there = is_there
-        self._closed = Closed()
-        self._room = _NAMES_BYTES
-        self._waiting: dict[tuple[int, int], list[bytes]] = {}
         self.missed: dict[bytes, list[bytes]] = {}
         """Wanted names of files that came before under another name, by that name; `again` reads
         them.
@@ -79,18 +71,9 @@ class PlainFiles:
 
         Raises the errors of both, and `Damaged`.
         """
-        for number, member in enumerate(members, 1):
-            if number > self._limits.members:
-                raise Damaged(f"more than {self._limits.members} members")
-            path = installed(member.name)
-            if not self._is_there(path, member.type is Type.DIRECTORY):
-                continue
+        for _, member, path in self._present(members):
             if member.type is Type.FILE:
                 yield from self._file(member, self._names(member, path), stream)
-            elif member.type is Type.DIRECTORY:
-                if not Closed.is_open(member.mode):
-                    self._count(path)
-                    self._closed.note(path, member.mode, member.uid)
             else:
                 if member.type is Type.HARD_LINK and self._is_wanted(path, 0):
                     self._count(path)
@@ -103,22 +86,6 @@ class PlainFiles:
             names = self.missed.pop(installed(member.name), [])
             if member.type is Type.FILE:
                 yield from self._file(member, names, stream)
-
-    def _names(self, member: Member, path: bytes) -> list[bytes]:
-        """Return the names of a file whose bytes are read now; none if they come later."""
-        if member.link is None:
-            return [path]
-        if member.stored:
-            return [path, *self._waiting.pop(member.link, ())]
-        self._count(path)
-        self._waiting.setdefault(member.link, []).append(path)
-        return []
-
-    def _count(self, path: bytes) -> None:
-        """Count one more remembered name; raise `Damaged` if there are too many."""
-        self._room -= len(path) + 100
-        if self._room < 0:
-            raise Damaged("too many hard links and private directories")
 
     def _file(self, member: Member, names: list[bytes], stream: Stream) -> Iterator[PlainFile]:
         is_whole = member.stored == member.size and not member.extents
@@ -164,7 +131,7 @@ def in_packages(
         except packages.NotAPackage:
             pass
         except (Damaged, CannotDecompress, OSError) as error:
-            yield packages.unreadable(file.path, error)
+            yield Unreadable.of(file.path, error)
         finally:
             os.close(file.fd)
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from buildidfs.capture.elf_file import memory_file, write_all
+from buildidfs.capture.elf_file import memory_file
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Damaged, Packing
 from buildidfs.formats.elf.sections import zstd_sections
+from buildidfs.linux.file_ops import write_fully, write_fully_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,7 +218,7 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
             size += len(piece)
             if size > limit:
                 raise CannotDecompress(f"more than {limit} bytes when decompressed")
-            write_all(memory_fd, piece)
+            write_fully(memory_fd, piece)
     except BaseException:
         os.close(memory_fd)
         raise
@@ -239,20 +240,12 @@ def unpack_sections(fd: int, limit: int) -> None:
         for piece in plain(chunks(fd, section.offset, section.size), Packing.ZSTD):
             if at + len(piece) > start + section.plain:
                 break
-            _write_at(fd, piece, at)
+            write_fully_at(fd, piece, at)
             at += len(piece)
         if at != start + section.plain:
             raise CannotDecompress("damaged: a section does not have the size that it claims")
-        _write_at(fd, section.header(start), section.header_at)
+        write_fully_at(fd, section.header(start), section.header_at)
         end = at
-
-
-def _write_at(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        offset += written
-        view = view[written:]
 
 
 class _Decoder(Protocol):

@@ -240,7 +240,7 @@ class DirectoryLayer:
                     if _is_here(file, names):
                         yield from look(file, reach)
                 except OSError as error:
-                    yield self._unreadable(walk.unreadable(file.path, error))
+                    yield self._unreadable(Unreadable.of(file.path, error))
                 finally:
                     os.close(file.fd)
         for path in observer.renamed:

@@ -57,9 +57,7 @@ class Blobs:
         differs.
         """
         data = image_files.content(self.files, self.path(digest))
-        hasher = oci.hasher(digest)
-        hasher.update(data)
-        if hasher.hexdigest() != digest.partition(":")[2] or size not in (None, len(data)):
+        if oci.digest_of(data, digest) != digest or size not in (None, len(data)):
             raise IntegrityError(f"{digest} does not have that digest")
         return data
 
@@ -163,9 +161,7 @@ class Saved:
         layers.
         """
         data = image_files.content(self._files, os.fsencode(entry.config))
-        hasher = oci.hasher("sha256:")
-        hasher.update(data)
-        digest = f"sha256:{hasher.hexdigest()}"
+        digest = oci.digest_of(data, "sha256")
         diff_ids = oci.config(data).diff_ids
         if len(diff_ids) != len(entry.layers):
             raise Damaged(f"{len(entry.layers)} layers, and digests of {len(diff_ids)}")
@@ -290,9 +286,7 @@ class Docker:
         """Return the layers of an image. Raises `IntegrityError`, `Damaged`, OSError."""
         digits = oci.checked_digest(digest).partition(":")[2]
         data = image_files.content(self._files, DOCKER + b"/" + digits.encode())
-        hasher = oci.hasher(digest)
-        hasher.update(data)
-        if hasher.hexdigest() != digits:
+        if oci.digest_of(data, digest) != digest:
             raise IntegrityError(f"image {digest} does not have that digest")
         diff_ids = oci.config(data).diff_ids
         layers = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
@@ -24,7 +23,7 @@ from buildidfs.capture.archive.stream import (
     Region,
     unpacked,
 )
-from buildidfs.capture.base import Unreadable
+from buildidfs.capture.base import Unreadable, month
 from buildidfs.capture.image.layers import ArchiveFiles, Context, DirectoryFiles, has
 from buildidfs.capture.image.layouts import (
     CONTENT,
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 
 # The names in all layers are kept in memory for at most this number of images at a time.
 _TOGETHER: Final = 16
-_DAY_NS: Final = 86_400 * 1_000_000_000
 _BLOBS: Final = b"/blobs/sha256"
 
 _Item = TypeVar("_Item")
@@ -201,10 +199,8 @@ class ImageScanner:
                     path, self._platform, self._spool, self._context.limits, open_files
                 ):
                     yield _Stack(image, path, self._layers)
-            except OSError as error:
-                yield walk.unreadable(path, error)
-            except (Damaged, CannotDecompress) as error:
-                yield Unreadable(path, str(error))
+            except (OSError, Damaged, CannotDecompress) as error:
+                yield Unreadable.of(path, error)
 
     def _is_new(self, stack: _Stack) -> bool:
         stack.mark = _mark(stack.image)
@@ -360,8 +356,7 @@ def _mark(image: Image) -> FileIdentity | None:
         return None
     who = " ".join(f"{access.mode:o},{access.uid},{access.gid}" for access in accesses)
     name = fingerprint(f"{image.label}\0{image.digests[0]}\0{who}".encode())
-    period = (time.time_ns() + name[0] % 30 * _DAY_NS) // (30 * _DAY_NS)
-    scope = b"image:" + name + b"%d" % period
+    scope = b"image:" + name + b"%d" % month(name[0])
     return FileIdentity(0, 0, 0, 0, 0, stat.S_IFREG, 0, 0, scope)
 
 

@@ -218,7 +218,7 @@ class _Scan:
         try:
             found = self._vdso.own()
         except OSError as error:
-            yield Unreadable(b"[vdso]", error.strerror or str(error), error.errno or 0)
+            yield Unreadable.of(b"[vdso]", error)
             return
         if found is not None:
             yield found

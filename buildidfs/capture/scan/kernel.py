@@ -91,10 +91,8 @@ class KernelScanner:
     def __iter__(self) -> Iterator[Found]:
         try:
             build_id = running_build_id(self._root)
-        except InvalidBuildId as error:
-            yield Unreadable(self._root + _NOTES, str(error))
-        except OSError as error:
-            yield Unreadable(self._root + _NOTES, error.strerror or str(error), error.errno or 0)
+        except (InvalidBuildId, OSError) as error:
+            yield Unreadable.of(self._root + _NOTES, error)
         else:
             yield self._symbols(build_id)
             if self._all_files:
@@ -122,7 +120,7 @@ class KernelScanner:
                 return SeenAgain(sighting, known)
             return PinnedFile(sighting, _open_if_shown(path), Kind.KALLSYMS, build_id)
         except OSError as error:
-            return Unreadable(path, error.strerror or str(error), error.errno or 0)
+            return Unreadable.of(path, error)
 
     def _symbols_identity(self, build_id: BuildId) -> FileIdentity:
         """Return an identity that stays the same during one boot while no module is loaded or
@@ -142,14 +140,12 @@ class KernelScanner:
     # --- files -----------------------------------------------------------------------------
 
     def _images(self, build_id: BuildId) -> Iterator[Found]:
-        from buildidfs.capture.scan import kernel
-
         try:
             kernel_files = self._kernel_files()
         except OSError as error:
-            yield Unreadable(b"/boot", error.strerror or str(error), error.errno or 0)
+            yield Unreadable.of(b"/boot", error)
             return
-        for path in kernel.images(self._release):
+        for path in images(self._release):
             if (found := self._found(kernel_files, path, build_id, _NOT_RUNNING)) is not None:
                 yield found
 
@@ -177,9 +173,7 @@ class KernelScanner:
         self, kernel_files: KernelFiles, path: bytes, build_id: BuildId
     ) -> Iterator[Found]:
         """Yield the first existing file with the build ID; skip files of other builds."""
-        from buildidfs.capture.scan import kernel
-
-        for candidate in kernel.debug_files(path, build_id):
+        for candidate in debug_files(path, build_id):
             found = self._found(kernel_files, candidate, build_id, _NOT_LOADED)
             if isinstance(found, Unreadable) and found.reason == _NOT_LOADED:
                 continue
@@ -189,10 +183,6 @@ class KernelScanner:
 
     def _kernel_files(self) -> KernelFiles:
         """Return the tools for kernel files. Raises OSError."""
-        # Most scans have nothing to unpack, so the imports for unpacking are delayed.
-        from buildidfs.capture.archive.elf_members import Spool
-        from buildidfs.capture.scan.kernel import KernelFiles
-
         here = Here("kernel", self._host, self._initial, self._container_namespaces)
         return KernelFiles(self._memo, here, Spool(self._spool_directory))
 
@@ -206,7 +196,7 @@ class KernelScanner:
         except FileNotFoundError:
             return None
         except OSError as error:
-            return Unreadable(path, error.strerror or str(error), error.errno or 0)
+            return Unreadable.of(path, error)
         return kernel_files.found(path, fd, build_id, otherwise)
 
 
@@ -333,7 +323,7 @@ class InstalledKernels:
         try:
             root_fd = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            yield walk.unreadable(self._root, error)
+            yield Unreadable.of(self._root, error)
             return
         with closing_fd(root_fd):
             yield from self._below(root_fd)
@@ -347,7 +337,7 @@ class InstalledKernels:
                 start_fd = openat2.open_in_root(root_fd, place, os.O_PATH | os.O_DIRECTORY)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
-                    yield walk.unreadable(prefix + place, error)
+                    yield Unreadable.of(prefix + place, error)
                 continue
             with closing_fd(start_fd):
                 if not self._is_new(start_fd):
@@ -381,7 +371,7 @@ class InstalledKernels:
             with closing_fd(listed_fd):
                 releases = sorted(map(os.fsencode, os.listdir(listed_fd)))
         except OSError as error:
-            yield walk.unreadable(prefix + place, error)
+            yield Unreadable.of(prefix + place, error)
             return
         for release in releases:
             path = os.path.join(place, release, _BUILT)
@@ -389,7 +379,7 @@ class InstalledKernels:
                 fd = openat2.open_regular_in_root(root_fd, path)
             except OSError as error:
                 if error.errno not in (*_NOT_THERE, errno.EINVAL):
-                    yield walk.unreadable(prefix + path, error)
+                    yield Unreadable.of(prefix + path, error)
                 continue
             yield self._files.found(prefix + path, fd, foreign=is_foreign(fd))
 
@@ -454,9 +444,7 @@ class KernelFiles:
         try:
             answer, found = self._judged(path, fd, foreign)
         except (OSError, stream.CannotDecompress) as error:
-            number = error.errno if isinstance(error, OSError) else None
-            reason = getattr(error, "strerror", None) or str(error)
-            return Unreadable(path, reason, number or 0)
+            return Unreadable.of(path, error)
         finally:
             os.close(fd)
         if wanted in (None, answer) or not isinstance(answer, BuildId):

@@ -20,7 +20,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
 from buildidfs.formats.perf.stream import Stream
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, read_fully
 from buildidfs.model import ByteRange
 
 if TYPE_CHECKING:
@@ -50,16 +50,10 @@ class Part(msgspec.Struct):
         try:
             # Sizes are claims, for which pread(2) would allocate memory first.
             size = max(min(size, os.fstat(self.fd).st_size - offset), 0)
-            data = os.pread(self.fd, size, offset)
-            while 0 < len(data) < size:
-                more = os.pread(self.fd, size - len(data), offset + len(data))
-                if not more:
-                    break
-                data += more
+            return read_fully(self.fd, size, offset)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"{_shown(self.path)}: {reason}") from error
-        return data
 
 
 class Profile:

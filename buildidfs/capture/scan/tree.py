@@ -48,7 +48,7 @@ def identify_tree(
         try:
             start_fd = walk.open_start(path)
         except OSError as error:
-            yield path, walk.unreadable(path, error)
+            yield path, Unreadable.of(path, error)
             continue
         with closing_fd(start_fd):
             open_at = _opener(start_fd, path)
@@ -59,7 +59,7 @@ def identify_tree(
                 try:
                     yield file.path, _judged(file, open_at)[0]
                 except OSError as error:
-                    yield file.path, walk.unreadable(file.path, error)
+                    yield file.path, Unreadable.of(file.path, error)
                 finally:
                     os.close(file.fd)
 
@@ -137,7 +137,7 @@ class TreeScanner:
             try:
                 start_fd = walk.open_start(path)
             except OSError as error:
-                yield walk.unreadable(path, error)
+                yield Unreadable.of(path, error)
                 continue
             with closing_fd(start_fd):
                 # A path such as /proc/PID/root/usr leads into a mount namespace that is not ours.
@@ -165,7 +165,7 @@ class TreeScanner:
             keep = True
             return PinnedFile(sighting, file.fd, kind, answer if kind is not None else None)
         except OSError as error:
-            return walk.unreadable(file.path, error)
+            return Unreadable.of(file.path, error)
         finally:
             if not keep:
                 os.close(file.fd)
@@ -218,7 +218,7 @@ class GivenFiles:
             probe.check(path)
             fd = _opened(path)
         except OSError as error:
-            yield walk.unreadable(path, error)
+            yield Unreadable.of(path, error)
             return
         try:
             shown = os.readlink(b"/proc/self/fd/%d" % fd)
@@ -227,7 +227,7 @@ class GivenFiles:
             else:
                 yield from self._file(path, shown, fd)
         except OSError as error:
-            yield walk.unreadable(path, error)
+            yield Unreadable.of(path, error)
         finally:
             os.close(fd)
 

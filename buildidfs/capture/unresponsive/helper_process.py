@@ -22,7 +22,7 @@ import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.unresponsive.filesystems import Silences, no_answer
-from buildidfs.linux import child
+from buildidfs.linux import child, file_ops
 from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
@@ -221,10 +221,7 @@ def copy_all(fd: int, copy_fd: int, size: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     offset = 0
     while chunk := os.pread(fd, _CHUNK, offset):
-        view = memoryview(chunk)
-        while view:
-            written = os.pwrite(copy_fd, view, offset)
-            offset += written
-            view = view[written:]
+        file_ops.write_fully_at(copy_fd, chunk, offset)
+        offset += len(chunk)
         if offset > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

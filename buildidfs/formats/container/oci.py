@@ -199,6 +199,12 @@ def hasher(digest: str) -> hashlib._Hash:
     return hashlib.new(digest.partition(":")[0])
 
 
+def digest_of(data: bytes, kind: str) -> str:
+    """Return the digest of some bytes, of the same kind as a checked digest, or ``sha256``."""
+    kind = kind.partition(":")[0]
+    return f"{kind}:{hashlib.new(kind, data).hexdigest()}"
+
+
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
     """Docker's ID of each layer together with those below it, the lowest first."""
     found: list[str] = []

@@ -7,10 +7,19 @@ The file that the code is from may be hostile; a disassembler gets none of its t
 from __future__ import annotations
 
 import re
-import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from buildidfs.formats.elf.header import ET_DYN, EV_CURRENT, LAYOUTS, MAGIC, parse_header
+from buildidfs.formats.elf.header import (
+    ET_DYN,
+    EV_CURRENT,
+    LAYOUTS,
+    MAGIC,
+    SHF_ALLOC,
+    SHF_EXECINSTR,
+    SHT_PROGBITS,
+    parse_header,
+)
+from buildidfs.formats.elf.writer import Section, elf_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,16 +37,6 @@ _ARCHITECTURES: Final = {
     EM_X86_64: "x86_64", EM_AARCH64: "aarch64", 243: "riscv64", 258: "loongarch64",
 }  # fmt: skip
 _SYNTAXES: Final = {EM_386: "Intel", EM_X86_64: "Intel", EM_ARM: "ARM", EM_AARCH64: "ARM"}
-
-_NAMES: Final = b"\0.text\0.shstrtab\0"
-_TEXT, _STRINGS = 1, 7  # where they begin in there
-_PROGBITS, _STRTAB = 1, 3
-_ALLOC_AND_EXECUTE: Final = 6
-
-# type and machine to shstrndx; name, type, flags, address, offset, size, link, info, alignment and
-# size of entries.
-_EHDR: Final = {64: "HHIQQQIHHHHHH", 32: "HHIIIIIHHHHHH"}
-_SHDR: Final = {64: "IIQQQQIIQQ", 32: "IIIIIIIIII"}
 
 _MOST_LINE: Final = 400
 _LINE: Final = re.compile(rb"\s*([0-9a-f]{1,16}):\s+(\S.*)")
@@ -82,24 +81,12 @@ def machine_of(head: bytes) -> Machine | None:
 def code_file(machine: Machine, address: int, code: bytes) -> bytes:
     """An ELF file with one section, of ``code`` that is loaded at ``address``."""
     layout = LAYOUTS[machine.form]
-    order = "<" if layout.little_endian else ">"
-    sections = struct.Struct(order + _SHDR[layout.bits])
-    names_at = layout.ehdr_size + len(code)
-    table_at = (names_at + len(_NAMES) + 7) & ~7
-    header = struct.pack(
-        order + _EHDR[layout.bits],
-        ET_DYN, machine.number, EV_CURRENT, 0, 0, table_at, machine.flags,
-        layout.ehdr_size, layout.phdr.size, 0, sections.size, 3, 2,
+    fields = (ET_DYN, machine.number, EV_CURRENT, 0, 0, 0, machine.flags, *bytes(6))
+    head = (MAGIC + machine.form).ljust(16, b"\0") + layout.ehdr.pack(*fields)
+    text = Section(
+        b".text", SHT_PROGBITS, [code], SHF_ALLOC | SHF_EXECINSTR, address, align=4
     )  # fmt: skip
-    head = MAGIC + machine.form + bytes([EV_CURRENT]) + bytes(9) + header
-    table = (
-        bytes(sections.size)
-        + sections.pack(
-            _TEXT, _PROGBITS, _ALLOC_AND_EXECUTE, address, layout.ehdr_size, len(code), 0, 0, 4, 0
-        )
-        + sections.pack(_STRINGS, _STRTAB, 0, 0, names_at, len(_NAMES), 0, 0, 1, 0)
-    )
-    return (head + code + _NAMES).ljust(table_at, b"\0") + table
+    return elf_bytes(head, (), [text])
 
 
 def instructions(lines: Iterable[bytes], address: int, size: int) -> list[Instruction]:

@@ -13,24 +13,25 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.formats.elf.header import (
+    PF_R,
     PN_XNUM,
     PT_NOTE,
     SHN_XINDEX,
     SHT_NOTE,
     SHT_NULL,
     SHT_STRTAB,
+    Segment,
     parse_header,
 )
+from buildidfs.formats.elf.writer import BUILD_ID, build_id_note, header_forms, program_header
 
 if TYPE_CHECKING:
-    from buildidfs.formats.elf.header import Layout, ReadAt
+    from buildidfs.formats.elf.header import ReadAt
 
 _TABLE_MAX: Final = 1 << 20
 _SECTIONS_MAX: Final = 0xFF00 - 3  # from SHN_LORESERVE on the number is elsewhere
-_NOTE_NAME: Final = b".note.gnu.build-id\0"
+_NOTE_NAME: Final = BUILD_ID + b"\0"
 _NAMES_NAME: Final = b".shstrtab\0"
-_NT_GNU_BUILD_ID: Final = 3
-_R: Final = 4
 
 
 class Noted(NamedTuple):
@@ -49,23 +50,6 @@ class Noted(NamedTuple):
         return self.at + len(self.tail)
 
 
-class _Headers(NamedTuple):
-    """The structures of one of the four forms, whole."""
-
-    ehdr: Struct
-    phdr: Struct
-    shdr: Struct
-
-
-def _headers(layout: Layout) -> _Headers:
-    order = "<" if layout.little_endian else ">"
-    if layout.bits == 64:
-        return _Headers(
-            *map(Struct, (order + "HHIQQQIHHHHHH", order + "IIQQQQQQ", order + "IIQQQQIIQQ"))
-        )
-    return _Headers(*map(Struct, (order + "HHIIIIIHHHHHH", order + "IIIIIIII", order + "10I")))
-
-
 def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
     """Return the parts that differ in a file with a note of ``build_id``; None if it cannot be.
 
@@ -75,44 +59,35 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
     if parsed is None:
         return None
     layout, header = parsed
-    forms = _headers(layout)
+    shdr, phdr = header_forms(layout)
     fields = list(header)
     phoff, shoff, phnum, shnum, names_index = (fields[i] for i in (4, 5, 9, 11, 12))
-    segments = _table(read_at, size, phoff, phnum * forms.phdr.size) if phoff else b""
-    sections = _table(read_at, size, shoff, shnum * forms.shdr.size) if shoff and shnum else b""
+    segments = _table(read_at, size, phoff, phnum * phdr.size) if phoff else b""
+    sections = _table(read_at, size, shoff, shnum * shdr.size) if shoff and shnum else b""
     too_many = phnum >= PN_XNUM - 1 or shnum > _SECTIONS_MAX or names_index == SHN_XINDEX
     if segments is None or sections is None or too_many or (shoff and not shnum):
         return None
     at = -(-size // 16) * 16
     tail = _Tail(at)
-    note_at = tail.add(_note(build_id, layout.little_endian))
-    names = _names(read_at, size, forms.shdr, sections, names_index)
-    sections = _without_note(forms.shdr, sections, names)
+    note = build_id_note(layout, build_id)
+    note_at = tail.add(note)
+    names = _names(read_at, size, shdr, sections, names_index)
+    sections = _without_note(shdr, sections, names)
     note_name = len(names)
     names += _NOTE_NAME + _NAMES_NAME
     names_at = tail.add(names)
-    table = sections or forms.shdr.pack(*([0] * 10))
-    note_size = len(_note(build_id, layout.little_endian))
-    table += forms.shdr.pack(note_name, SHT_NOTE, 0, 0, note_at, note_size, 0, 0, 4, 0)
-    table += forms.shdr.pack(
-        note_name + len(_NOTE_NAME), SHT_STRTAB, 0, 0, names_at, len(names), 0, 0, 1, 0
-    )
-    count = len(table) // forms.shdr.size
-    fields[5], fields[10], fields[11], fields[12] = (
-        tail.add(table),
-        forms.shdr.size,
-        count,
-        count - 1,
-    )
-    entry = (note_at, 0, 0, note_size, note_size)
-    if layout.bits == 64:
-        segments = forms.phdr.pack(PT_NOTE, _R, *entry, 4) + segments
-    else:
-        segments = forms.phdr.pack(PT_NOTE, *entry, _R, 4) + segments
-    fields[4], fields[8], fields[9] = tail.add(segments), forms.phdr.size, phnum + 1
+    table = sections or shdr.pack(*([0] * 10))
+    table += shdr.pack(note_name, SHT_NOTE, 0, 0, note_at, len(note), 0, 0, 4, 0)
+    strings = note_name + len(_NOTE_NAME), SHT_STRTAB, 0, 0, names_at, len(names), 0, 0, 1, 0
+    table += shdr.pack(*strings)
+    count = len(table) // shdr.size
+    fields[5], fields[10:] = tail.add(table), (shdr.size, count, count - 1)
+    entry = Segment(PT_NOTE, PF_R, note_at, 0, len(note), len(note), 4)
+    segments = phdr.pack(*program_header(layout, entry, (note_at, len(note)))) + segments
+    fields[4], fields[8], fields[9] = tail.add(segments), phdr.size, phnum + 1
     if layout.bits == 32 and at + len(tail.data) >= 1 << 32:
         return None
-    head = read_at(0, 16) + forms.ehdr.pack(*fields)
+    head = read_at(0, 16) + layout.ehdr.pack(*fields)
     return Noted(head, at, bytes(tail.data))
 
 
@@ -140,12 +115,6 @@ class _Tail:
         offset = self._at + len(self.data)
         self.data += part
         return offset
-
-
-def _note(build_id: bytes, little_endian: bool) -> bytes:
-    numbers = Struct(("<" if little_endian else ">") + "III")
-    desc = build_id + bytes(-len(build_id) % 4)
-    return numbers.pack(4, len(build_id), _NT_GNU_BUILD_ID) + b"GNU\0" + desc
 
 
 def _table(read_at: ReadAt, size: int, offset: int, length: int) -> bytes | None:

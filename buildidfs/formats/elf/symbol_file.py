@@ -30,7 +30,7 @@ from buildidfs.formats.elf.header import (
     SHT_SYMTAB,
     Segment,
 )
-from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, elf_file
+from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, elf_bytes
 from buildidfs.model import BuildId, fingerprint
 
 if TYPE_CHECKING:
@@ -83,5 +83,4 @@ def symbol_file(symbols: Sequence[Symbol], machine: int, source: bytes) -> tuple
     )  # fmt: skip
     header = _LAYOUT.ehdr.pack(ET_DYN, machine, EV_CURRENT, *bytes(10))
     head = (MAGIC + _CLASS).ljust(16, b"\0") + header
-    parts = elf_file(head, segments, sections)
-    return BuildId(raw), b"".join(part for part in parts if isinstance(part, bytes | bytearray))
+    return BuildId(raw), elf_bytes(head, segments, sections)

@@ -59,6 +59,12 @@ def byte_order(layout: Layout) -> str:
     return "<" if layout.little_endian else ">"
 
 
+def header_forms(layout: Layout) -> tuple[Struct, Struct]:
+    """The structures of section headers and of program headers, whole."""
+    shdr, phdr = (Struct(byte_order(layout) + form) for form in _FORMS[layout.bits])
+    return shdr, phdr
+
+
 def build_id_note(layout: Layout, build_id: bytes) -> bytes:
     """The contents of a section `BUILD_ID`."""
     header = Struct(byte_order(layout) + "III").pack(4, len(build_id), NT_GNU_BUILD_ID)
@@ -74,7 +80,7 @@ def elf_file(
     taken from it.
     """
     layout = LAYOUTS[head[4:6]]
-    shdr, phdr = (Struct(byte_order(layout) + form) for form in _FORMS[layout.bits])
+    shdr, phdr = header_forms(layout)
     named, sections = _named(sections)
     at = layout.ehdr_size + len(segments) * phdr.size
     notes = (0, 0)
@@ -101,8 +107,14 @@ def elf_file(
     fields[4:6] = layout.ehdr_size if segments else 0, at + padding
     fields[7:] = layout.ehdr_size, phdr.size, len(segments), shdr.size, len(rows), len(rows) - 1
     yield head[:6] + bytes((EV_CURRENT,)) + head[7:16] + layout.ehdr.pack(*fields)
-    yield from (phdr.pack(*_program_header(layout, each, notes)) for each in segments)
+    yield from (phdr.pack(*program_header(layout, each, notes)) for each in segments)
     yield from (*parts, bytes(padding), *rows)
+
+
+def elf_bytes(head: bytes, segments: Sequence[Segment], sections: Iterable[Section]) -> bytes:
+    """The bytes of a file as `elf_file` makes it, of sections that have no file as a part."""
+    parts = elf_file(head, segments, sections)
+    return b"".join(part for part in parts if isinstance(part, bytes | bytearray))
 
 
 def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]]:
@@ -116,7 +128,8 @@ def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]
     return places, [*found, Section(_NAMES, SHT_STRTAB, (names,))]
 
 
-def _program_header(layout: Layout, each: Segment, notes: tuple[int, int]) -> tuple[int, ...]:
+def program_header(layout: Layout, each: Segment, notes: tuple[int, int]) -> tuple[int, ...]:
+    """The fields of a program header, of which one of notes leads to ``notes``: offset and size."""
     offset, size, memory = each.offset, 0, each.memory
     if each.kind == PT_NOTE:
         offset, size, memory = *notes, notes[1]
