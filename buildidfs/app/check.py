@@ -63,7 +63,7 @@ class Result(NamedTuple):
 class Checked(msgspec.Struct):
     """The result of a check. ``unreferenced`` blobs are not a fault. ``unknown`` are blobs that a
     new index lacks because their origin is unknown; they are in quarantine. ``named`` is the number
-    of blobs of an earlier version that got their aliases.
+    of blobs of an earlier version that got their aliases. ``check --json`` prints these fields.
     """
 
     faults: int = 0

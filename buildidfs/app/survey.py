@@ -277,16 +277,10 @@ class Surveyor:
         self._store = store
         self._every_s = every_s
         self._first_s = first_s
-        self._latest: Survey | None = None
+        self.latest: Survey | None = None
+        """The last survey; None before the first."""
         self._ending = threading.Event()
-        self._counted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="buildidfs-survey", daemon=True)
-
-    def latest(self, wait_s: float = 0.0) -> Survey | None:
-        """Return the last survey; wait up to ``wait_s`` seconds for the first, then return None."""
-        if self._latest is None and wait_s:
-            self._counted.wait(wait_s)
-        return self._latest
 
     def __enter__(self) -> Surveyor:
         self._thread.start()
@@ -301,14 +295,13 @@ class Surveyor:
         while not self._ending.wait(pause):
             pause = self._every_s
             try:
-                self._latest = take(self._store, self._pace())
+                self.latest = take(self._store, self._pace())
             except _Ended:
                 return
             except (BuildIdFsError, OSError) as error:
                 log.info("the build IDs of the store cannot be counted: %s", error)
             else:
-                self._counted.set()
-                pause = max(self._every_s, self._latest.took_s * _EFFORT)
+                pause = max(self._every_s, self.latest.took_s * _EFFORT)
 
     def _pace(self) -> Callable[[], None]:
         """Return a function that sleeps as long as the caller has worked.

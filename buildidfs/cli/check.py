@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import counted, json_line, size
@@ -65,7 +66,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
         read = size(checked.read_bytes)
         raise Interrupted(f"{read} read; --verify-data goes on there") from error
     if json_:
-        _summary_as_json(checked)
+        json_line(msgspec.structs.asdict(checked))
     elif not session.is_quiet:
         _summary(checked, options)
     return 0 if checked.is_sound else IntegrityError.exit_code
@@ -103,22 +104,6 @@ def _as_json(result: Result) -> None:
             "state": result.state,
             "sha256": None if fault.digest is None else str(fault.digest),
             "build_id": None if fault.build_id is None else str(fault.build_id),
-        }
-    )
-
-
-def _summary_as_json(checked: Checked) -> None:
-    json_line(
-        {
-            "faults": checked.faults,
-            "repaired": checked.repaired,
-            "captured_again": checked.captured_again,
-            "lost": checked.lost,
-            "blobs": checked.blobs,
-            "read_bytes": checked.read_bytes,
-            "unreferenced": checked.unreferenced,
-            "unknown": checked.unknown,
-            "named": checked.named,
         }
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
@@ -51,15 +52,7 @@ def doctor(session: Session, json_: bool) -> int:
     alike: list[Finding] = []
     for finding in _shown(examine(session.store_path, session.settings), failed, session.is_quiet):
         if json_:
-            json_line(
-                {
-                    "area": finding.area,
-                    "name": finding.name,
-                    "state": finding.state,
-                    "found": finding.found,
-                    "remedy": finding.remedy,
-                }
-            )
+            json_line(msgspec.structs.asdict(finding))
             continue
         if alike and (finding.area != area or _general(finding) != _general(alike[0])):
             _say_remedy(alike)

@@ -166,15 +166,9 @@ def filter_(session: Session, rebuild: bool, json_: bool) -> None:
 
     state = questions.filter_state(questions.bucket_of(session.settings.remote), rebuild=rebuild)
     if json_:
-        json_line(
-            {
-                "generation": state.generation,
-                "files": state.files,
-                "runs": state.runs,
-                "bytes": state.bytes,
-                "made": state.made_ns / 1e9,
-            }
-        )
+        fields: dict[str, Any] = msgspec.structs.asdict(state)
+        fields["made"] = fields.pop("made_ns") / 1e9
+        json_line(fields)
     elif not state.generation:
         click.echo("The bucket has no filter: buildidfs fleet filter --rebuild makes one.")
     else:

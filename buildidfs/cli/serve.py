@@ -95,14 +95,19 @@ def serve(
     with needs_extra("serve"):
         from buildidfs.app.page.site import Page
         from buildidfs.serve import server
-    chosen = options.of_settings(
+    chosen = options.ServeOptions(
         session.store_path,
-        settings,
-        metrics.of_store,
-        lambda backend: Page(backend, session.settings, drop=settings.drop),
-        PublicSymbolizer,
-        reading.opener(session.settings, private=False),
-        _agent_of(session) if settings.fetch else None,
+        options.parse_address(settings.listen or options.DEFAULT_LISTEN),
+        workers=settings.workers,
+        cors=settings.cors,
+        rate=settings.rate,
+        timeout=settings.timeout,
+        metrics_of=metrics.of_store,
+        pages_of=lambda backend: Page(backend, session.settings, drop=settings.drop),
+        engine_of=PublicSymbolizer,
+        opened=reading.opener(session.settings, private=False),
+        agent_of=_agent_of(session) if settings.fetch else None,
+        home=settings.home_redirect,
     )
     notifier = Notifier(os.environ)
 

@@ -51,14 +51,11 @@ class _Enough(Exception):
 class Metadata:
     """Answers requests for metadata. Each may take seconds."""
 
-    def __init__(
-        self, backend: Backend, limit_s: float = _LIMIT_S, *, has_upstream: bool = False
-    ) -> None:
+    def __init__(self, backend: Backend, *, has_upstream: bool = False) -> None:
         """With ``has_upstream`` files may be served that are not in the store."""
         self._is_all = not has_upstream and not isinstance(backend.store, TieredStore)
         self._backend = backend
         self._store = backend.store
-        self._limit_s = limit_s
 
     def answer(self, request: Request) -> Response:
         """The reply to a query. Raises `BadRequest`, `StoreError`, `IntegrityError`."""
@@ -66,7 +63,7 @@ class Metadata:
         key, value = query.get(b"key", b""), query.get(b"value", b"")
         if not value or len(value) > _MOST_VALUE:
             raise BadRequest("/metadata takes key=glob|file|buildid and value=...")
-        search = _Search(self._backend, time.monotonic() + self._limit_s)
+        search = _Search(self._backend, time.monotonic() + _LIMIT_S)
         rows: dict[tuple[tuple[str, str], ...], _Row] = {}
         is_complete = self._is_all
         try:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from buildidfs.config import ServeSettings
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.serve.symbolication import Engine
@@ -102,29 +101,3 @@ def parse_address(text: str) -> Address:
         if colon and _PORT.fullmatch(port) and int(port) < 65_536:
             return Address(host, int(port))
     raise UsageError(f"not an address: {text!r}; try {DEFAULT_LISTEN} or unix:/run/buildidfs.sock")
-
-
-def of_settings(
-    store: str | os.PathLike[str],
-    settings: ServeSettings,
-    metrics_of: Callable[[Store], bytes] = lambda store: b"",
-    pages_of: Callable[[Backend], AbstractContextManager[Pages]] | None = None,
-    engine_of: Callable[[Store], Engine] | None = None,
-    opened: Callable[[bytes], Store] | None = None,
-    agent_of: Callable[[], Agent] | None = None,
-) -> ServeOptions:
-    """The options for a store. Raises `UsageError`."""
-    return ServeOptions(
-        store,
-        parse_address(settings.listen or DEFAULT_LISTEN),
-        workers=settings.workers,
-        cors=settings.cors,
-        rate=settings.rate,
-        timeout=settings.timeout,
-        metrics_of=metrics_of,
-        pages_of=pages_of,
-        engine_of=engine_of,
-        opened=opened,
-        agent_of=agent_of,
-        home=settings.home_redirect,
-    )

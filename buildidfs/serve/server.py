@@ -403,16 +403,7 @@ class Worker:
             ThreadPoolExecutor(1, "symbols") as symbolizing,
             ThreadPoolExecutor(_WAITS, "fetch") as fetching,
         ):
-            site = Site(
-                backend,
-                self._counters,
-                cors=options.cors,
-                metrics_of=options.metrics_of,
-                pages=pages,
-                engine_of=options.engine_of,
-                agent=agent,
-                home=options.home,
-            )
+            site = Site(backend, self._counters, options, pages, agent)
             shared = Shared(
                 site,
                 Rate(options.rate / options.workers),

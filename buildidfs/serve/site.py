@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.counters import Counters
     from buildidfs.serve.messages import Answer, Request
-    from buildidfs.serve.options import Pages
-    from buildidfs.serve.symbolication import Engine
-    from buildidfs.store import Store
+    from buildidfs.serve.options import Pages, ServeOptions
     from buildidfs.upstream.agent import Agent
 
 log = logging.getLogger(__name__)
@@ -60,27 +58,20 @@ class Site:
         self,
         backend: Backend,
         counters: Counters,
-        *,
-        cors: bool = False,
-        metrics_of: Callable[[Store], bytes] = lambda store: b"",
+        options: ServeOptions,
         pages: Pages | None = None,
-        engine_of: Callable[[Store], Engine] | None = None,
         agent: Agent | None = None,
-        home: str = "",
     ) -> None:
-        """``cors`` lets pages of other origins read the answers; ``metrics_of`` gives more lines
-        of metrics; ``pages`` are those for people, if there are any; ``engine_of`` makes the engine
-        of the symbol server; ``agent`` fetches what is not here; ``home`` is where a request for
-        ``/`` is sent to."""
-        self._home = messages.lines((b"Location", home.encode())) if home else b""
+        """``pages`` are those for people, if there are any; ``agent`` fetches what is not here."""
+        self._home = messages.lines((b"Location", options.home.encode())) if options.home else b""
         self._pages = pages
-        self._metrics_of = metrics_of
+        self._metrics_of = options.metrics_of
         self.counters = counters
         self._backend = backend
         self._debuginfod = Debuginfod(backend, agent)
         self._metadata = Metadata(backend, has_upstream=agent is not None)
-        self.symbolication = Symbolication(backend, self._debuginfod, engine_of)
-        self._cors = cors
+        self.symbolication = Symbolication(backend, self._debuginfod, options.engine_of)
+        self._cors = options.cors
 
     def most_body(self, target: bytes) -> int:
         """Return the bytes that the body of a POST to a request target may have; 0 for none."""

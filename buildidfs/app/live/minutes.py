@@ -69,7 +69,7 @@ class Minutes:
                 log.info("no row of the history was written: %s", error)
 
     def _write(self) -> None:
-        state, held, survey = self._state(), self._store.stats(), self._surveyor.latest()
+        state, held, survey = self._state(), self._store.stats(), self._surveyor.latest
         captured = state.ingest.captured
         lost = sum(loss.count for loss in state.losses)
         counted = None if survey is None else survey.all

@@ -97,7 +97,7 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
         functions=largest,
         functions_total=count,
         downloads=_downloads(build_id, shown),
-        lines=_lines(build_id, origins, shown),
+        lines=_lines(build_id, shown),
     )
 
 
@@ -166,9 +166,7 @@ def _downloads(build_id: BuildId, shown: dict[Kind, Artifact]) -> list[answers.D
     ]
 
 
-def _lines(
-    build_id: BuildId, origins: list[OriginRecord], shown: dict[Kind, Artifact]
-) -> list[answers.Line]:
+def _lines(build_id: BuildId, shown: dict[Kind, Artifact]) -> list[answers.Line]:
     """Return command lines for gdb, perf and lldb, and for the machine of the store."""
     text_id = build_id.hex()
     elf, debug = f"/buildid/{text_id}/elf", f"/buildid/{text_id}/debug"

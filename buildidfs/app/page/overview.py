@@ -146,10 +146,10 @@ def container(
     )
 
 
-def finding(why: str, build_id: str = "ID") -> answers.Finding:
+def _finding(why: str) -> answers.Finding:
     """Return a reason of `remedies` that is about no particular file."""
     remedy = remedies.of_reason(why)
-    command = remedy.command.format(file="FILE", scan="perf-data", path="PATH", id=build_id)
+    command = remedy.command.format(file="FILE", scan="perf-data", path="PATH", id="ID")
     return answers.Finding(remedy.code, why, remedy.text, command or None)
 
 
@@ -159,7 +159,7 @@ def _missing(
     found = answers.Missing()
     if survey is not None:
         found.reasons = [
-            answers.Reason(count, finding(why)) for why, count in survey.reasons.most_common()
+            answers.Reason(count, _finding(why)) for why, count in survey.reasons.most_common()
         ]
         found.build_ids = [
             answers.Lacking(

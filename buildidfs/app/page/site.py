@@ -153,7 +153,7 @@ class Page:
     def _new_overview(self) -> answers.Overview:
         return overview.overview(
             self._store,
-            self._surveyor.latest(),
+            self._surveyor.latest,
             Names(self._store),
             policy=upkeep.policy(self._settings.retention, self._store.path),
             misses=self._backend.misses.every(),
