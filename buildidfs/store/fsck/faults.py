@@ -43,6 +43,18 @@ class Fault(msgspec.Struct, frozen=True):
     mend: Callable[[Mending], object] | None = None
 
 
+def stray(text: str, table: str, key: bytes, *, digest: Digest | None = None) -> Fault:
+    """Return the fault of a row that must not be there; the repair removes it."""
+    return Fault(text, digest, mend=lambda mending: mending.delete(table, key))
+
+
+def lacking(
+    text: str, table: str, key: bytes, value: bytes, *, digest: Digest | None = None
+) -> Fault:
+    """Return the fault of a row that is missing or wrong; the repair writes it."""
+    return Fault(text, digest, mend=lambda mending: mending.put(table, key, value))
+
+
 class Rows:
     """The index as one transaction sees it."""
 
@@ -171,6 +183,11 @@ class Mending(Rows):
             row = msgspec.structs.replace(row, **fields)
             self.put("ordinals", schema.U64.pack(ordinal), row.pack())
             self.changed.add(ordinal)
+
+    def count_up(self, **numbers: int) -> None:
+        """Raise counters to these numbers at least."""
+        for field, number in numbers.items():
+            setattr(self.counters, field, max(getattr(self.counters, field), number))
 
     def finish(self) -> None:
         """Write the counters."""

@@ -10,7 +10,7 @@ import msgspec
 
 from buildidfs.model import BuildId, Digest
 from buildidfs.store import schema
-from buildidfs.store.fsck.faults import Fault, Mending, Rows
+from buildidfs.store.fsck.faults import Fault, Mending, Rows, lacking, stray
 from buildidfs.store.index.locations import ROOT
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
@@ -74,7 +74,7 @@ def ordinals(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     if ordinal >= rows.said.next_ordinal:
         yield Fault(
             f"the next ordinal would be {rows.said.next_ordinal}, but {ordinal} is used",
-            mend=lambda mending: _count_up(mending, next_ordinal=ordinal + 1),
+            mend=lambda mending: mending.count_up(next_ordinal=ordinal + 1),
         )
     if row.kinds != kinds:
         yield Fault(
@@ -141,7 +141,7 @@ def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     variant = schema.unpack_artifact(ordinal, kind, value)
     if variant.variant != number:
         text = f"variant {ordinal}/{kind}/{number} says that it is another"
-        yield Fault(text, mend=lambda mending: mending.delete("variants", key))
+        yield stray(text, "variants", key)
         return
     served = rows.get("artifacts", key[: schema.ORDINAL_KIND.size])
     if served is None:
@@ -155,7 +155,7 @@ def variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
             )
     elif served[:2] == value[:2]:
         text = f"variant {number} of {ordinal}/{kind} is there twice"
-        yield Fault(text, mend=lambda mending: mending.delete("variants", key))
+        yield stray(text, "variants", key)
         return
     elif _is_better(rows, variant, served):
         yield Fault(
@@ -292,10 +292,8 @@ def digests(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
             mend=lambda mending: _reclass(mending, digest),
         )
     elif rows.get("uses", place) is None:
-        yield Fault(
-            f"blob {digest} has no place in the order of uses",
-            digest,
-            mend=lambda mending: mending.put("uses", place, b""),
+        yield lacking(
+            f"blob {digest} has no place in the order of uses", "uses", place, b"", digest=digest
         )
 
 
@@ -329,11 +327,7 @@ def identities(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """The aliases of a blob lead to it."""
     digest = Digest(key)
     if rows.get("digests", key) is None:
-        yield Fault(
-            f"blob {digest} has aliases, and is gone",
-            digest,
-            mend=lambda mending: mending.delete("identities", key),
-        )
+        yield stray(f"blob {digest} has aliases, and is gone", "identities", key, digest=digest)
         return
     for alias in schema.unpack_aliases(key, value):
         place = schema.alias_prefix(alias) + key
@@ -354,10 +348,11 @@ def aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     alias, digest = schema.alias_of(key)
     kept = rows.get("identities", digest)
     if kept is None or alias not in schema.unpack_aliases(digest, kept):
-        yield Fault(
+        yield stray(
             f"blob {digest} does not have the alias {alias.value.hex()} that leads to it",
-            digest,
-            mend=lambda mending: mending.delete("aliases", key),
+            "aliases",
+            key,
+            digest=digest,
         )
 
 
@@ -368,10 +363,7 @@ def marks(table: str) -> Rule:
         """A marked build ID exists."""
         (ordinal,) = schema.U64.unpack(key)
         if rows.named(ordinal) is None:
-            yield Fault(
-                f"build ID number {ordinal} is {table}, and is not there",
-                mend=lambda mending: mending.delete(table, key),
-            )
+            yield stray(f"build ID number {ordinal} is {table}, and is not there", table, key)
 
     return rule
 
@@ -381,10 +373,11 @@ def uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     number, used, digest = schema.USE.unpack(key)
     row = rows.digest_row(digest)
     if row is None or (row.rank, row.used) != (number, used):
-        yield Fault(
+        yield stray(
             f"the order of uses has a place for blob {digest.hex()} that is not its own",
-            Digest(digest),
-            mend=lambda mending: mending.delete("uses", key),
+            "uses",
+            key,
+            digest=Digest(digest),
         )
 
 
@@ -392,10 +385,7 @@ def gone(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A build ID in *gone* existed."""
     (ordinal,) = schema.U64.unpack(key)
     if not rows.is_there(key):
-        yield Fault(
-            f"build ID number {ordinal} is going, and was never there",
-            mend=lambda mending: mending.delete("gone", key),
-        )
+        yield stray(f"build ID number {ordinal} is going, and was never there", "gone", key)
 
 
 def pins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
@@ -405,10 +395,6 @@ def pins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     if len(name) > schema.MAX_PIN_NAME:
         raise ValueError("a name that is too long")
     yield from ()
-
-
-def _count_up(mending: Mending, *, next_ordinal: int) -> None:
-    mending.counters.next_ordinal = max(mending.counters.next_ordinal, next_ordinal)
 
 
 def meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import BuildId
 from buildidfs.store import location_rows, schema
-from buildidfs.store.fsck.faults import Fault, Rows
+from buildidfs.store.fsck.faults import Fault, Rows, lacking, stray
 from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.location_rows import (
@@ -34,11 +34,7 @@ def origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A place belongs to a build ID, and its key is right."""
     digest = location_rows.place_of(key, value)
     if not rows.is_there(key[:8]):
-        yield Fault(
-            f"origin {key.hex()} is of an unknown build ID",
-            digest,
-            mend=lambda mending: mending.delete("origins", key),
-        )
+        yield stray(f"origin {key.hex()} is of an unknown build ID", "origins", key, digest=digest)
         return
     if digest is None:
         yield Fault(
@@ -68,10 +64,7 @@ def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     if value[4:] not in (b"", schema.PUBLIC):
         raise ValueError("of another length")
     if rows.get("paths", number) != key:
-        yield Fault(
-            f"name {key.hex()} leads to a path that has another",
-            mend=lambda mending: mending.delete("names", key),
-        )
+        yield stray(f"name {key.hex()} leads to a path that has another", "names", key)
 
 
 def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
@@ -83,7 +76,7 @@ def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     if number >= rows.said.next_path:
         yield Fault(
             f"the next path would be {rows.said.next_path}, but {number} is used",
-            mend=lambda mending: _count_up(mending, next_path=number + 1),
+            mend=lambda mending: mending.count_up(next_path=number + 1),
         )
     stray = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
     if stray and parent != NAMES:
@@ -116,11 +109,6 @@ def _name_path(mending: Mending, key: bytes, value: bytes, there: bytes | None) 
         mending.delete("paths", key)
 
 
-def _count_up(mending: Mending, **numbers: int) -> None:
-    for field, number in numbers.items():
-        setattr(mending.counters, field, max(getattr(mending.counters, field), number))
-
-
 def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A path and a build ID that was seen there both exist."""
     if value not in (b"", schema.PUBLIC):
@@ -136,9 +124,8 @@ def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     yield from _hanging("nameids", rows, key)
     path = rows.get("paths", key[:4])
     if path is not None and path[:4] != schema.U32.pack(NAMES):
-        yield Fault(
-            f"what hangs from path {key[:4].hex()} as from a name hangs from none",
-            mend=lambda mending: mending.delete("nameids", key),
+        yield stray(
+            f"what hangs from path {key[:4].hex()} as from a name hangs from none", "nameids", key
         )
 
 
@@ -150,7 +137,7 @@ def _hanging(table: str, rows: Rows, key: bytes) -> Iterator[Fault]:
         what = f"an unknown build ID number {ordinal} hangs from path {number}"
     else:
         return
-    yield Fault(what, mend=lambda mending: mending.delete(table, key))
+    yield stray(what, table, key)
 
 
 def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
@@ -158,10 +145,7 @@ def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     referred = schema.DwzRow.unpack(key, value).referred
     is_id = not referred or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
     if not rows.is_there(value[:8]) or not is_id:
-        yield Fault(
-            f"/.dwz/ name {key!r} is of an unknown build ID",
-            mend=lambda mending: mending.delete("dwz", key),
-        )
+        yield stray(f"/.dwz/ name {key!r} is of an unknown build ID", "dwz", key)
 
 
 def seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
@@ -179,15 +163,13 @@ def journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     if record.last_seen_ns < record.first_seen_ns:
         first = record.last_seen_ns
         row = location_rows.TIMES.pack(first, first) + value[location_rows.TIMES.size :]
-        yield Fault(
-            f"journal row {key.hex()} was last seen before it was first seen",
-            mend=lambda mending: mending.put("journal", key, row),
+        yield lacking(
+            f"journal row {key.hex()} was last seen before it was first seen", "journal", key, row
         )
     order = schema.U64.pack(record.last_seen_ns) + key
     if rows.get("recent", order) is None:
-        yield Fault(
-            f"journal row {key.hex()} has no place in the order of time",
-            mend=lambda mending: mending.put("recent", order, b""),
+        yield lacking(
+            f"journal row {key.hex()} has no place in the order of time", "recent", order, b""
         )
 
 
@@ -195,9 +177,10 @@ def recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     """A row of *recent* leads to a row of the journal."""
     row = rows.get("journal", key[8:])
     if row is None or row[8:16] != key[:8]:
-        yield Fault(
+        yield stray(
             f"the order of time has a place for journal row {key[8:].hex()} that is not its own",
-            mend=lambda mending: mending.delete("recent", key),
+            "recent",
+            key,
         )
 
 
@@ -210,28 +193,23 @@ def containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     if number >= rows.said.next_container:
         yield Fault(
             f"the next container would be {rows.said.next_container}, but {number} is used",
-            mend=lambda mending: _count_up(mending, next_container=number + 1),
+            mend=lambda mending: mending.count_up(next_container=number + 1),
         )
     if container.first_seen_ns > container.last_seen_ns:
         both = pack_container(container.last_seen_ns, container.last_seen_ns, row)
-        yield Fault(
-            f"container {number} was last seen before it was first seen",
-            mend=lambda mending: mending.put("containers", key, both),
+        yield lacking(
+            f"container {number} was last seen before it was first seen", "containers", key, both
         )
     there = rows.get("labels", container.name)
     if there == key:
         return
     other = None if there is None else _container_row(rows, there)
     if other is None or other.name != container.name:
-        yield Fault(
-            f"container {number} is not found under its name",
-            mend=lambda mending: mending.put("labels", container.name, key),
+        yield lacking(
+            f"container {number} is not found under its name", "labels", container.name, key
         )
     else:
-        yield Fault(
-            f"container {number} has the name of another",
-            mend=lambda mending: mending.delete("containers", key),
-        )
+        yield stray(f"container {number} has the name of another", "containers", key)
 
 
 def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
@@ -248,9 +226,8 @@ def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     schema.U32.unpack(value)
     row = _container_row(rows, value)
     if row is None or key not in (row.name, link_key(row.names)):
-        yield Fault(
-            f"name {key!r} leads to a container that there is not, or has another",
-            mend=lambda mending: mending.delete("labels", key),
+        yield stray(
+            f"name {key!r} leads to a container that there is not, or has another", "labels", key
         )
 
 
@@ -264,9 +241,10 @@ def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         or 0 < entry.directory <= below  # numbers are given from the root down
         or entry.directory > schema.MAX_CONTAINER
     ):
-        yield Fault(
+        yield stray(
             f"row {key.hex()} of contents is of no container, or not where its name belongs",
-            mend=lambda mending: mending.delete("contents", key),
+            "contents",
+            key,
         )
     elif max(entry.directory, below) >= container.next_directory:
         yield Fault(
