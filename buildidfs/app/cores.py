@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.app import history
-from buildidfs.app.coverage import Coverage, Holdings
+from buildidfs.app.coverage import CAPTURED, HELD, MISSING, Coverage, Holdings
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.scan import core as scan_core
 from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 __all__ = ["CoreFile", "coverage", "is_core", "scan_cores"]
-
-HELD: Final = "held"
-CAPTURED: Final = "captured"
-MISSING: Final = "missing"
 
 _GONE: Final = (
     "no process maps it, and it is not at its path on this host"
@@ -157,7 +153,7 @@ class _Scan:
             for binary in dump.binaries:
                 if binary.build_id is None:
                     continue
-                if _has(holdings, binary.build_id):
+                if holdings.has(binary.build_id):
                     binary.state = HELD
                     self._held.add(binary.build_id)
                 else:
@@ -182,7 +178,7 @@ class _Scan:
         summary = Ingest(self._store).run(found(), progress)
         holdings = Holdings(self._store)
         for build_id, binary in self._missing:
-            if _has(holdings, build_id):
+            if holdings.has(build_id):
                 binary.state = CAPTURED
             elif binary.path == VDSO:
                 binary.why = _NO_VDSO
@@ -215,7 +211,3 @@ class _Scan:
             item = Unreadable.of(dump.path, error)
         if item is not None:
             yield item
-
-
-def _has(holdings: Holdings, build_id: BuildId) -> bool:
-    return holdings.row("", b"", build_id, 0).executable

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from buildidfs.view import Viewer
 
 
+HELD: Final = "held"
+CAPTURED: Final = "captured"
+MISSING: Final = "missing"
+"""The states of a binary that a scan looked for: `CAPTURED` is by this scan."""
+
 _KALLSYMS: Final = b"[kernel.kallsyms]"
 
 
@@ -123,6 +128,10 @@ class Holdings:
         if path == _KALLSYMS and missing is NOT_CAPTURED:
             missing = NO_KALLSYMS
         return Row(container, path, build_id, weight, executable, symbols, debuginfo, missing)
+
+    def has(self, build_id: BuildId) -> bool:
+        """Return True if the store has the executable of a build ID."""
+        return self.row("", b"", build_id, 0).executable
 
     def _look(self, build_id: BuildId) -> tuple[bool, Quality, bool, str]:
         ordinal = self._store.index.ordinal(build_id)

@@ -8,7 +8,7 @@
     site        routes, answers to all failures, counts
     debuginfod  files, sections and sources of a build ID; metadata
     symbolication  names, sources and instructions for the Firefox Profiler
-    misses      what clients asked for in vain, of all workers
+    counters    requests, and what clients asked for in vain, of all workers
     backend     the open store, which may be replaced while it is served
 
 The package serves what a caller without an account may read (`view.PUBLIC`). It knows

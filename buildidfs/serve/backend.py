@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import BuildIdFsError, StoreError
-from buildidfs.serve.misses import Misses
+from buildidfs.serve.counters import Misses
 from buildidfs.store import Store
 from buildidfs.view import view_of
 

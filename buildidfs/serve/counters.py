@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of requests, shared by the workers of a server, and their text for Prometheus.
+"""Counts that the workers of a server share: requests, and build IDs asked for in vain.
 
-Each worker adds to a row of its own in memory that all of them map; a scrape by any of them adds
-the rows up. A worker that is started again goes on in the row of the one before it.
+Each worker writes to a part of its own in memory that all of them map, and any of them adds the
+parts up. A worker that is started again goes on in the part of the one before it.
+
+`Counters` has the requests, as text for Prometheus. `Misses` has the build IDs, with a checksum: a
+reader that finds half of a new list keeps the last whole one.
 """
 
 from __future__ import annotations
 
+import heapq
 import mmap
+import struct
+import zlib
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from buildidfs.serve.messages import REASONS, RESET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.view.layouts.browse import Miss
 
 TYPES: Final = (
     "executable", "debuginfo", "section", "source", "metadata", "metrics", "/", "other", "page",
@@ -28,6 +38,10 @@ _CELLS: Final = {
 }
 _ROW: Final = 3 * len(_CELLS)
 _SIZE: Final = 8
+
+MOST: Final = 500
+_PART: Final = 128 << 10
+_HEAD: Final = struct.Struct("=II")  # length and CRC-32 of the list
 
 
 class Counters:
@@ -83,3 +97,80 @@ class Counters:
                 labels = f'{{code="{code or "reset"}",type="{kind}"}}'
                 yield f"{name}_count{labels} {values[0]:.0f}"
                 yield f"{name}_sum{labels} {values[number] * scale:.12g}"
+
+
+class Asked(msgspec.Struct, array_like=True):
+    """A missing build ID, as `view.layouts.browse.Miss` has it without the clients."""
+
+    build_id: bytes
+    wanted: int
+    count: int
+    first: float
+    last: float
+
+
+class Misses:
+    """The lists of all workers. Make it before the workers are forked."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self._memory = mmap.mmap(-1, workers * _PART)
+        self._last: list[list[Asked]] = [[] for _ in range(workers)]
+        self._worker = 0
+        self._before: list[Asked] = []
+        self._own: Callable[[], Iterable[Miss]] = list
+
+    def choose(self, worker: int, own: Callable[[], Iterable[Miss]]) -> None:
+        """Begin as a worker, a number from 0; ``own`` returns what it was asked for in vain."""
+        self._worker = worker
+        self._own = own
+        self._before = self._read(worker)
+
+    def publish(self) -> None:
+        """Write the list of this worker: the most frequent build IDs, the latest first."""
+        rows = heapq.nlargest(MOST, self._mine(), key=lambda each: (each.count, each.last))
+        data = msgspec.msgpack.encode(rows)
+        while len(data) > _PART - _HEAD.size:
+            del rows[len(rows) // 2 :]
+            data = msgspec.msgpack.encode(rows)
+        at = self._worker * _PART
+        begin = at + _HEAD.size
+        self._memory[begin : begin + len(data)] = data
+        self._memory[at:begin] = _HEAD.pack(len(data), zlib.crc32(data))
+
+    def every(self) -> list[Asked]:
+        """All of them, those of other workers as they were published last."""
+        others = [self._read(each) for each in range(len(self._last)) if each != self._worker]
+        return _together(self._mine(), *others)
+
+    def _mine(self) -> list[Asked]:
+        own = [
+            Asked(bytes(each.build_id), each.wanted, each.count, each.first, each.last)
+            for each in self._own()
+        ]
+        return _together(self._before, own)
+
+    def _read(self, worker: int) -> list[Asked]:
+        at = worker * _PART
+        size, checksum = _HEAD.unpack_from(self._memory, at)
+        data = self._memory[at + _HEAD.size : at + _HEAD.size + min(size, _PART - _HEAD.size)]
+        if data and zlib.crc32(data) == checksum:
+            self._last[worker] = msgspec.msgpack.decode(data, type=list[Asked])
+        return self._last[worker]
+
+
+def _together(*lists: Iterable[Asked]) -> list[Asked]:
+    """The rows of several lists, one for each build ID."""
+    found: dict[bytes, Asked] = {}
+    for row in (row for rows in lists for row in rows):
+        known = found.get(row.build_id)
+        if known is None:
+            found[row.build_id] = row
+        else:
+            found[row.build_id] = Asked(
+                row.build_id,
+                known.wanted | row.wanted,
+                known.count + row.count,
+                min(known.first, row.first),
+                max(known.last, row.last),
+            )
+    return list(found.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The debuginfod protocol: files and sections of a build ID.
+"""The debuginfod protocol: files, sections and sources of a build ID.
 
     /buildid/ID/executable, /buildid/ID/debuginfo
     /buildid/ID/section/NAME, /buildid/ID/source/PATH
@@ -11,28 +11,30 @@ tags, and zstd for blobs that are stored so.
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, cast
 
 from buildidfs import names
 from buildidfs.formats import source_archive
-from buildidfs.model import Kind, fingerprint
+from buildidfs.model import Kind, Quality, fingerprint
 from buildidfs.serve import messages
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import UPSTREAM, NotNow, Response, Waiting, header_text, lines, text
-from buildidfs.serve.sources import Sources
-from buildidfs.view import NeedsReading, View, nodes
+from buildidfs.store import is_withheld
+from buildidfs.view import FileContent, NeedsReading, View, nodes
+from buildidfs.view.layouts.id_dir import Section
 from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from buildidfs.model import Artifact, BuildId, Digest, Origin
+    from buildidfs.model import Artifact, BuildId, ByteRange, Digest, Origin
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
+    from buildidfs.store import Store
     from buildidfs.upstream.agent import Agent
-    from buildidfs.view import FileContent
 
 _WHOLE: Final = frozenset(("executable", "debuginfo"))
 """Types of requests for all of a blob."""
@@ -50,6 +52,9 @@ _BLOCK_S: Final = 60.0
 _SMALL: Final = 16 << 10
 _MOST_SMALL_BYTES: Final = 8 << 20
 """Files of up to `_SMALL` bytes that were served last are kept in memory, up to so many bytes."""
+
+_MOST_LISTED: Final = 100_000
+"""Source files in the lists that are kept in memory."""
 
 _CONDITIONS: Final = frozenset((b"range", b"if-none-match", b"if-range", b"x-debuginfod-maxsize"))
 """Headers on which more depends than the file."""
@@ -440,3 +445,66 @@ def _range(file: FileContent, headers: bytes, part: tuple[int, int], kind: str) 
     where = b"bytes %d-%d/%d" % (first, first + length - 1, size)
     headers += lines((b"Content-Range", where))
     return Response(206, Content(file, first, length), headers, kind)
+
+
+class Sources:
+    """Finds and opens source files. May be used from several threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        # The lists of the archives that were asked for last; a digest is the same list for ever.
+        self._lists: OrderedDict[Digest, dict[bytes, ByteRange]] = OrderedDict()
+
+    def artifact(self, ordinal: int) -> Artifact | None:
+        """The archive of the sources of a build ID.
+
+        None if there is none, if it is believed less than the executable, or if not all users may
+        read the debug information.
+        """
+        index = self._store.index
+        build_id = index.build_id(ordinal)
+        kept_under = None if build_id is None else names.sources_id(build_id)
+        found = None if kept_under is None else index.ordinal(kept_under)
+        artifact = None if found is None else index.artifact(found, Kind.DEBUGINFO)
+        if artifact is None or build_id is None:
+            return None
+        executable = index.artifact(ordinal, Kind.EXECUTABLE)
+        if is_withheld(artifact, executable, index.floor(build_id)):
+            return None
+        return artifact if self._may_be_named(ordinal) else None
+
+    def _may_be_named(self, ordinal: int) -> bool:
+        """Return True unless the debug information that names the sources is private."""
+        for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
+            found = self._store.index.artifact(ordinal, kind)
+            if found is not None and found.quality >= Quality.DEBUGINFO:
+                return is_public(found)
+        return True
+
+    def open(self, artifact: Artifact, path: bytes) -> FileContent | None:
+        """Open a source file of an archive, None if it has none at that path.
+
+        Raises OSError, `IntegrityError`.
+        """
+        blob = self._store.open_blob(artifact.digest)
+        try:
+            with self._lock:
+                files = self._lists.get(artifact.digest)
+            if files is None:
+                files = source_archive.unpack(blob.read_at, blob.size) or {}
+                with self._lock:
+                    self._lists[artifact.digest] = files
+                    while len(self._lists) > 1 and self._listed() > _MOST_LISTED:
+                        self._lists.popitem(last=False)
+            extent = files.get(path)
+            if extent is not None:
+                return FileContent(b"", (), Section(blob, extent))
+        except BaseException:
+            blob.close()
+            raise
+        blob.close()
+        return None
+
+    def _listed(self) -> int:
+        return sum(map(len, self._lists.values()))

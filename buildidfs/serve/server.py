@@ -30,9 +30,8 @@ from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, Shared
-from buildidfs.serve.counters import Counters
+from buildidfs.serve.counters import Counters, Misses
 from buildidfs.serve.limits import Lane, Places, Rate, client_of
-from buildidfs.serve.misses import Misses
 from buildidfs.serve.site import Site
 from buildidfs.store.run_files import Presence
 from buildidfs.view.quota import Quota

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from buildidfs.app.survey import Counted, Survey
     from buildidfs.capture.base import Progress
     from buildidfs.config import Settings
-    from buildidfs.serve.misses import Asked
+    from buildidfs.serve.counters import Asked
     from buildidfs.store import ContainerEntry, Store
     from buildidfs.store.retention.policy import Policy
     from buildidfs.store.schema import HistoryRow

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app.coverage import Holdings
+from buildidfs.app.coverage import CAPTURED, HELD, MISSING, Holdings
 from buildidfs.app.profile.match import plain
 from buildidfs.app.profile.reading import IN_KERNEL, Reading, is_anonymous
 from buildidfs.capture.base import Unreadable
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from buildidfs.config import Settings
     from buildidfs.formats.perf.address_spaces import File
     from buildidfs.store import Store
-
-HELD: Final = "held"
-CAPTURED: Final = "captured"
-MISSING: Final = "missing"
 
 VDSO: Final = b"[vdso]"
 
@@ -115,7 +111,7 @@ class _Scan:
         before = Holdings(self._store)
         held, missing = set(), []
         for hit, binary in self._binaries():
-            if binary.build_id is not None and _has(before, binary.build_id):
+            if binary.build_id is not None and before.has(binary.build_id):
                 held.add(binary.build_id)
             else:
                 missing.append((hit, binary))
@@ -138,7 +134,7 @@ class _Scan:
         after = Holdings(self._store)
         for hit, binary in self._binaries():
             build_id = binary.build_id
-            if build_id is not None and _has(after, build_id):
+            if build_id is not None and after.has(build_id):
                 binary.state = HELD if build_id in held else CAPTURED
                 binary.why = ""
             elif build_id is not None:
@@ -188,10 +184,6 @@ class _Scan:
         if binary.build_id in scanner.found:
             return _NOT_READ
         return _GONE if binary.container else _NOT_HERE
-
-
-def _has(holdings: Holdings, build_id: BuildId) -> bool:
-    return holdings.row("", b"", build_id, 0).executable
 
 
 def _is_kernel(hit: Hit, file: File | None) -> bool:
