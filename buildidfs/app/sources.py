@@ -514,10 +514,8 @@ def _commit(
     store: Store, here: Here, kept_under: BuildId, artifact: Artifact, archive: IO[bytes]
 ) -> None:
     """Commit an archive in place of the earlier one. Raises `StoreFull`, `StoreError`."""
-    ordinal = store.index.ordinal(kept_under)
-    before = set() if ordinal is None else {
-        each.digest for each in store.index.variants(ordinal, Kind.DEBUGINFO)
-    }  # fmt: skip
+    kept = store.index.variants(store.index.ordinal(kept_under) or 0, Kind.DEBUGINFO)
+    before = {each.digest for each in kept}
     staged = store.stage(archive.fileno())
     if staged.digest in before:
         staged.close()

@@ -100,8 +100,7 @@ class Explainer:
 
     def build_id(self, build_id: BuildId) -> Explained:
         """Explain which files of a build ID are missing, and why."""
-        ordinal = self._store.index.ordinal(build_id)
-        origins = [] if ordinal is None else self._store.index.origins(ordinal)
+        origins = self._store.index.origins(self._store.index.ordinal(build_id) or 0)
         rows = [] if self._viewer is not None else self._store.journal.of(build_id)
         places = [
             (each.origin.path, each.origin.container)
@@ -263,8 +262,7 @@ class Explainer:
         """Return the paths of a file of this host, outside of containers; none for a viewer."""
         if self._viewer is not None:
             return []
-        ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
-        origins = [] if ordinal is None else self._store.index.origins(ordinal)
+        origins = self._store.index.origins(self._store.index.ordinal(row.build_id or b"") or 0)
         paths = {
             each.origin.path: None
             for each in origins

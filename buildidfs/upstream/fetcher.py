@@ -147,8 +147,8 @@ class Upstreams:
 
     def is_held(self, build_id: BuildId, kind: Kind) -> bool:
         """Return True if the store serves a file of that kind."""
-        ordinal = self._store.index.ordinal(build_id)
-        return ordinal is not None and self._store.index.artifact(ordinal, kind) is not None
+        index = self._store.index
+        return index.artifact(index.ordinal(build_id) or 0, kind) is not None
 
     def _fetch(self, wanted: Wanted, *, again: bool) -> Fetched:
         """Ask the servers, alone with this file."""
@@ -242,8 +242,8 @@ class Upstreams:
 
     def _supplement(self, wanted: Wanted) -> None:
         """Fetch the dwz file that new debuginfo refers to: without it, half of its names lack."""
-        ordinal = self._store.index.ordinal(wanted.build_id)
-        artifact = None if ordinal is None else self._store.index.artifact(ordinal, Kind.DEBUGINFO)
+        index = self._store.index
+        artifact = index.artifact(index.ordinal(wanted.build_id) or 0, Kind.DEBUGINFO)
         if artifact is None:
             return
         try:

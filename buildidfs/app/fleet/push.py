@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from buildidfs.app.fleet import NO_BUCKET
 from buildidfs.app.fleet.ledger import Entry, Ledger
-from buildidfs.app.fleet.uploader import DAMAGED, READABLE, Job, Options, Stopped, Summary, Uploader
+from buildidfs.app.fleet.uploader import DAMAGED, Job, Options, Stopped, Summary, Uploader
 from buildidfs.errors import IntegrityError, RemoteError, RemoteUnavailable, UsageError
 from buildidfs.linux import machine
 from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.remote import Bucket, manifests, objects
 from buildidfs.remote.filters import CLAIM_S, Filter
 from buildidfs.remote.manifests import PUSHED, VARIANT, Place, Row
+from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -187,7 +188,7 @@ class Pusher(Uploader[_Job]):
 
     def _target(self, artifact: Artifact) -> Target | None:
         """Return the bucket for a file; None if the file must not leave this host."""
-        if artifact.mode & READABLE == READABLE:
+        if is_public(artifact):
             return self._public
         return self._targets[1] if len(self._targets) > 1 else None
 

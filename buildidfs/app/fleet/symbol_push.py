@@ -18,11 +18,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.fleet.ledger import Entry, Ledger
-from buildidfs.app.fleet.uploader import DAMAGED, READABLE, Job, Options, Stopped, Summary, Uploader
+from buildidfs.app.fleet.uploader import DAMAGED, Job, Options, Stopped, Summary, Uploader
 from buildidfs.errors import IntegrityError, RemoteRefused, RemoteUnavailable
 from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality
 from buildidfs.upstream import options as upstream_options
 from buildidfs.upstream.symbol_servers import Declined, File, SymbolServer, Upload, symbol_server
+from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -119,7 +120,7 @@ class SymbolPusher(Uploader[_Job]):
             artifact = self._store.index.artifact(ordinal, kind)
             if artifact is None:
                 continue
-            if artifact.mode & READABLE != READABLE:
+            if not is_public(artifact):
                 summary.private += 1
                 continue
             why = self._server.misfit(build_id, is_adopted=artifact.adopted)

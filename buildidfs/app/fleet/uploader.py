@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 PATIENCE_S: Final = 60.0
 """Seconds that a push without --watch waits for a receiver that does not answer."""
 
-READABLE: Final = 0o444
-"""The mode bits of a file that may leave this host: all users could read it."""
 DAMAGED: Final = "the blob is damaged: run buildidfs check --repair"
 
 _AHEAD: Final = 4

@@ -333,8 +333,7 @@ class Misses:
         return None if owner is None else (owner, kind)
 
     def _has_come(self, miss: Miss) -> bool:
-        ordinal = self._store.index.ordinal(miss.build_id)
-        kinds = 0 if ordinal is None else self._store.index.kinds(ordinal)
+        kinds = self._store.index.kinds(self._store.index.ordinal(miss.build_id) or 0)
         if kinds & _INSTEAD:
             kinds |= 1 << Kind.EXECUTABLE
         if not kinds or miss.wanted & ~kinds:
