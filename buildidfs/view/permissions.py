@@ -69,7 +69,7 @@ PUBLIC: Final = Viewer(None, None)
 
 def is_public(artifact: Artifact | None) -> TypeGuard[Artifact]:
     """Return True if there is a file, and everybody may read it."""
-    return may_open(artifact, PUBLIC)
+    return artifact is not None and PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
 
 
 def openness(mode: int) -> tuple[bool, bool, bool, bool]:
