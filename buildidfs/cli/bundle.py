@@ -86,8 +86,7 @@ def bundle(
     """
     from buildidfs.app import bundle as bundles
     from buildidfs.app import inputs as app_inputs
-    from buildidfs.cli.output import report_nameless
-    from buildidfs.errors import IncompleteError, UsageError
+    from buildidfs.errors import UsageError
 
     if not what and not containers:
         raise click.UsageError("nothing to pack: give profiles, core files, IDs or --container")
@@ -116,6 +115,20 @@ def bundle(
         json_line(_as_json(manifest, kept, inputs))
     elif not session.is_quiet:
         _tell(manifest)
+    return _report_lacking(session, manifest, inputs, len(wanted))
+
+
+def _report_lacking(
+    session: Session, manifest: Manifest, inputs: dict[bytes, Named], wanted: int
+) -> int:
+    """Say on standard error what the bundle lacks, and return the exit status.
+
+    Raises `IncompleteError` if something was never captured.
+    """
+    from buildidfs.app import bundle as bundles
+    from buildidfs.cli.output import report_nameless
+    from buildidfs.errors import IncompleteError
+
     lacking = [report_nameless(path, named) for path, named in inputs.items()]
     for path, named in inputs.items():
         if named.is_resolved and not session.is_quiet:
@@ -132,7 +145,7 @@ def bundle(
             err=True,
         )
     ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
-    words = [f"{ids} of {counted(len(wanted), 'build ID')}"] if ids else []
+    words = [f"{ids} of {counted(wanted, 'build ID')}"] if ids else []
     words += (
         [f"{counted(supplements, 'dwz file')} of debuginfo in the bundle"] if supplements else []
     )

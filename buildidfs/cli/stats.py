@@ -13,6 +13,7 @@ from buildidfs.cli.output import counted, json_line, limits, limits_fields, size
 
 if TYPE_CHECKING:
     from buildidfs.capture.process.inventory import Census
+    from buildidfs.store import StoreStats
 
 
 @click.command(
@@ -31,17 +32,15 @@ def stats(session: Session, json_: bool) -> None:
     Coverage is the share of the build IDs in use on this host now that the store holds; only
     processes that may be looked at count.
     """
-    from buildidfs.app import upkeep
-    from buildidfs.capture.process import inventory
+    from buildidfs.app import coverage, upkeep
 
     with session.open_store() as store:
         held = store.stats()
         jit_maps, jit_bytes = store.jit_maps.totals()
         policy = upkeep.policy(session.settings.retention, store.path)
         with session.progress("Counting", "process") as show:
-            host = inventory.take(show)
-        covered = sum(store.index.ordinal(build_id) is not None for build_id in host.build_ids)
-    coverage = covered / len(host.build_ids) if host.build_ids else 1.0
+            host, covered = coverage.of_host(store, show)
+    share = covered / len(host.build_ids) if host.build_ids else 1.0
     if json_:
         json_line(
             {
@@ -69,10 +68,19 @@ def stats(session: Session, json_: bool) -> None:
                 "host_without_build_id": {str(why): n for why, n in host.absent.items()},
                 "host_build_ids": len(host.build_ids),
                 "host_build_ids_held": covered,
-                "coverage": coverage,
+                "coverage": share,
             }
         )
         return
+    _say_of_store(session, held, limits(policy))
+    if jit_maps:
+        _say(
+            "JIT names", f"of {counted(jit_maps, 'process')}, {size(jit_bytes)}: see buildidfs jit"
+        )
+    _say_of_host(host, covered, share)
+
+
+def _say_of_store(session: Session, held: StoreStats, kept: str) -> None:
     kinds = ", ".join(f"{n} {kind.name.lower()}" for kind, n in held.artifacts.items() if n)
     _say("store", session.store_path)
     _say("build IDs", f"{held.ids} ({kinds or 'nothing yet'})")
@@ -85,13 +93,8 @@ def stats(session: Session, json_: bool) -> None:
         f"{held.blobs}, {size(held.blob_bytes)}; on the disk {size(held.stored_bytes)},"
         f" index {size(held.index_bytes)}; free {size(held.free_bytes)}",
     )
-    _say("kept", f"{limits(policy)}; {counted(held.pins, 'pin')}")
+    _say("kept", f"{kept}; {counted(held.pins, 'pin')}")
     _say("origins", str(held.origins))
-    if jit_maps:
-        _say(
-            "JIT names", f"of {counted(jit_maps, 'process')}, {size(jit_bytes)}: see buildidfs jit"
-        )
-    _say_of_host(host, covered, coverage)
 
 
 def _say_of_host(host: Census, covered: int, coverage: float) -> None:

@@ -16,6 +16,7 @@ _AS_NOBODY = """
 import codecs, ctypes, difflib, os, sys
 import buildidfs.cli.doctor, buildidfs.app.doctor, buildidfs.log, buildidfs.mount.session
 import buildidfs.capture.process.inventory, buildidfs.cli.stats, buildidfs.cli.mount
+import buildidfs.app.coverage
 import buildidfs.cli.service, buildidfs.cli.output, buildidfs.app.service.up
 import buildidfs.store.store, buildidfs.mount.daemonize
 from buildidfs.cli.main import cli, main
