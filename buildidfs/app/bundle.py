@@ -359,10 +359,7 @@ def _pinned(
             if isinstance(has, Absence) and kind is not Kind.KALLSYMS:
                 raise IntegrityError(f"blob {digest} of the bundle: {has}")
             yield PinnedFile(
-                sightings(item, trust, access)[0],
-                os.dup(copy.fileno()),
-                kind,
-                build_id,
+                sightings(item, trust, access)[0], os.dup(copy.fileno()), kind, build_id
             )
 
 

@@ -143,9 +143,7 @@ def scan_tree(
     return Ingest(store).run(scanner, progress, lambda: scanner.share)
 
 
-def identify_tree(
-    paths: Iterable[bytes],
-) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
+def identify_tree(paths: Iterable[bytes]) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
     """Yield the build ID of every regular file below ``paths``; needs no store."""
     from buildidfs.capture.scan import tree
 
@@ -378,17 +376,11 @@ def scan_kernel(
     def found() -> Iterator[Found]:
         if root is None:
             yield from KernelScanner(
-                memo,
-                all_files=True,
-                spool_directory=store.path,
-                container_namespaces=namespaces,
+                memo, all_files=True, spool_directory=store.path, container_namespaces=namespaces
             )
         if everything or root is not None:
             yield from InstalledKernels(
-                memo,
-                root or b"/",
-                spool_directory=store.path,
-                container_namespaces=namespaces,
+                memo, root or b"/", spool_directory=store.path, container_namespaces=namespaces
             )
 
     return Ingest(store).run(found(), progress)

@@ -233,10 +233,7 @@ def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> No
     paths = list(_paths(store, wanted, own))
     if paths:
         scanner = TreeScanner(
-            StoreMemo(store),
-            paths,
-            container_namespaces=settings.container.namespaces,
-            given=False,
+            StoreMemo(store), paths, container_namespaces=settings.container.namespaces, given=False
         )
         Ingest(store).run(_those(scanner, store, wanted))
     if any(store.checker().is_struck(digest) for digest in wanted):

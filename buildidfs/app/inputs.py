@@ -256,11 +256,7 @@ def build_id_of_binary(path: bytes) -> BuildId:
 
 
 def coverage_of_file(
-    store: Store,
-    path: bytes,
-    *,
-    address: int | None = None,
-    progress: Progress | None = None,
+    store: Store, path: bytes, *, address: int | None = None, progress: Progress | None = None
 ) -> Coverage:
     """Return the coverage of a profile or a core file, or of the samples of a profile at an
     address.

@@ -465,11 +465,7 @@ def _capture(
 
 
 def _collect(
-    store: Store,
-    files: _Files,
-    artifact: Artifact,
-    counts: SourceCounts,
-    content: IO[bytes],
+    store: Store, files: _Files, artifact: Artifact, counts: SourceCounts, content: IO[bytes]
 ) -> dict[bytes, int]:
     """Write the sources of a file one after another; return their paths and sizes."""
     found: dict[bytes, int] = {}
@@ -542,11 +538,7 @@ def _commit(
         scanner="tree",
     )
     capture = NewCapture(
-        Sighting(origin, new.seen_ns),
-        staged,
-        kept_under,
-        (Kind.DEBUGINFO,),
-        remember=False,
+        Sighting(origin, new.seen_ns), staged, kept_under, (Kind.DEBUGINFO,), remember=False
     )
     store.commit([capture])
     store.remove(before)

@@ -167,10 +167,7 @@ class Explainer:
         if row.why:
             return [*self._withheld(row, file), self._finding(row.why, row, file)]
         if not row.debuginfo and row.symbols is Quality.SYMTAB and row.path[:1] != b"[":
-            return [
-                *self._withheld(row, file),
-                self._finding(remedies.NO_DEBUGINFO, row, file),
-            ]
+            return [*self._withheld(row, file), self._finding(remedies.NO_DEBUGINFO, row, file)]
         is_named = not file or self._scan != "perf-data" or row.build_id in self._named_in(file)
         return [self._finding(remedies.COMPLETE if is_named else remedies.UNREPAIRED, row, file)]
 

@@ -141,8 +141,7 @@ def _report_lacking(
     has_profile = any(named.is_profile for named in inputs.values())
     if has_profile and bundles.NOT_CAPTURED in reasons and not session.is_quiet:
         terminal.say(
-            "buildidfs scan perf-data --all also captures files that no sample fell into",
-            err=True,
+            "buildidfs scan perf-data --all also captures files that no sample fell into", err=True
         )
     ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
     words = [f"{ids} of {counted(wanted, 'build ID')}"] if ids else []

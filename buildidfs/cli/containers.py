@@ -60,11 +60,7 @@ def _image(row: Contents) -> str | None:
 @table.options(_COLUMNS)
 @click.pass_obj
 def containers(
-    session: Session,
-    names: tuple[str, ...],
-    since: int,
-    all_: bool,
-    layout: table.Layout,
+    session: Session, names: tuple[str, ...], since: int, all_: bool, layout: table.Layout
 ) -> None:
     """List the containers that files were captured of, the one seen last first.
 

@@ -77,11 +77,7 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
 @table.options(_columns(0), json="Print one JSON object.")
 @click.pass_obj
 def coverage(
-    session: Session,
-    file: str | None,
-    live: bool,
-    fail_under: float | None,
-    layout: table.Layout,
+    session: Session, file: str | None, live: bool, fail_under: float | None, layout: table.Layout
 ) -> int:
     """Say for what share of the samples in FILE the store has executable, symbols, debuginfo.
 

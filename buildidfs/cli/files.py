@@ -8,13 +8,7 @@ import sys
 
 import click
 
-from buildidfs.cli.common import (
-    AnyPath,
-    BuildIdArgument,
-    Session,
-    container_option,
-    exit_status,
-)
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
 from buildidfs.cli.output import report_scan
 from buildidfs.errors import UsageError
 
@@ -58,12 +52,7 @@ def add(
     wanted = [os.fsencode(path) for path in files]
     with session.capturing() as (store, show):
         summary = capture.add(
-            store,
-            session.settings,
-            wanted,
-            build_id=build_id,
-            kallsyms=kallsyms,
-            progress=show,
+            store, session.settings, wanted, build_id=build_id, kallsyms=kallsyms, progress=show
         )
     return report_scan(summary, json_=json_, quiet=session.is_quiet)
 

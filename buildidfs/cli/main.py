@@ -69,10 +69,7 @@ _PLAIN = {
             "bundle": "bundle:bundle",
             "import": "bundle:import_",
         },
-        "Fleet": {
-            "push": "push:push",
-            "fleet": "fleet:fleet",
-        },
+        "Fleet": {"push": "push:push", "fleet": "fleet:fleet"},
         "Keep and remove": {
             "pin": "pin:pin",
             "unpin": "pin:unpin",

@@ -59,9 +59,7 @@ if TYPE_CHECKING:
     help="List all build IDs for all users, even those without a file that the user may read.",
 )
 @click.option(
-    "--fetch",
-    is_flag=True,
-    help="Fetch missing debuginfo from upstream servers when it is opened.",
+    "--fetch", is_flag=True, help="Fetch missing debuginfo from upstream servers when it is opened."
 )
 @click.option(
     "--bundle", metavar="FILE", type=AnyPath(), help="Mount a bundle; no store is needed."
@@ -126,8 +124,7 @@ def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Ag
     "unmount",
     short_help="Take a mount away.",
     epilog=exit_status(
-        ["buildidfs unmount /buildid"],
-        {40: "not a mount of buildidfs, or it cannot be unmounted"},
+        ["buildidfs unmount /buildid"], {40: "not a mount of buildidfs, or it cannot be unmounted"}
     ),
 )
 @click.argument("mountpoint", metavar="MOUNTPOINT", type=AnyPath())

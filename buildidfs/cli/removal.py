@@ -70,11 +70,7 @@ _REMOVED: Final[tuple[Column[Chosen], ...]] = (
 @table.options(_REMOVED)
 @click.pass_obj
 def remove(
-    session: Session,
-    wanted: tuple[str, ...],
-    dry_run: bool,
-    force: bool,
-    layout: table.Layout,
+    session: Session, wanted: tuple[str, ...], dry_run: bool, force: bool, layout: table.Layout
 ) -> None:
     """Remove everything kept under a build ID, or the files seen at certain paths.
 
@@ -163,12 +159,7 @@ def prune(
     """
     from msgspec.structs import replace
 
-    given = {
-        "max_size": max_size,
-        "keep_free": keep_free,
-        "max_age": max_age,
-        "min_age": min_age,
-    }
+    given = {"max_size": max_size, "keep_free": keep_free, "max_age": max_age, "min_age": min_age}
     wanted = {name: value for name, value in given.items() if value is not None}
     settings = replace(session.settings.retention, **wanted)
     with session.open_store() as store:
@@ -243,8 +234,7 @@ def _choice_fields(choice: Choice) -> dict[str, object]:
     "gc",
     short_help="Remove the remains of killed processes.",
     epilog=exit_status(
-        ["buildidfs gc", "buildidfs gc --json"],
-        {11: "no store at that place; 13 unknown format"},
+        ["buildidfs gc", "buildidfs gc --json"], {11: "no store at that place; 13 unknown format"}
     ),
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")

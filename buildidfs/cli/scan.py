@@ -109,10 +109,7 @@ def scan_proc(
     "tree",
     short_help="Capture the ELF files below directories.",
     epilog=exit_status(
-        [
-            "buildidfs scan tree /usr/lib/debug /opt",
-            "buildidfs scan tree --dry-run --json ./a.out",
-        ],
+        ["buildidfs scan tree /usr/lib/debug /opt", "buildidfs scan tree --dry-run --json ./a.out"],
         _statuses("files"),
     ),
 )

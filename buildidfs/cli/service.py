@@ -73,11 +73,7 @@ _INDENT = 9
 @click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
 @click.option("--no-mount", is_flag=True, help="Only follow programs that start.")
 @click.option("--no-watch", is_flag=True, help="Only mount.")
-@click.option(
-    "--metrics",
-    metavar="ADDRESS|FILE.prom",
-    help="Metrics for Prometheus, as of watch.",
-)
+@click.option("--metrics", metavar="ADDRESS|FILE.prom", help="Metrics for Prometheus, as of watch.")
 @click.option(
     "--log",
     metavar="FILE",
@@ -134,11 +130,7 @@ def up(
 
 
 def _check_options(
-    mountpoint: str | None,
-    foreground: bool,
-    no_mount: bool,
-    no_watch: bool,
-    log: str | None,
+    mountpoint: str | None, foreground: bool, no_mount: bool, no_watch: bool, log: str | None
 ) -> None:
     """Refuse what contradicts itself."""
     for first, second, says in (
@@ -223,10 +215,7 @@ def _scan_instead(session: Session) -> None:
     short_help="End the processes that up has started.",
     epilog=exit_status(
         ["buildidfs down"],
-        {
-            40: "it has not ended in time",
-            60: "it belongs to another user, or the store does",
-        },
+        {40: "it has not ended in time", 60: "it belongs to another user, or the store does"},
     ),
 )
 @click.option(
@@ -441,11 +430,7 @@ def _print_status_json(path: str, found: Status, policy: Policy) -> None:
             "verdict": found.verdict.name.lower(),
             "well": found.verdict == 0,
             "findings": [
-                {
-                    "verdict": each.verdict.name.lower(),
-                    "reason": each.reason,
-                    "remedy": each.remedy,
-                }
+                {"verdict": each.verdict.name.lower(), "reason": each.reason, "remedy": each.remedy}
                 for each in found.findings
             ],
             "processes": [_fields(each) for each in found.processes],

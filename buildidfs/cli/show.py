@@ -145,10 +145,7 @@ def _as_json(shown: _Shown) -> None:
                 "package": known.split.package.hex() if known.split.package else None,
             },
             "pins": [
-                {
-                    **path_fields(pin.name, "name"),
-                    "pinned": pin.created_ns / 1e9,
-                }
+                {**path_fields(pin.name, "name"), "pinned": pin.created_ns / 1e9}
                 for pin in known.pins
             ],
         }

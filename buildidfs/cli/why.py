@@ -50,12 +50,7 @@ _SINGULAR: Final = {"binaries": "binary"}
 @click.option("--json", "json_", is_flag=True, help="One JSON object for each file.")
 @click.pass_obj
 def why(
-    session: Session,
-    what: str,
-    frame: str | None,
-    container: str | None,
-    all_: bool,
-    json_: bool,
+    session: Session, what: str, frame: str | None, container: str | None, all_: bool, json_: bool
 ) -> int:
     """Say why names are missing, and the remedy: a package, an option, a command.
 

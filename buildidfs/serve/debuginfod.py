@@ -131,13 +131,7 @@ class Debuginfod:
     # --- files -------------------------------------------------------------------------------
 
     def _file(
-        self,
-        request: Request,
-        name: bytes,
-        what: bytes,
-        *,
-        wait: bool = False,
-        asked: bool = False,
+        self, request: Request, name: bytes, what: bytes, *, wait: bool = False, asked: bool = False
     ) -> Answer:
         """The response with a file; with ``wait``, one that may have to be read whole first.
 

@@ -108,11 +108,7 @@ class Waiting:
     __slots__ = ("_work", "kind", "lane", "refusal")
 
     def __init__(
-        self,
-        work: Callable[[], Response],
-        lane: str,
-        kind: str,
-        refusal: Response | None = None,
+        self, work: Callable[[], Response], lane: str, kind: str, refusal: Response | None = None
     ) -> None:
         """`Site` gives the ``refusal``."""
         self._work = work

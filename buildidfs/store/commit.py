@@ -96,10 +96,7 @@ class Commits:
         self._derive = derive
 
     def commit(
-        self,
-        captures: Sequence[NewCapture],
-        absent: Sequence[NewAbsence],
-        seen: Sequence[NewSeen],
+        self, captures: Sequence[NewCapture], absent: Sequence[NewAbsence], seen: Sequence[NewSeen]
     ) -> CommitResult:
         """Commit all of it, or nothing."""
         captures = [self._judged(new) for new in captures]

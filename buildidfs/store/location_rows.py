@@ -297,9 +297,7 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
     )
 
 
-def _fields(
-    identity: FileIdentity,
-) -> tuple[int, int, int, int, int, int, int, int, bytes | None]:
+def _fields(identity: FileIdentity) -> tuple[int, int, int, int, int, int, int, int, bytes | None]:
     times = schema.clamped(identity.mtime_ns), schema.clamped(identity.ctime_ns)
     owner = identity.mode, identity.uid, identity.gid, identity.scope
     return identity.dev, identity.ino, identity.size, *times, *owner

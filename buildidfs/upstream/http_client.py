@@ -188,11 +188,7 @@ class _Request:
     """One attempt."""
 
     def __init__(
-        self,
-        owner: HttpClient,
-        url: str,
-        headers: Sequence[tuple[str, str]],
-        timeout_s: float,
+        self, owner: HttpClient, url: str, headers: Sequence[tuple[str, str]], timeout_s: float
     ) -> None:
         self._owner = owner
         self._connections = owner.connections()

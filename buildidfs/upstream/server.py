@@ -139,10 +139,7 @@ class Spool:
     """Makes files without a name beside the store. ``progress`` hears of bytes that came."""
 
     def __init__(
-        self,
-        directory: bytes,
-        max_size: int,
-        progress: Callable[[int], None] = lambda count: None,
+        self, directory: bytes, max_size: int, progress: Callable[[int], None] = lambda count: None
     ) -> None:
         self._directory = directory
         self._max_size = max_size

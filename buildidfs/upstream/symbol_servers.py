@@ -23,13 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from buildidfs.errors import (
-    RemoteDenied,
-    RemoteRefused,
-    RemoteUnavailable,
-    UsageError,
-    needs_extra,
-)
+from buildidfs.errors import RemoteDenied, RemoteRefused, RemoteUnavailable, UsageError, needs_extra
 from buildidfs.model import BuildId, Digest, Kind, Quality
 from buildidfs.upstream.server import Unavailable, host_of
 

@@ -115,12 +115,7 @@ _USEFUL = (
         "reads the addresses of the kernel's symbols",
         "the kernel's symbols are not captured",
     ),
-    _Need(
-        "CAP_SYS_ADMIN",
-        ("CAP_SYS_ADMIN",),
-        "mounts the store",
-        "mounting needs fusermount3",
-    ),
+    _Need("CAP_SYS_ADMIN", ("CAP_SYS_ADMIN",), "mounts the store", "mounting needs fusermount3"),
 )
 _FOR_OWNERS = tuple(
     _Need(

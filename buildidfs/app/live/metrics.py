@@ -101,11 +101,7 @@ class Exporter:
     """
 
     def __init__(
-        self,
-        place: Target,
-        store: Store,
-        settings: Settings,
-        state: Callable[[], WatchState],
+        self, place: Target, store: Store, settings: Settings, state: Callable[[], WatchState]
     ) -> None:
         require_library()
         self._place = place

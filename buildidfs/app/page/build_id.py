@@ -252,12 +252,7 @@ def compared(
     differences += _different("function", *symbols)
     same = sum(sections[1].get(name) == value for name, value in sections[0].items())
     return answers.Compared(
-        build_id.hex(),
-        shown[0],
-        shown[1],
-        same,
-        differences[:MOST_DIFFERENCES],
-        len(differences),
+        build_id.hex(), shown[0], shown[1], same, differences[:MOST_DIFFERENCES], len(differences)
     )
 
 

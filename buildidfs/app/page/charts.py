@@ -92,11 +92,7 @@ def _y(value: float, top: float, height: int) -> float:
 
 
 def _path(
-    points: Sequence[tuple[float, float | None]],
-    begin: float,
-    end: float,
-    top: float,
-    height: int,
+    points: Sequence[tuple[float, float | None]], begin: float, end: float, top: float, height: int
 ) -> str:
     """Return the path through the points, interrupted at long gaps."""
     known = [(x, y) for x, y in points if y is not None and begin <= x <= end]

@@ -11,15 +11,7 @@ from urllib.parse import quote
 from buildidfs import names
 from buildidfs.app import upkeep
 from buildidfs.app.containers import Names
-from buildidfs.app.page import (
-    answers,
-    api,
-    build_id,
-    drop,
-    html,
-    overview,
-    search,
-)
+from buildidfs.app.page import answers, api, build_id, drop, html, overview, search
 from buildidfs.app.page.overview import Trends
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
@@ -188,12 +180,7 @@ class Page:
         asked = query.get(b"q", b"").decode("utf-8", "replace")
         limit_s = search.SYMBOLS_S if symbols else search.LIMIT_S
         found = search.search(
-            self._store,
-            Names(self._store),
-            self._files,
-            asked,
-            symbols=symbols,
-            limit_s=limit_s,
+            self._store, Names(self._store), self._files, asked, symbols=symbols, limit_s=limit_s
         )
         return _json(found) if is_api else _html("search.html", found=found, query=found.query)
 

@@ -224,12 +224,7 @@ class Matcher:
         return tuple(each for each in pool if each.host in names)
 
     def _named(
-        self,
-        file: File,
-        pool: Sequence[Candidate],
-        time: int,
-        mnt: int,
-        mounts: Collection[int],
+        self, file: File, pool: Sequence[Candidate], time: int, mnt: int, mounts: Collection[int]
     ) -> Answer:
         """Return the answer for a mapping with a build ID, with the container it was in."""
         build_id = BuildId(file.build_id)

@@ -316,11 +316,7 @@ def is_anonymous(file: File) -> bool:
 
 
 def coverage(
-    store: Store,
-    path: bytes,
-    *,
-    address: int | None = None,
-    progress: Progress | None = None,
+    store: Store, path: bytes, *, address: int | None = None, progress: Progress | None = None
 ) -> Coverage:
     """Return the share of samples whose binary the store has, by container.
 

@@ -183,11 +183,7 @@ class _Writer:
     """Writes a profile, record by record."""
 
     def __init__(
-        self,
-        reading: Reading,
-        renaming: Renaming,
-        file: IO[bytes],
-        progress: Progress | None,
+        self, reading: Reading, renaming: Renaming, file: IO[bytes], progress: Progress | None
     ) -> None:
         profile = reading.profile
         self._reading = reading

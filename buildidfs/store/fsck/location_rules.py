@@ -81,8 +81,7 @@ def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     stray = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
     if stray and parent != NAMES:
         yield Fault(
-            f"path {number} has no parent",
-            mend=lambda mending: _drop_path(mending, key, value),
+            f"path {number} has no parent", mend=lambda mending: _drop_path(mending, key, value)
         )
         return
     there = rows.get("names", value)

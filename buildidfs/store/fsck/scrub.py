@@ -84,10 +84,7 @@ class Scrubber:
         self._verity = not env.read_only
 
     def all(
-        self,
-        *,
-        whole: Callable[[schema.DigestRow], bool],
-        from_start: bool = False,
+        self, *, whole: Callable[[schema.DigestRow], bool], from_start: bool = False
     ) -> Iterator[Fault]:
         """Yield the faults of blobs; with ``whole``, read all bytes of the blobs.
 

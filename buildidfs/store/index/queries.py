@@ -17,20 +17,8 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import lmdb
 import msgspec
 
-from buildidfs.errors import (
-    AmbiguousBuildId,
-    ArtifactMissing,
-    IntegrityError,
-    InvalidBuildId,
-)
-from buildidfs.model import (
-    Artifact,
-    BuildId,
-    Digest,
-    FileIdentity,
-    Kind,
-    Origin,
-)
+from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.ranking import belief_in, executable_in, executable_key, rank
 from buildidfs.store.values import Held, OriginRecord, Remembered

@@ -101,10 +101,7 @@ class Candidates:
     """
 
     def __init__(
-        self,
-        env: Environment,
-        min_age: int = 0,
-        altlinks: AltLinks = lambda digest: None,
+        self, env: Environment, min_age: int = 0, altlinks: AltLinks = lambda digest: None
     ) -> None:
         self._env = env
         self._index = Index(env)

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.model import (
-    Alias,
-    AliasType,
-    Artifact,
-    BuildId,
-    Digest,
-    Kind,
-    Origin,
-    Sighting,
-)
+from buildidfs.model import Alias, AliasType, Artifact, BuildId, Digest, Kind, Origin, Sighting
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by

@@ -393,8 +393,7 @@ def _candidates(name: bytes) -> re.Pattern[bytes] | None:
         return None
     stem, number = map(re.escape, (found[1] or found[2], found[3]))
     return re.compile(
-        rb"(%s\.[0-9].*)\Z|%s-[0-9][^/]*\.so(?:%s)?\Z" % (re.escape(name), stem, number),
-        re.DOTALL,
+        rb"(%s\.[0-9].*)\Z|%s-[0-9][^/]*\.so(?:%s)?\Z" % (re.escape(name), stem, number), re.DOTALL
     )
 
 
