@@ -5,11 +5,11 @@ A bundle is a tar archive in the seekable format of zstd (`formats.archive.seeka
 
     manifest.json        one JSON object, `Manifest`
     blobs/SHA256         each file once, in the order in which the manifest first names it
-    inputs/NUMBER-NAME   what it was made for, if that was wanted
-    sources.jsonl        the source files that the debuginfo in it names, a `Source` a line
+    inputs/NUMBER-NAME   the profile or core file of the bundle, if requested
+    sources.jsonl        the source files that its debuginfo names, one `Source` per line
 
-Sizes are in the manifest, so a reader knows where a file is without walking through the archive.
-The same input gives the same bytes. All of it is a claim until a digest was computed.
+Sizes are in the manifest, so a reader can compute the place of a file. The same input gives the
+same bytes. All content is a claim until its digest is verified.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Text = Annotated[str, Meta(max_length=8192)]
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place where bytes were seen, with the first and last time (Unix time, ns).
 
-    ``path`` is text, and ``path_b64`` the bytes where they are not UTF-8. ``public`` says that
-    everybody could read the file there.
+    ``path`` is text; ``path_b64`` has the bytes if they are not UTF-8. ``public`` is True if all
+    users could read the file there.
     """
 
     path: Text
@@ -57,12 +57,14 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def raw_path(self) -> bytes:
-        """The path as it was seen."""
+        """Return the path as it was seen."""
         return self.path_b64 or self.path.encode()
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An artifact. ``scripts`` are (offset, size) of what gdb would run, ``mode`` permissions."""
+    """An artifact. ``scripts`` are (offset, size) of scripts that gdb would run, ``mode``
+    permissions.
+    """
 
     build_id: Hex
     kind: Annotated[str, Meta(pattern="^(executable|debuginfo|vdso|kallsyms)$")]
@@ -79,12 +81,12 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def kind_of(self) -> Kind:
-        """The kind as a value."""
+        """Return the kind as a value."""
         return Kind[self.kind.upper()]
 
 
 class Absent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file that should be in the bundle, and is not."""
+    """A file that should be in the bundle, but is missing."""
 
     build_id: Hex
     why: Text
@@ -99,9 +101,10 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The list of source files: what it is, or ``why`` there is none.
+    """The list of source files, or the reason ``why`` there is none.
 
-    ``files`` are how many it names. ``absent`` are debug files of which it does not have all.
+    ``files`` is the number of files in it. ``absent`` are debug files whose sources it does not
+    list completely.
     """
 
     size: Size | None = None
@@ -113,8 +116,7 @@ class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the list of source files: a source file that a debug file names (``path``), or a
-    directory in which the compiler ran (``directory``). A relative path starts at one of these
-    directories.
+    compilation directory (``directory``). A relative path starts at one of these directories.
 
     A name that is not UTF-8 has its bytes in ``path_b64`` or ``directory_b64``.
     """
@@ -127,7 +129,7 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Container(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The names that people have for the container with a label, as in `model.ContainerNames`."""
+    """The names of the container with a label, as in `model.ContainerNames`."""
 
     label: Text
     name: Text = ""
@@ -159,7 +161,7 @@ class Member(NamedTuple):
 
 
 class Members(NamedTuple):
-    """All files of the archive but the manifest, in their order."""
+    """All files of the archive except the manifest, in order."""
 
     blobs: dict[Digest, Member]
     inputs: list[Member]
@@ -171,12 +173,12 @@ class _Version(msgspec.Struct):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as it stands in the archive: lines, since people look at it."""
+    """Return the manifest in the form of the archive: with line breaks, because people read it."""
     return msgspec.json.format(names.json_escaped(msgspec.json.encode(manifest)), indent=1) + b"\n"
 
 
 def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -> bytes:
-    """A line of the source list, of a file or a directory."""
+    """Return a line of the source list, for a file or a directory."""
     source = Source(
         build_id,
         path.decode("utf-8", "replace"),
@@ -204,7 +206,9 @@ def decode(data: bytes) -> Manifest:
 
 
 def manifest_size(header: bytes) -> int:
-    """The size of the manifest, from the first block of the archive; raises `IntegrityError`."""
+    """Return the size of the manifest, from the first block of the archive; raises
+    `IntegrityError`.
+    """
     name, _, _ = header[:100].partition(b"\0")
     text = header[124:136].rstrip(b"\0 ")
     if len(header) != BLOCK or name != MANIFEST or not text.isdigit():
@@ -219,7 +223,7 @@ def manifest_size(header: bytes) -> int:
 
 
 def members(manifest: Manifest, manifest_bytes: int) -> Members:
-    """The places of all files. Raises `IntegrityError` for two sizes of one blob."""
+    """Return the places of all files. Raises `IntegrityError` if one blob has two sizes."""
     position = BLOCK + padded(manifest_bytes)
     blobs: dict[Digest, Member] = {}
     for item in manifest.items:
@@ -245,7 +249,9 @@ def members(manifest: Manifest, manifest_bytes: int) -> Members:
 
 
 def header(name: bytes, size: int) -> bytes:
-    """The block before a file (POSIX ustar; a size that octal digits cannot hold as GNU has it)."""
+    """Return the block before a file (POSIX ustar; in GNU's form if the size exceeds
+    octal digits).
+    """
     field = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
     before = name.ljust(100, b"\0") + b"0000444\0" + b"0000000\0" * 2 + field + b"%011o\0" % 0
     after = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
@@ -254,10 +260,10 @@ def header(name: bytes, size: int) -> bytes:
 
 
 def padded(size: int) -> int:
-    """``size`` in whole blocks."""
+    """Return ``size`` rounded up to whole blocks."""
     return -(-size // BLOCK) * BLOCK
 
 
 def end() -> bytes:
-    """The bytes that end the archive."""
+    """Return the bytes that end the archive."""
     return _END

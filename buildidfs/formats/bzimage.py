@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compressed vmlinux in a bootable x86 kernel (bzImage, ``vmlinuz``).
 
-The file begins with code for real mode. Its setup header tells the length of that code and, since
+The file begins with code for real mode. Its setup header has the length of that code and, since
 boot protocol 2.08 (Linux 2.6.26), the extent of the payload behind it. The payload is the linked
 ELF file with its build ID and without symbols; some bytes of relocations may follow. Kernels of
 other architectures hold no ELF file. Source: Documentation/arch/x86/boot.rst.
@@ -15,7 +15,7 @@ from typing import Final
 from buildidfs.model import ByteRange
 
 HEAD_SIZE: Final = 0x250
-"""How much of the start of a file `payload` wants to be given."""
+"""The number of bytes at the start of a file that `payload` needs."""
 
 _SECTOR: Final = 512
 _SETUP_SECTORS: Final = 0x1F1
@@ -30,7 +30,7 @@ _OFFSET_AND_SIZE = Struct("<II")
 
 
 def payload(head: bytes, size: int) -> ByteRange | None:
-    """The extent of the payload in a file of ``size`` bytes; None if it is no such kernel.
+    """Return the extent of the payload in a file of ``size`` bytes; None for other files.
 
     ``head`` is the first `HEAD_SIZE` bytes of the file. The extent lies within the file.
     """

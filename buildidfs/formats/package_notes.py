@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notes of package managers on installed files: dpkg, apk and rpm.
+"""The records of package managers on installed files: dpkg, apk and rpm.
 
 Sources: dpkg, lib/dpkg/dump.c and dpkg-query(1) (status, info/PACKAGE.list); distroless,
 private/pkg (status.d); apk-tools, src/database.c (installed); rpm, lib/backend/sqlite.c.
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _UNPRINTABLE: Final = re.compile(r"[^\w.:+~^-]", re.ASCII)
 _TEXT_MAX: Final = 128
-_MOST_NAMESAKES: Final = 64  # files with one name that are looked at
+_MOST_NAMESAKES: Final = 64  # limit of files with one name that are read
 
 
 class Package(msgspec.Struct, frozen=True):
-    """An installed package; all is empty if none is known, and fit to be shown on a terminal.
+    """An installed package, in printable characters; all fields are empty if none is known.
 
     ``manager`` is dpkg, apk or rpm.
     """
@@ -38,7 +38,7 @@ UNKNOWN: Final = Package()
 
 
 def shown(text: bytes) -> str:
-    """A name or a version, fit to be shown on a terminal."""
+    """Return a name or a version in printable characters."""
     return _UNPRINTABLE.sub("?", text[:_TEXT_MAX].decode("ascii", "replace"))
 
 
@@ -48,9 +48,9 @@ def dpkg_lists(lists: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def dpkg_owner(lists: bytes, paths: Iterable[bytes]) -> bytes:
-    """Return the name of the package that has one of the paths, maybe ``NAME:ARCHITECTURE``.
+    """Return the name of the package that has one of the paths, perhaps ``NAME:ARCHITECTURE``.
 
-    Empty if none has.
+    The name is empty if no package has one.
     """
     for path in paths:
         at = lists.find(b"\n" + path + b"\n") if b"\n" not in path else -1
@@ -67,7 +67,7 @@ def md5sums_as_list(text: bytes) -> bytes:
 
 
 def dpkg_version(status: bytes, name: bytes) -> Package:
-    """Return a package with its version, by the paragraph that dpkg's status has of it."""
+    """Return a package with its version, from its paragraph in dpkg's status."""
     plain, _, architecture = name.partition(b":")
     version = b""
     for paragraph in _paragraphs(status, b"Package: " + plain + b"\n"):
@@ -79,7 +79,7 @@ def dpkg_version(status: bytes, name: bytes) -> Package:
 
 
 def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
-    """Return the package of apk's that has one of the paths.
+    """Return apk's package that has one of the paths.
 
     A line ``F:DIRECTORY`` precedes the lines ``R:NAME`` of its files.
     """
@@ -103,7 +103,7 @@ def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
 class RpmDatabase:
     """The packages that rpm has installed; ``read(size, offset)`` reads rpmdb.sqlite.
 
-    Methods raise `Unusable`, and what ``read`` raises.
+    Methods raise `Unusable`, and errors of ``read``.
     """
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
@@ -147,7 +147,7 @@ def _paragraphs(text: bytes, line: bytes) -> Iterator[bytes]:
 
 
 def _fields(paragraph: bytes, colon: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the fields of a paragraph, the last one of a name first."""
+    """Yield the fields of a paragraph; if a name repeats, the last field comes first."""
     for line in reversed(paragraph.split(b"\n")):
         name, found, value = line.partition(colon)
         if found:

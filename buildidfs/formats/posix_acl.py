@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access control lists of POSIX as the kernel hands them out, told in the bits of a mode.
+"""POSIX access control lists in the kernel's format, reduced to the bits of a mode.
 
-Where there is such a list, the group bits of st_mode are its mask: an upper bound for everybody
-it names, and not the rights of the owning group. Source: acl(5), linux/posix_acl_xattr.h,
-posix_acl_permission() of fs/posix_acl.c.
+If a file has such a list, the group bits of st_mode are its mask: an upper bound for all users and
+groups that the list names, and not the rights of the owning group. Source: acl(5),
+linux/posix_acl_xattr.h, posix_acl_permission() of fs/posix_acl.c.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 _VERSION: Final = struct.pack("<I", 2)
-_ENTRY: Final = struct.Struct("<HH4x")  # kind and rights; whom it names does not matter here
+_ENTRY: Final = struct.Struct("<HH4x")  # kind and rights; the named user or group is not needed
 _MAX_BYTES: Final = 1 << 16  # XATTR_SIZE_MAX
 
 _OWNER: Final = 0x01
@@ -25,12 +25,13 @@ _ALL: Final = 7
 
 
 def certain_bits(value: bytes) -> int:
-    """The permission bits (0o777) that everybody in a class has for certain.
+    """Return the permission bits (0o777) that all members of a class certainly have.
 
-    ``value`` is that of system.posix_acl_access. A user whom the list names is in the owning group
-    or is not, so what one of these lacks, neither the group nor the others have for certain. A
-    member of the owning group who is in a named group too has the rights of both; any other user in
-    a named group has only those. Raises ValueError for what is no such list.
+    ``value`` is that of system.posix_acl_access. A user whom the list names may or may not be in
+    the owning group. So a right that one of these users lacks is certain neither for the group nor
+    for the others. A member of the owning group who is in a named group too has the rights of both;
+    any other user in a named group has only those of that group. Raises ValueError for an invalid
+    list.
     """
     if not value.startswith(_VERSION) or len(value) > _MAX_BYTES or len(value) % _ENTRY.size != 4:
         raise ValueError("not an access control list of version 2")

@@ -22,7 +22,7 @@ class MountInfo(msgspec.Struct, frozen=True):
     """One mount. ``dev`` is (major, minor) of the superblock, as stat(2) shows it in st_dev.
 
     ``root`` and ``mount_point`` are paths with the kernel's escapes undone. ``options`` are those
-    of the mount, ``super_options`` those of the filesystem: raw, for `option`.
+    of the mount, ``super_options`` those of the filesystem; both are raw, for `option`.
     """
 
     mount_id: int
@@ -53,7 +53,7 @@ def option(options: bytes, name: bytes) -> bytes | None:
 
 
 def mounts_in(text: bytes) -> Iterator[MountInfo]:
-    """Yield the mounts in the order of the text; a line that is not a mount is passed over."""
+    """Yield the mounts in the order of the text; a line that is not a mount is skipped."""
     for line in text.split(b"\n"):
         fields = line.split(b" ")
         if len(fields) < _LEAST_FIELDS:

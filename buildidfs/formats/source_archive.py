@@ -6,8 +6,8 @@
     list             msgpack: [[path, offset, size], ...]
     files            the files, each at its offset from here
 
-A path is the one that the debug information gives, absolute and without dot segments. A reader
-needs the beginning of the archive only, and the file that it wants.
+A path is that in the debug information, absolute and without dot segments. A reader needs only the
+beginning of the archive, and the wanted file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _decode = msgspec.msgpack.Decoder(list[tuple[bytes, int, int]]).decode
 
 
 def normal(path: bytes) -> bytes:
-    """An absolute path without dot segments and double slashes, by its text alone."""
+    """Return an absolute path without dot segments and double slashes; the filesystem
+    is not used.
+    """
     names: list[bytes] = []
     for name in path.split(b"/"):
         if name == b"..":
@@ -45,7 +47,9 @@ def normal(path: bytes) -> bytes:
 
 
 def pack(sizes: Iterable[tuple[bytes, int]]) -> bytes:
-    """The beginning of an archive of files with these paths and sizes, which follow in order."""
+    """Return the beginning of an archive of files with these paths and sizes, which follow in
+    order.
+    """
     rows, at = [], 0
     for path, size in sizes:
         rows.append((path, at, size))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of an SQLite database, by number and by an index of one text.
 
-The databases come from containers, so no library made for trusted files reads them. A write-ahead
-log beside the file is not read. Source: https://www.sqlite.org/fileformat2.html
+The databases come from containers, so they are not read with a library made for trusted files. A
+write-ahead log beside the file is not read. Source: https://www.sqlite.org/fileformat2.html
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Value: TypeAlias = int | bytes | None
-"""Of a column: an integer, or the bytes of a text or blob; floating point numbers are None."""
+"""The value of a column: an integer, or the bytes of a text or blob; None for floating point."""
 
 _MAGIC: Final = b"SQLite format 3\0"
 _HEAD: Final = 100
@@ -28,14 +28,14 @@ _INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 _FLOAT, _ZERO, _ONE, _FIRST_BYTES = 7, 8, 9, 12
 
 _DEPTH: Final = 20
-_MOST_BYTES: Final = 128 << 20  # of one question, read or put together
+_MOST_BYTES: Final = 128 << 20  # for one query, read or assembled
 _RECORD_MAX: Final = 32 << 20
 _COLUMNS: Final = 64
 _MATCHES: Final = 4096
 
 
 class Unusable(Exception):
-    """The file is no database, is damaged, or asks for more than any question may cost."""
+    """The file is not a database, is damaged, or a query would exceed a limit."""
 
 
 class _Page(NamedTuple):
@@ -47,7 +47,7 @@ class _Page(NamedTuple):
 
 class Database:
     """A database; ``read(size, offset)`` returns bytes of its file. All methods raise `Unusable`,
-    and what ``read`` raises.
+    and errors of ``read``.
     """
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
@@ -187,7 +187,7 @@ class Database:
             raise Unusable("more bytes than any question needs")
 
     def _payload(self, page: _Page, size: int, at: int) -> bytes:
-        """Return the bytes of a record, of which a part may be on pages of its own."""
+        """Return the bytes of a record, a part of which may be on overflow pages."""
         if size > _RECORD_MAX:
             raise Unusable("a record that is too large")
         self._spend(max(size, 0))
@@ -217,7 +217,7 @@ def _u32(data: bytes, at: int) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of one to nine bytes, and where it ends."""
+    """Return a number of one to nine bytes, and the offset of its end."""
     value = 0
     for number in range(9):
         if at >= len(data):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of symbolizers: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text; llvm-dwarfdump(1).
 
-Names in it come from the file that was asked about, which may be hostile.
+Names in the output come from the queried file, which may be hostile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST_FRAMES: Final = 256
-"""No function is inlined so deep; more of them are left out."""
+"""The most frames at an address; further inlined functions are left out."""
 
 _DIGITS: Final = 20  # of a number that fits 64 bits
 _INLINED: Final = b" inlined at "
@@ -23,7 +23,7 @@ _VERSION: Final = re.compile(r"@@?(?!plt$)[A-Za-z_][\w.-]*$")
 _UNKNOWN: Final = ("??", "")
 
 _DIRECTORY: Final = re.compile(rb' *DW_AT_comp_dir\t\("(.*)"\)', re.DOTALL)
-# As raw_ostream::write_escaped of LLVM writes them.
+# Escapes of raw_ostream::write_escaped of LLVM.
 _ESCAPE: Final = re.compile(rb"\\(?:([0-3][0-7]{2})|(.))", re.DOTALL)
 _LETTERS: Final = {b"t": b"\t", b"n": b"\n"}
 
@@ -31,7 +31,7 @@ _LETTERS: Final = {b"t": b"\t", b"n": b"\n"}
 class Frame(msgspec.Struct, frozen=True):
     """A function at an address, demangled. Unknown names and files are empty, unknown lines 0.
 
-    ``start`` is the address at which the function begins. Where functions were inlined there are
+    ``start`` is the address at which the function begins. If functions were inlined, there are
     several frames, the innermost first; all but the last are ``inlined``.
     """
 
@@ -76,7 +76,7 @@ _decode = msgspec.json.Decoder(_LlvmOutput).decode
 
 
 def of_llvm(line: bytes) -> list[Frame]:
-    """The frames in one line of llvm-symbolizer's JSON; none for an error, or no answer."""
+    """Return the frames in one line of llvm-symbolizer's JSON; none for an error, or no answer."""
     try:
         symbols = _decode(line.decode("utf-8", "replace")).symbol[:MOST_FRAMES]
         return _known(
@@ -90,12 +90,14 @@ def of_llvm(line: bytes) -> list[Frame]:
             )
             for index, symbol in enumerate(symbols)
         )
-    except (ValueError, RecursionError):  # msgspec's errors are of the former
+    except (ValueError, RecursionError):  # errors of msgspec are of the former class
         return []
 
 
 def symbol_of_llvm(line: bytes) -> Symbol | None:
-    """The symbol in llvm-symbolizer's answer to ``DATA``; None for an error, or no answer."""
+    """Return the symbol in llvm-symbolizer's answer to ``DATA``; None for an error, or
+    no answer.
+    """
     try:
         data = _decode_data(line.decode("utf-8", "replace")).data
         found = None if data is None else Symbol(int(data.start, 16), int(data.size, 16))
@@ -105,7 +107,7 @@ def symbol_of_llvm(line: bytes) -> Symbol | None:
 
 
 def of_elfutils(lines: Sequence[bytes]) -> list[Frame]:
-    """The frames in the lines that ``eu-addr2line -f -i`` answers with for one address."""
+    """Return the frames in the answer of ``eu-addr2line -f -i`` for one address."""
     pairs = list(zip(lines[::2], lines[1::2], strict=False))[:MOST_FRAMES]
     frames = []
     for index, (function, place) in enumerate(pairs):
@@ -118,7 +120,7 @@ def of_elfutils(lines: Sequence[bytes]) -> list[Frame]:
 
 
 def directory_of_llvm(line: bytes) -> bytes | None:
-    """The compilation directory, if that is what this line of ``llvm-dwarfdump`` tells."""
+    """Return the compilation directory, if a line of ``llvm-dwarfdump`` has it."""
     found = _DIRECTORY.fullmatch(line)
     return None if found is None else _ESCAPE.sub(_plain, found[1])
 
@@ -130,7 +132,7 @@ def _plain(escape: re.Match[bytes]) -> bytes:
 
 
 def _place(text: bytes) -> tuple[str, int, int]:
-    """``file:line`` or ``file:line:column``."""
+    """Parse ``file:line`` or ``file:line:column``."""
     file, _, last = text.decode("utf-8", "replace").rpartition(":")
     rest, _, before = file.rpartition(":")
     numbers = [
@@ -147,7 +149,7 @@ def _name(text: str) -> str:
 
 
 def _function(text: str) -> str:
-    """A name without the version that a symbol for linking ends in (``memcpy@@GLIBC_2.14``)."""
+    """Return a name without the symbol version at its end (``memcpy@@GLIBC_2.14``)."""
     return _name(_VERSION.sub("", text))
 
 

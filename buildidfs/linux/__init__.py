@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of the kernel: thin, typed, raise OSError, and know no build IDs.
+"""Interfaces of the kernel: thin and typed; they raise OSError, and know no build IDs.
 
-A module tells what a kernel can do by asking it and catching the answer, never from its version.
+A module finds out what the kernel supports by trying a call and catching the error, never from its
+version.
 """

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes: how they are started, signalled, waited for, and left behind.
+"""Child processes: start, signal, wait, and abandon.
 
-The kernel may keep even a killed process: one that waits for a filesystem whose server is silent.
-Such a child is left behind, and reaped when it has ended and another one is left.
+The kernel may keep even a killed process, for example one that waits for a filesystem whose server
+does not answer. Such a child is abandoned; it is reaped when it has ended and another child is
+abandoned.
 
-Importing this is cheap: `subprocess` is imported with the first program that is started.
+Importing this is cheap: `subprocess` is imported when the first program is started.
 
 Source: pidfd_open(2), waitpid(2), PR_SET_PDEATHSIG(2const).
 """
@@ -47,12 +48,14 @@ _PAUSE_S: Final = 0.01
 
 
 class Child:
-    """A child process, which nothing else waits for. Thread-safe."""
+    """A child process; only this object waits for it. Thread-safe."""
 
     def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self.code: int | None = None
-        """The exit status, or minus the number of the signal that ended it; None while it lives."""
+        """The exit status, or minus the number of the signal that ended the process; None while it
+        lives.
+        """
         self.stdin: IO[bytes] | None = process.stdin if process is not None else None
         self.stdout: IO[bytes] | None = process.stdout if process is not None else None
         self._process = process
@@ -67,9 +70,11 @@ class Child:
             return self._pidfd
 
     def send(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the process, or to its process group, if that is there and allowed."""
+        """Send a signal to the process, or to its process group, if that exists and is
+        permitted.
+        """
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.code is None:  # not reaped, so no other process has the number
+            if self.code is None:  # the process is not reaped, so no other process has its number
                 (os.killpg if group else os.kill)(self.pid, number)
 
     def poll(self) -> int | None:
@@ -89,7 +94,7 @@ class Child:
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the end of the process and return its ``code``; None if ``seconds`` pass."""
+        """Wait for the end of the process and return its ``code``; None after ``seconds``."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while (code := self.poll()) is None:
             left = None if deadline is None else deadline - time.monotonic()
@@ -102,13 +107,13 @@ class Child:
         poll = select.poll()
         try:
             poll.register(self.fileno(), select.POLLIN)
-        except (OSError, ValueError):  # no pidfd here, or reaped by another thread
+        except (OSError, ValueError):  # there is no pidfd, or another thread has reaped the process
             time.sleep(_PAUSE_S if seconds is None else min(_PAUSE_S, seconds))
         else:
             poll.poll(None if seconds is None else seconds * 1000)
 
     def end(self, seconds: float) -> bool:
-        """Kill the process; return True if it is gone within ``seconds``, else leave it behind."""
+        """Kill the process; return True if it ends within ``seconds``, else abandon it."""
         self.send(signal.SIGKILL)
         for stream in (self.stdin, self.stdout):
             if stream is not None:
@@ -124,7 +129,7 @@ _left_behind: list[Child] = []
 
 
 def left_behind() -> int:
-    """Reap killed children, and return the number of those that the kernel still keeps."""
+    """Reap killed children; return the number of those that the kernel still keeps."""
     _left_behind[:] = [child for child in _left_behind if child.poll() is None]
     return len(_left_behind)
 
@@ -143,10 +148,11 @@ def start(
 ) -> Child:
     """Start a program. A stream is a descriptor, `PIPE`, `DEVNULL`, or None for ours.
 
-    In a ``new_session`` the terminal's ^C does not reach it. With ``end_with_us`` it gets that
-    signal when the thread that starts it ends. Raises OSError.
+    In a ``new_session`` the terminal's ^C does not reach the program. With ``end_with_us``, the
+    program gets that signal when the starting thread ends. Raises OSError.
     """
-    import subprocess  # most commands start nothing, and it takes as long as a few hundred files
+    # most commands start no program, and the import takes as long as a few hundred files
+    import subprocess
 
     left_behind()
     parent = os.getpid()
@@ -169,7 +175,8 @@ def start(
 
 
 def fork(work: Callable[[], object]) -> Child:
-    """Do ``work`` in a copy of this process, which must have one thread, and which then ends.
+    """Run ``work`` in a copy of this process, which ends afterwards; this process must have one
+    thread.
 
     Raises OSError.
     """
@@ -186,7 +193,7 @@ def fork(work: Callable[[], object]) -> Child:
 def python(module: str, *words: str, paths: Sequence[str] = ()) -> list[str]:
     """Return the arguments of a Python that runs ``main(words)`` of a module of this package.
 
-    ``paths`` are further directories that it imports from.
+    ``paths`` are further directories for imports.
     """
     return ["-c", _MAIN, "\n".join((PACKAGE_PATH, *paths)), module, *words]
 
@@ -196,9 +203,9 @@ def start_with_socket(
 ) -> tuple[Child, socket.socket]:
     """Start ``main`` of a module of this package as a program, with a socket of packets to it.
 
-    The first of its words is the descriptor of its end. ``quiet`` takes our output from it, which
-    it would keep open while it is left behind; ``buffer`` is the size of that of the socket, if it
-    may be set. Raises OSError.
+    Its first argument is the descriptor of its end. With ``quiet``, the program does not get our
+    output streams, which it would keep open if it is abandoned; ``buffer`` is the size of the
+    socket's buffer, if that may be set. Raises OSError.
     """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its, contextlib.ExitStack() as on_error:

@@ -24,7 +24,7 @@ TYPE_CHECKING = False  # see above: that of `typing` costs the import of it
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Reports of the helper, a line each: ``NOTE text``, ``READY`` before it becomes the program, and
+# Reports of the helper, one per line: ``NOTE text``, ``READY`` before it becomes the program, and
 # ``CONFINE number step`` or ``RUN number step`` for an error.
 NOTE = "note"
 READY = "ready"
@@ -35,8 +35,8 @@ RUN = "run"
 _SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25
 
 _NOBODY = 65534
-# IDs that no distribution, container manager or systemd assigns (systemd's "Users, Groups, UIDs
-# and GIDs"), and those of its dynamic users, for a user namespace without the former.
+# IDs that no distribution, container manager or systemd assigns (systemd's "Users, Groups, UIDs and
+# GIDs"), and the IDs of its dynamic users, for a user namespace that lacks the former.
 _UNUSED = range(0x70000000, 0x7FFF0000)
 _DYNAMIC = range(61184, 65520)
 
@@ -62,15 +62,15 @@ _READ_DIR = 1 << 3
 _REMOVE_AND_MAKE = sum(1 << bit for bit in range(4, 13))
 _REFER = 1 << 13  # of the second version
 _TRUNCATE = 1 << 14  # third
-_TCP = 0b11  # fourth: to bind, to connect
+_TCP = 0b11  # fourth: bind and connect
 _SCOPES = 0b11  # sixth: abstract Unix sockets, signals
 
 # seccomp(2), linux/filter.h, linux/audit.h.
 _MODE_FILTER = 2
 _CLONE_THREAD = 0x10000
 
-# Audit architecture, and numbers of what differs. All of them have the low half of an argument
-# first, and the flags as the first one of clone.
+# Audit architecture, and the system call numbers that differ. On all of them the low half of an
+# argument comes first, and the flags are the first argument of clone.
 _MACHINES = {
     "x86_64": (
         0xC000003E,
@@ -101,9 +101,9 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 def main(words: Sequence[str]) -> None:
     """Become the program of a command line that `sandbox.start` made; never returns.
 
-    The words are: descriptor to report to, process that starts it, three limits, number of
-    variables, number of paths that it may read, names and values of the variables, these paths,
-    and the argv of the program.
+    The arguments are: descriptor for reports, process that starts the helper, three limits, number
+    of variables, number of readable paths, names and values of the variables, these paths, and the
+    argv of the program.
     """
     report, parent, memory, addresses, seconds, count, paths = map(int, words[:7])
     pairs = words[7 : 7 + 2 * count]
@@ -131,13 +131,15 @@ def _tell(report: int, kind: str, text: str) -> None:
 def _confine(
     parent: int, limits: tuple[int, int, int], reads: Sequence[str], step: list[str]
 ) -> Iterator[str]:
-    """Give up all rights, and yield a note for each that stays; ``step`` names the present one.
+    """Give up all rights; yield a note for each that stays. ``step`` is called with the present
+    step.
 
-    Raises OSError where the program would keep a capability, or get no limit or end.
+    Raises OSError if the program would keep a capability, or be without a limit or an end.
     """
     step[0] = "limit its memory and time"
     _limit(*limits)
-    readable = [fd for path in reads if (fd := _opened(path)) >= 0]  # another user may not find it
+    # another user may not find the directory
+    readable = [fd for path in reads if (fd := _opened(path)) >= 0]
     as_root = os.geteuid() == 0
     without_network = _succeeds(syscalls.unshare, _CLONE_NEWNET)
     step[0] = "keep it from getting privileges"
@@ -151,11 +153,11 @@ def _confine(
     step[0] = "take its capabilities from it"
     syscalls.drop_capabilities()
     step[0] = "have it end with its caller"
-    syscalls.end_with(parent, _SIGKILL)  # at last: a change of user would undo it
+    syscalls.end_with(parent, _SIGKILL)  # as the last step, because a change of user would undo it
 
 
 def _opened(path: str) -> int:
-    """Open a file or directory to name it only; -1 if it is not there."""
+    """Open a file or directory as a reference only; -1 if it does not exist."""
     try:
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -189,7 +191,7 @@ def _become_another() -> Iterator[str]:
 
 
 def _take(numbers_map: str, change: Callable[[int], None]) -> None:
-    """Take an unused ID if there is one, else one that is not root's. Raises OSError."""
+    """Take an unused ID if there is one, else an ID other than root's. Raises OSError."""
     error = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     for number in (_any(_UNUSED), _any(_DYNAMIC), _NOBODY, *_mapped(numbers_map)):
         try:
@@ -206,7 +208,7 @@ def _any(numbers: range) -> int:
 
 
 def _mapped(path: str) -> list[int]:
-    """Return the last ID of each range that this user namespace has, without root's."""
+    """Return the last ID of each range of this user namespace, without root's."""
     try:
         with open(path, "rb") as file:
             ranges = [[int(word) for word in line.split()] for line in file]
@@ -224,7 +226,7 @@ def _settle_streams() -> None:
     except OSError:  # there is no /dev here
         _succeeds(os.close, 2)
         return
-    if null == 2:  # it was closed
+    if null == 2:  # the descriptor was closed
         os.set_inheritable(null, True)
     else:
         os.dup2(null, 2)
@@ -249,10 +251,10 @@ def _succeeds(attempt: Callable[..., object], *arguments: object) -> bool:
 def _forbid_files(readable: Sequence[int] | None) -> None:
     """Take from this process the right to open any file for writing, to create, rename or remove.
 
-    It may read only what is at, or below, the descriptors ``readable``; None is all.
-    Its children lose it too. A newer kernel takes TCP, abstract Unix sockets and
-    signals to other processes, too. Needs no_new_privs. Raises OSError: ENOSYS or EOPNOTSUPP where
-    the kernel has no Landlock.
+    It may read only at or below the descriptors ``readable``; None allows all. Its children lose
+    these rights, too. On a newer kernel they also lose TCP, abstract Unix sockets and signals to
+    other processes. Needs no_new_privs. Raises OSError: ENOSYS or EOPNOTSUPP if the kernel has no
+    Landlock.
     """
     version = syscalls.syscall(_CREATE_RULESET, 0, 0, _VERSION)
     files = _WRITE_FILE | _REMOVE_AND_MAKE
@@ -261,7 +263,7 @@ def _forbid_files(readable: Sequence[int] | None) -> None:
     files |= 0 if readable is None else _READ_FILE | _READ_DIR
     text = struct.pack(
         "=QQQ", files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0
-    )  # struct landlock_ruleset_attr; an older kernel takes zeros at the end
+    )  # struct landlock_ruleset_attr; an older kernel accepts zeros at the end
     attributes = ctypes.create_string_buffer(text, len(text))
     fd = syscalls.syscall(_CREATE_RULESET, ctypes.addressof(attributes), len(text), 0)
     try:
@@ -281,7 +283,9 @@ class _Program(ctypes.Structure):
 
 
 class _Step:
-    """An instruction; ``holds`` and ``fails`` are labels to go on at, empty for the next one."""
+    """An instruction; ``holds`` and ``fails`` are labels of the next instruction, empty for the
+    following one.
+    """
 
     def __init__(
         self, code: int, value: int, *, holds: str = "", fails: str = "", label: str = ""
@@ -296,9 +300,9 @@ class _Step:
 def _forbid_calls(names: Sequence[str]) -> None:
     """Make these system calls fail with EPERM, in this process and in the program it becomes.
 
-    All that make another process (not a thread), and those of another architecture that the kernel
-    can run, fail too. Needs no_new_privs. Raises OSError: ENOSYS on a machine whose numbers are not
-    known here.
+    Calls that make another process (not a thread), and calls of another architecture that the
+    kernel supports, fail too. Needs no_new_privs. Raises OSError: ENOSYS on a machine with unknown
+    system call numbers.
     """
     machine = _MACHINES.get(os.uname().machine)
     if machine is None:
@@ -313,7 +317,7 @@ def _forbid_calls(names: Sequence[str]) -> None:
             _Step(_LOAD, _NUMBER),
             _Step(_AT_LEAST, _X32, holds="refuse"),
             *(_Step(_EQUAL, number, holds="refuse") for number in numbers),
-            # Its arguments are out of sight; without it the C library takes clone.
+            # A filter cannot see its arguments; if it fails, the C library uses clone.
             _Step(_EQUAL, _CLONE3, holds="unknown"),
             _Step(_EQUAL, own["clone"], fails="allow"),
             _Step(_LOAD, _FIRST_ARGUMENT),
@@ -329,7 +333,7 @@ def _forbid_calls(names: Sequence[str]) -> None:
 
 
 def _assembled(steps: Sequence[_Step]) -> bytes:
-    """Return struct sock_filter of each step; a jump holds the number of steps to skip."""
+    """Return struct sock_filter for each step; a jump has the number of steps to skip."""
     places = {step.label: at for at, step in enumerate(steps) if step.label}
     return b"".join(
         struct.pack(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privileges of this process: capabilities by name, and giving all of them up for good.
+"""The privileges of this process: capabilities by name, and the permanent change to another user.
 
 Source: credentials(7), user_namespaces(7), capabilities(7).
 """
@@ -12,7 +12,7 @@ import os
 from buildidfs.linux import machine, syscalls
 from buildidfs.linux.file_ops import closing_fd
 
-# In the order of linux/capability.h: the place is the number.
+# In the order of linux/capability.h: the index is the number.
 _NAMES = (
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -57,8 +57,8 @@ _NAMES = (
     "CAP_CHECKPOINT_RESTORE",
 )
 
-# Measured as the least that lets a process that is not root open the mapped files of others:
-# to look at the process, to read the file, to use map_files (where CAP_SYS_ADMIN does as well).
+# By measurement the least with which an unprivileged process can open the mapped files of others:
+# to inspect the process, to read the file, to use map_files (CAP_SYS_ADMIN also allows that).
 _FOR_SCAN = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_CHECKPOINT_RESTORE")
 
 
@@ -77,7 +77,7 @@ def capability_names(mask: int) -> frozenset[str]:
 def effective_capabilities() -> frozenset[str]:
     """Return the capabilities that this process may use now, such as "CAP_SYS_PTRACE".
 
-    In a user namespace of its own they count only for what belongs to it. Raises OSError.
+    In a user namespace of its own they apply only to objects of that namespace. Raises OSError.
     """
     with open("/proc/self/status", "rb") as file:
         for line in file:
@@ -89,7 +89,7 @@ def effective_capabilities() -> frozenset[str]:
 def missing_for_scan(held: frozenset[str] | None = None) -> list[str]:
     """Return the capabilities that this process lacks to capture from processes of other users.
 
-    ``held`` are those it has, by default `effective_capabilities`. Raises OSError.
+    ``held`` are the present ones, by default `effective_capabilities`. Raises OSError.
     """
     have = effective_capabilities() if held is None else held
     missing = [name for name in _FOR_SCAN if name not in have]
@@ -101,7 +101,7 @@ def missing_for_scan(held: frozenset[str] | None = None) -> list[str]:
 
 
 def how_to_get(*wanted: str) -> str:
-    """Tell in words how this process gets capabilities that it lacks."""
+    """Return a clause on how this process can get missing capabilities."""
     if os.geteuid() != 0:
         said = ", ".join(wanted)
         return f"run as root, or give it {said} (AmbientCapabilities= of the unit, setpriv)"
@@ -113,7 +113,7 @@ def how_to_get(*wanted: str) -> str:
 
 
 def remedy(*any_of: str) -> str:
-    """Return in words how to grant one of these capabilities, after the kernel refused a call.
+    """Return a clause on how to grant one of these capabilities, after the kernel refused a call.
 
     Raises OSError.
     """
@@ -136,16 +136,16 @@ _CAPABILITY_SETS = (b"CapInh", b"CapPrm", b"CapEff", b"CapAmb")
 def become(uid: int, gid: int, user_namespace: int = -1) -> tuple[int, int]:
     """Make this process, which must have one thread, an ordinary user for the rest of its life.
 
-    No capability, no supplementary group and no saved ID is left, no program run later can bring
-    one back, and no process of that user may trace this one. With a ``user_namespace`` (a
+    The process keeps no capability, no supplementary group and no saved ID; no program that it
+    executes can restore one, and no process of that user may trace it. With a ``user_namespace`` (a
     descriptor of another process's /proc/PID/ns/user) the IDs are those of that namespace. Returns
     the user and group ID in the terms of the caller's namespace.
 
-    Raises OSError: EPERM without CAP_SETUID, CAP_SETGID and, for a namespace, CAP_SYS_ADMIN, or
-    where the user turns out to be root; EINVAL for an ID that the namespace does not have. After
-    an error the process holds an undefined part of its rights, and should end.
+    Raises OSError: EPERM without CAP_SETUID, CAP_SETGID and, for a namespace, CAP_SYS_ADMIN, or if
+    the user is root; EINVAL for an ID that the namespace does not have. After an error the process
+    has an undefined part of its rights, and should end.
     """
-    # A file opened before setns(2) keeps telling IDs in the terms of the old namespace.
+    # A file opened before setns(2) still shows IDs of the old namespace.
     with closing_fd(os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)) as status:
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
@@ -154,7 +154,7 @@ def become(uid: int, gid: int, user_namespace: int = -1) -> tuple[int, int]:
             raise syscalls.last_error()
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-        # Entering a namespace gives all capabilities there, and its root keeps them.
+        # Entering a namespace gives all capabilities there, and root of the namespace keeps them.
         syscalls.drop_capabilities()
         return _checked(os.read(status, 1 << 16))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services of the kernel for an open file: cheap copies, leases, fs-verity, access lists.
+"""Kernel interfaces for an open file: cheap copies, leases, fs-verity, access lists.
 
-A copy is never a hard link of the original: that would be the same file, and a write to it would
-change what was captured. `link_fd` gives a name to a copy that has none yet.
+A copy is never a hard link of the original: the link would be the same file, and a write to it
+would change the captured bytes. `link_fd` gives a name to a copy without one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class closing_fd:
 
 @functools.cache
 def _sync_file_range() -> Callable[[int, int, int, int], int]:
-    import ctypes  # not before it is needed: those who only read a store are quick to start
+    import ctypes  # loaded on first use, so that processes that only read a store start quickly
 
     from buildidfs.linux import syscalls
 
@@ -67,7 +67,7 @@ def _sync_file_range() -> Callable[[int, int, int, int], int]:
 
 
 def reflink(src_fd: int, dst_fd: int) -> bool:
-    """Make the empty file ``dst_fd`` share all extents of ``src_fd``; False where impossible.
+    """Make the empty file ``dst_fd`` share all extents of ``src_fd``; return False if impossible.
 
     The copy is a snapshot: later writes to one file do not show in the other. Raises OSError,
     ENOSPC and EDQUOT among others. Source: ioctl_ficlone(2).
@@ -82,7 +82,7 @@ def reflink(src_fd: int, dst_fd: int) -> bool:
 
 
 def copy(src_fd: int, dst_fd: int) -> None:
-    """Copy all bytes of ``src_fd`` to the empty file ``dst_fd``, as a reflink where possible.
+    """Copy all bytes of ``src_fd`` to the empty file ``dst_fd``, as a reflink if possible.
 
     Raises OSError.
     """
@@ -94,12 +94,13 @@ def copy(src_fd: int, dst_fd: int) -> None:
 
 
 def link_fd(fd: int, dir_fd: int, name: bytes) -> None:
-    """Give the open file (O_TMPFILE, say) a name in the directory ``dir_fd``.
+    """Give the open file (for example an O_TMPFILE) a name in the directory ``dir_fd``.
 
     Raises OSError: FileExistsError if the name is taken. Source: open(2), O_TMPFILE.
     """
-    # AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH; the link in /proc does not. Only with dst_dir_fd
-    # does os.link call linkat(AT_SYMLINK_FOLLOW); without, Python 3.11 calls link(2), which fails.
+    # AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH; the link in /proc does not. os.link calls
+    # linkat(AT_SYMLINK_FOLLOW) only with dst_dir_fd; otherwise Python 3.11 calls link(2), which
+    # fails.
     os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
 
 
@@ -118,20 +119,21 @@ def start_writeback(fd: int) -> None:
 def has_writer(fd: int) -> bool | None:
     """Return True if a process has the file open, or mapped shared, for writing; None: unknown.
 
-    ``fd`` is open for reading only. The caller owns the file or has CAP_LEASE, and the filesystem
-    is one of this kernel: network filesystems do not know. The kernel grants a read lease if there
-    is no writer (fcntl(2), "Leases"). It is returned at once; a process that opens the file for
-    writing in between waits that long.
+    ``fd`` must be open for reading only. The caller must own the file or have CAP_LEASE, and the
+    filesystem must be local: network filesystems do not know all writers. The kernel grants a read
+    lease if there is no writer (fcntl(2), "Leases"). The lease is released at once; a process that
+    opens the file for writing in between waits for that.
 
-    On an overlay False covers open descriptors alone: a shared mapping belongs to the file of the
+    On an overlay False covers open descriptors only: a shared mapping belongs to the file of the
     layer below, whose writers the overlay does not count. See `has_no_writer`.
     """
-    import signal  # short commands never need it
+    import signal  # short commands do not need it
 
     try:
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
             return None
-        # The kernel signals the holder when a writer waits for the lease; its default signal kills.
+        # The kernel signals the holder when a writer waits for the lease; the default action of its
+        # signal is to kill.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
@@ -145,7 +147,7 @@ def has_writer(fd: int) -> bool | None:
 def has_no_writer(fd: int) -> bool | None:
     """Return True if no process can change the file without opening it first; None: unknown.
 
-    It asks `has_writer`, and does not believe an overlay that may overlook a mapping.
+    It calls `has_writer`, and does not rely on an overlay, which may overlook a mapping.
     """
     writer = has_writer(fd)
     if writer is not False:
@@ -161,12 +163,12 @@ def has_no_writer(fd: int) -> bool | None:
 def enable_verity(fd: int) -> bool:
     """Enable fs-verity for a file: from now on the kernel reports changed bytes as a read error.
 
-    fs-verity keeps a hash of each block beside a file, which can never be written to again. ext4
+    fs-verity keeps a hash of each block beside a file; the file can never be written to again. ext4
     (made with ``-O verity``), f2fs and btrfs have it since Linux 5.4 (Documentation/filesystems/
-    fsverity.rst). The owner calls this, with ``fd`` open for reading only; all of the file is read.
-    False where the kernel or the filesystem lacks it, or not for this size of blocks. A second call
-    does nothing. Raises OSError: ETXTBSY if a process has it open for writing, EACCES for files of
-    others.
+    fsverity.rst). The caller must own the file, with ``fd`` open for reading only; the kernel reads
+    all of it. Returns False if the kernel or the filesystem does not support fs-verity, or not with
+    this block size. A second call does nothing. Raises OSError: ETXTBSY if a process has the file
+    open for writing, EACCES for files of other users.
     """
     argument = bytearray(_ENABLE.pack(1, _HASH_SHA256, _BLOCK_BYTES, 0, 0, 0, 0, 0))
     try:
@@ -181,13 +183,13 @@ def enable_verity(fd: int) -> bool:
 
 
 def access_list(fd: int) -> bytes | None:
-    """Return the access control list of an open file or directory (O_PATH will do), or None.
+    """Return the access control list of an open file or directory (O_PATH suffices), or None.
 
-    `formats.posix_acl` decodes it. The server of the filesystem may be asked. Raises OSError.
+    `formats.posix_acl` decodes it. The call may ask the server of the filesystem. Raises OSError.
     Source: xattr(7).
     """
     try:
-        # By its link: a descriptor opened with O_PATH is refused.
+        # By its link in /proc, because a descriptor opened with O_PATH is refused.
         return os.getxattr(b"/proc/self/fd/%d" % fd, _ACCESS)
     except OSError as error:
         if error.errno in _NO_ACCESS_LIST:
@@ -196,7 +198,7 @@ def access_list(fd: int) -> bytes | None:
 
 
 def read_fully(fd: int, size: int, offset: int) -> bytes:
-    """All of ``size`` bytes, fewer only at the end of the file. Raises OSError."""
+    """Return all of ``size`` bytes, fewer only at the end of the file. Raises OSError."""
     data = os.pread(fd, size, offset)
     while 0 < len(data) < size:
         more = os.pread(fd, size - len(data), offset + len(data))

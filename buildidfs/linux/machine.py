@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that this process runs on: its name, and which of its processes can be seen.
+"""The machine that this process runs on: its name, and its visible processes.
 
 Both depend on namespaces: a container has a name of its own, and a PID namespace shows only the
 processes in it. Sources: namespaces(7), pid_namespaces(7), uts_namespaces(7).
@@ -76,10 +76,10 @@ def reason_and_remedy(sentence: str) -> tuple[str, str]:
 
 
 def call(name: str, node: str = "") -> None:
-    """Set the name that this process gives to the machine; empty for the one that is found.
+    """Set the name that this process uses for the machine; an empty name means the detected one.
 
-    ``node`` is the name that an orchestrator has for the machine (``NODE_NAME`` in a pod). It
-    counts inside a container only, where the name of the host itself is out of sight.
+    ``node`` is an orchestrator's name for the machine (``NODE_NAME`` in a pod). It is used inside a
+    container only, where the host's own name is not visible.
     """
     _Given.name, _Given.node = name, node
     host_name.cache_clear()
@@ -87,10 +87,10 @@ def call(name: str, node: str = "") -> None:
 
 @functools.cache
 def host_name() -> str:
-    """The name of this machine; inside a container that of the host, if it can be found out.
+    """Return the name of this machine; inside a container that of the host, if it can be found out.
 
-    In this order: the one given to `call`, the ``node`` given there, the one in the first UTS
-    namespace, the one in our own. The answer is the same for as long as the process lives.
+    The order is: the name given to `call`, the ``node`` given there, the name in the first UTS
+    namespace, the name in our own. The result stays the same for the life of the process.
     """
     if _Given.name:
         return _Given.name
@@ -101,8 +101,9 @@ def host_name() -> str:
 
 
 def first_processes() -> tuple[int, ...]:
-    """The processes to ask for what is the host's, the best first: init, then kthreadd, which may
-    be looked at where init may not. In a PID namespace other than the first, its own init alone.
+    """Return the processes that show properties of the host, the best first: init, then kthreadd,
+    which may be accessible if init is not. In a PID namespace other than the first, only its own
+    init.
     """
     return (1, 2) if view() == "all" else (1,)
 
@@ -125,7 +126,7 @@ def is_contained() -> bool:
 
 
 def _first_name() -> str:
-    """The name in the first UTS namespace; empty if that may not be entered."""
+    """Return the name in the first UTS namespace; empty if it may not be entered."""
     for pid in first_processes():
         with contextlib.suppress(OSError):
             fd = os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
@@ -138,13 +139,14 @@ def _first_name() -> str:
 
 
 def _name_in(uts_fd: int) -> str:
-    """The name of the machine in a UTS namespace; empty without CAP_SYS_ADMIN."""
-    from buildidfs.linux import syscalls  # loads ctypes, a tenth of the time of a short command
+    """Return the name of the machine in a UTS namespace; empty without CAP_SYS_ADMIN."""
+    # imports ctypes, which takes a tenth of the time of a short command
+    from buildidfs.linux import syscalls
 
     found: list[str] = []
 
     def look() -> None:
-        # Only this thread enters, and it ends with that.
+        # Only this thread enters the namespace, and ends there.
         if syscalls.libc.setns(uts_fd, _CLONE_NEWUTS) == 0:
             found.append(os.uname().nodename)
 

@@ -24,7 +24,7 @@ OVERLAY_MAGIC: Final = 0x794C7630
 
 _INITIAL_MOUNTINFO: Final = "/proc/1/mountinfo"
 
-# struct statfs begins with f_type, a word; the rest is less than this on every architecture.
+# struct statfs begins with f_type, a word; its size is below this on every architecture.
 _STATFS_SIZE: Final = 256
 
 _SYS_STATMOUNT: Final = 457  # the same on every architecture but alpha
@@ -36,7 +36,7 @@ _STATMOUNT_ANSWER: Final = struct.Struct(
     "=4x4xQIIQ"  # size, options; mask, major, minor, magic
     "4xI 64x I"  # flags, type; numbers of mounts, propagation; root
 )
-_STATMOUNT_SIZE: Final = 512  # what follows are the strings
+_STATMOUNT_SIZE: Final = 512  # strings follow
 _STATMOUNT_STRINGS: Final = 8192
 
 _umount2 = syscalls.libc.umount2
@@ -58,7 +58,7 @@ def mountinfo() -> bytes:
 
 
 def initial_mountinfo() -> bytes:
-    """Return the mounts that process 1 sees, as text; our own where that may not be asked.
+    """Return the mounts that process 1 sees, as text; our own if that may not be read.
 
     Raises OSError.
     """
@@ -70,7 +70,7 @@ def initial_mountinfo() -> bytes:
 
 
 def how_to_get_fuse() -> str:
-    """Tell in words how to get /dev/fuse where it is missing."""
+    """Return a clause on how to get a missing /dev/fuse."""
     try:
         with open("/proc/filesystems", "rb") as file:
             is_loaded = b"nodev\tfuse" in file.read().splitlines()
@@ -83,10 +83,10 @@ def how_to_get_fuse() -> str:
 
 
 def mount_id(fd: int) -> int:
-    """Return the number in mountinfo of the mount that ``fd`` was opened on; O_PATH will do.
+    """Return the number in mountinfo of the mount that ``fd`` was opened on; O_PATH suffices.
 
-    It is -1 if the kernel does not tell, and means no other mount as long as the file is open.
-    Raises OSError.
+    The result is -1 if the kernel does not report it. The number means no other mount as long as
+    the file is open. Raises OSError.
     """
     with open(f"/proc/self/fdinfo/{fd}", "rb") as lines:
         return next((int(line[7:]) for line in lines if line.startswith(b"mnt_id:")), -1)
@@ -95,8 +95,7 @@ def mount_id(fd: int) -> int:
 def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
     """Return the (major, minor) of every mount of buildidfs in a mountinfo text.
 
-    Capture passes over files on them, which are in a store already, and over lines that do not
-    look like mountinfo.
+    Capture skips files on them, which are in a store already. Malformed lines are skipped.
     """
     devices = set()
     for line in text.splitlines():
@@ -132,9 +131,9 @@ def set_read_ahead(st_dev: int, kib: int) -> None:
 
 
 def filesystem_magic(fd: int) -> int:
-    """Return the magic number of the filesystem of an open file (O_PATH will do).
+    """Return the magic number of the filesystem of an open file (O_PATH suffices).
 
-    The server of the filesystem, if it has one, is asked. Raises OSError.
+    The call may ask the server of the filesystem. Raises OSError.
     """
     answer = ctypes.create_string_buffer(_STATFS_SIZE)
     if _fstatfs(fd, ctypes.addressof(answer)):
@@ -154,7 +153,7 @@ def mount_magic(mount: int, namespace: int = 0) -> int:
 
 
 class Placed(NamedTuple):
-    """A mount: (major, minor) of its superblock, the directory of that which it shows, its type.
+    """A mount: (major, minor) of its superblock, the directory that it shows, its type.
 
     ``root`` is a path within the filesystem, as in `formats.mountinfo`; ``fstype`` has no subtype.
     """
@@ -165,7 +164,7 @@ class Placed(NamedTuple):
 
 
 def placed(mount: int, namespace: int) -> Placed:
-    """Return facts about one mount, for which all of mountinfo would have to be read.
+    """Return facts about one mount, without reading all of mountinfo.
 
     Arguments and errors are those of `mount_magic`; also EOVERFLOW if the path is too long.
     """
@@ -185,7 +184,7 @@ def placed(mount: int, namespace: int) -> Placed:
 def _statmount(
     mount: int, namespace: int, mask: int, strings: int = 0
 ) -> tuple[bytes, tuple[int, ...]]:
-    """Call statmount(2) with room for so many bytes of ``strings``. Raises OSError."""
+    """Call statmount(2) with room for ``strings`` bytes of strings. Raises OSError."""
     size = _STATMOUNT_REQUEST.size
     request = ctypes.create_string_buffer(
         _STATMOUNT_REQUEST.pack(size, 0, mount, mask, namespace), size
@@ -201,8 +200,9 @@ class InitialDevices:
     """The filesystems that process 1 sees, by their device numbers. For one thread.
 
     Mountinfo is read again when the kernel reports a change of the mount table (POLLPRI, see
-    proc_pid_mounts(5)). A mount shows one filesystem as long as it exists, so that no change is
-    missed. That does not hold for the paths in mountinfo: the rename of a directory is no change.
+    proc_pid_mounts(5)). A mount shows one filesystem as long as it exists, so no change of devices
+    is missed. Paths in mountinfo may be outdated, because the kernel does not report the rename of
+    a directory.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class InitialDevices:
         return b"%d:%d" % dev in self._devices
 
     def close(self) -> None:
-        """Close what is open; safe to call twice."""
+        """Close the descriptor; safe to call twice."""
         if self._fd >= 0:
             self._changes.unregister(self._fd)
             os.close(self._fd)

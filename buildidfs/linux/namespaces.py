@@ -36,7 +36,7 @@ def of(pid_fd: int) -> NamespaceSet:
     """Return the namespaces of a process by its directory, see `procfs.open_pid`.
 
     A kind of namespace that the kernel does not have is 0. Raises OSError: EACCES if the process
-    may not be looked at, ESRCH when it is gone.
+    may not be read, ESRCH if it is gone.
     """
     inodes = [_inode(pid_fd, link) for link in _LINKS]
     if not inodes[5]:
@@ -45,7 +45,7 @@ def of(pid_fd: int) -> NamespaceSet:
 
 
 def mnt(pid_fd: int) -> int:
-    """Return the mount namespace of a process; 0 when it is gone. Raises OSError."""
+    """Return the mount namespace of a process; 0 if it is gone. Raises OSError."""
     return _inode(pid_fd, b"ns/mnt")
 
 
@@ -64,10 +64,10 @@ def of_pid(pid: int) -> NamespaceSet:
 
 
 def initial() -> NamespaceSet:
-    """Return the namespaces of the host, as far as they can be seen: those of its first process.
+    """Return the namespaces of the host, as far as they are visible: those of its first process.
 
-    Where pid 1 may not be looked at, kthreadd is (it shares the namespaces that the kernel began
-    with), and at last this process. Raises OSError.
+    If pid 1 may not be read, kthreadd is used, which shares the kernel's first namespaces;
+    otherwise this process. Raises OSError.
     """
     try:
         return of_pid(_INIT)
@@ -91,8 +91,8 @@ def initial() -> NamespaceSet:
 def open_initial_root() -> tuple[int, int]:
     """Open the root directory of the host (O_PATH); with the `mnt_ns_id` of its mount namespace.
 
-    It is that of the first process; where that may not be looked at, ours, if we are in the host's
-    mount namespace. Raises OSError.
+    It is the root of the first process; if that may not be read, our root, provided that we are in
+    the host's mount namespace. Raises OSError.
     """
     try:
         return _root_of(_INIT)
@@ -109,10 +109,10 @@ def _root_of(pid: int) -> tuple[int, int]:
 
 
 def mnt_ns_id(pid_fd: int) -> int:
-    """Return the number of a process's mount namespace that no other gets until the next boot.
+    """Return the number of a process's mount namespace, which is not reused until the next boot.
 
-    0 where the kernel does not tell (before commit e8e43a1fcc5c, Linux 6.11). Raises OSError as
-    `of` does.
+    Returns 0 if the kernel does not report it (before commit e8e43a1fcc5c, Linux 6.11). Raises
+    OSError as `of` does.
     """
     with closing_fd(open_mnt(pid_fd)) as fd:
         return mnt_ns_id_of(fd)
@@ -127,7 +127,7 @@ def open_mnt(pid_fd: int) -> int:
 
 
 def mnt_ns_id_of(fd: int) -> int:
-    """Return the `mnt_ns_id` of a namespace that `open_mnt` gave. Raises OSError."""
+    """Return the `mnt_ns_id` of a namespace that `open_mnt` returned. Raises OSError."""
     answer = bytearray(_U64.size)
     try:
         fcntl.ioctl(fd, _NS_GET_MNTNS_ID, answer)
@@ -141,9 +141,9 @@ def mnt_ns_id_of(fd: int) -> int:
 class Visitor:
     """Looks into mount namespaces for one thread, which is in its own before and after each look.
 
-    The thread that makes it must be the one that uses it; it shares its root and its working
-    directory with no other thread from then on. Takes CAP_SYS_ADMIN and CAP_SYS_CHROOT: raises
-    OSError without them.
+    It must be used in the thread that made it; from then on this thread shares its root and its
+    working directory with no other. Needs CAP_SYS_ADMIN and CAP_SYS_CHROOT: raises OSError without
+    them.
     """
 
     def __init__(self) -> None:
@@ -160,12 +160,14 @@ class Visitor:
             raise
 
     def close(self) -> None:
-        """Let go of all descriptors; safe to call twice."""
+        """Close all descriptors; safe to call twice."""
         while self._fds:
             os.close(self._fds.pop())
 
     def open_root(self, namespace_fd: int) -> int:
-        """Open the root directory of a namespace that `open_mnt` gave (O_PATH). Raises OSError."""
+        """Open the root directory of a namespace that `open_mnt` returned (O_PATH).
+        Raises OSError.
+        """
         self._enter(namespace_fd)
         try:
             return os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -176,7 +178,7 @@ class Visitor:
         """Return the first ``most`` bytes of the mounts of such a namespace. Raises OSError."""
         self._enter(namespace_fd)
         try:
-            # The kernel takes namespace and root when the file is opened.
+            # The kernel uses the namespace and root at the time of the open.
             fd = os.open(b"mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._thread)
         finally:
             self._return()
@@ -191,13 +193,15 @@ class Visitor:
         syscalls.setns(namespace_fd, _CLONE_NEWNS)
 
     def _leave(self) -> None:
-        """Go back to our own namespace, and to our root, which need not be that of it."""
+        """Go back to our own namespace and to our root, which may differ from the root of the
+        namespace.
+        """
         self._enter(self._own)
         os.fchdir(self._root)
         os.chroot(b".")
 
     def _return(self) -> None:
-        """Do as `_leave`. A thread must not go on elsewhere: raises RuntimeError."""
+        """Do as `_leave`. A thread must not continue elsewhere: raises RuntimeError."""
         try:
             self._leave()
         except OSError as error:
@@ -205,7 +209,7 @@ class Visitor:
 
 
 def foreign_users(pid_fd: int) -> list[int]:
-    """Open the process's user namespace, its parent, and so on, up to but without ours.
+    """Open the process's user namespace, its parent, and so on, up to but not including ours.
 
     Empty for a process in our own. The caller closes them. Raises OSError as `of` does.
     """
@@ -217,7 +221,7 @@ def foreign_users(pid_fd: int) -> list[int]:
         try:
             fd = fcntl.ioctl(fd, _NS_GET_PARENT)
         except OSError:
-            return found  # EPERM: its parent is not below ours
+            return found  # EPERM: its parent is not a descendant of ours
     os.close(fd)
     return found
 
@@ -233,10 +237,10 @@ def _inode(pid_fd: int, link: bytes) -> int:
 def cgroup_id(path: bytes) -> int:
     """Return the number of the control group at a path of the unified hierarchy (version 2).
 
-    A path is used again by the next container of that name; the number, which is what
-    PERF_SAMPLE_CGROUP and bpf_get_current_cgroup_id tell, is not before the next boot: where inode
-    numbers have 64 bits, it is that of the directory. It is 0 where there is no such group (any
-    more), the group is outside of our cgroup namespace, or the hierarchy is not mounted here.
+    The next container of the same name has the same path. The number is not reused until the next
+    boot; PERF_SAMPLE_CGROUP and bpf_get_current_cgroup_id report it, and with inode numbers of 64
+    bits it is that of the directory. The result is 0 if there is no such group (any more), the
+    group is outside of our cgroup namespace, or the hierarchy is not mounted here.
     """
     if not path.startswith(b"/") or b".." in path.split(b"/"):
         return 0
@@ -262,8 +266,8 @@ def _cgroup_hierarchy() -> tuple[bytes, int] | None:
     for line in text.splitlines():
         head, _, tail = line.partition(b" - ")
         fields = head.split(b" ")
-        # With another root it is only a part, or one seen from another cgroup namespace. No system
-        # mounts it at a name with a blank, which would be escaped.
+        # With another root, the mount shows only a part, or another cgroup namespace. No system
+        # mounts the hierarchy at a name with a blank, which would be escaped.
         if tail.startswith(b"cgroup2 ") and fields[3] == b"/" and b"\\" not in fields[4]:
             major, _, minor = fields[2].partition(b":")
             return fields[4], os.makedev(int(major), int(minor))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open a path inside the root of another process without ever leaving it.
 
-Paths below /proc/PID/root come from containers that may be hostile: a symbolic link or ``..``
-there must lead to a place in that root, never to the host's file of the same name. openat2(2)
-(Linux 5.6) resolves so in the kernel; where it is missing, or a seccomp filter forbids it, the
-walk is made here, one component at a time over O_PATH descriptors.
+Paths below /proc/PID/root come from containers that may be hostile: a symbolic link or ``..`` there
+must lead to a place in that root, never to the host's file of the same name. openat2(2) (Linux 5.6)
+resolves paths that way in the kernel. If it is missing, or a seccomp filter forbids it, this module
+walks the path itself, one component at a time over O_PATH descriptors.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _RESOLVE_CACHED = 0x20  # commit 99668f618062, Linux 5.12
 # struct open_how: flags, mode, resolve
 _OPEN_HOW = struct.Struct("=QQQ")
 
-# EAGAIN: a rename anywhere got in the way of a "..", and the kernel asks to try again. A
-# process that keeps renaming does not win: in the end the walk is made here, which never waits.
+# EAGAIN: a rename somewhere interfered with a "..", and the kernel asks to try again. A process
+# that keeps renaming does not win: in the end this module walks the path itself, which never waits.
 _AGAIN = frozenset((errno.EAGAIN, errno.EINTR))
 _ATTEMPTS = 8
 _MAX_SYMLINKS = 40
@@ -36,15 +36,15 @@ _PATH_MAX = 4096
 
 
 def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
-    """Open ``path`` as a process would whose root is ``root_fd``; O_CLOEXEC is added.
+    """Open ``path`` like a process with the root ``root_fd``; O_CLOEXEC is added.
 
-    ``path`` is taken from that root whether or not it begins with a slash. ``flags`` may hold
-    O_PATH, O_RDONLY, O_DIRECTORY, O_NOFOLLOW, O_NONBLOCK and O_NOCTTY; nothing is ever created.
-    Unless they hold O_PATH, whatever is there gets opened, with all effects that opening a FIFO or
-    a device has: for content use `open_regular_in_root`.
+    ``path`` is relative to that root even without a leading slash. ``flags`` may contain O_PATH,
+    O_RDONLY, O_DIRECTORY, O_NOFOLLOW, O_NONBLOCK and O_NOCTTY; nothing is ever created. Without
+    O_PATH, a file of any type is opened, with all effects of opening a FIFO or a device: use
+    `open_regular_in_root` for content.
 
-    Raises OSError; ELOOP for a magic link of /proc (without openat2 such a link is followed as
-    the text it shows, within the root).
+    Raises OSError; ELOOP for a magic link of /proc (without openat2 such a link is followed as the
+    text it shows, within the root).
     """
     if have_openat2():
         return _openat2(root_fd, path, flags | os.O_CLOEXEC)
@@ -52,20 +52,18 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
 
 
 def open_cached_in_root(root_fd: int, path: bytes, flags: int = 0) -> int:
-    """Pin the file at ``path`` of the root ``root_fd`` (O_PATH) without asking any filesystem.
+    """Pin the file at ``path`` in the root ``root_fd`` (O_PATH) without asking any filesystem.
 
-    ``flags`` may hold O_NOFOLLOW.
-
-    So it never waits for a server, whatever is on the way. Where something is mounted, the kernel
-    has the way there in memory. Raises OSError: EAGAIN if it had to ask, EINVAL or ENOSYS where
-    it cannot be told not to (before Linux 5.12).
+    ``flags`` may contain O_NOFOLLOW. So it never waits for a server on the path. The kernel has the
+    path to each mount point in memory. Raises OSError: EAGAIN if the kernel would have to ask,
+    EINVAL or ENOSYS before Linux 5.12, where it cannot be told not to ask.
     """
     return _open_cached(root_fd, path, flags | os.O_PATH | os.O_CLOEXEC)
 
 
 def _open_cached(root_fd: int, path: bytes, flags: int) -> int:
     for _ in range(_ATTEMPTS - 1):
-        # A rename anywhere looks like a need to ask.
+        # The kernel reports a rename in the same way as a need to ask.
         with contextlib.suppress(BlockingIOError):
             return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
     return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
@@ -73,9 +71,9 @@ def _open_cached(root_fd: int, path: bytes, flags: int) -> int:
 
 def pin_entry(dir_fd: int, name: bytes, *, ask: bool = True) -> int:
     """Pin the entry ``name`` of a directory (O_PATH): a symbolic link itself, the root of a mount.
-    Without ``ask`` no filesystem is asked.
 
-    Raises OSError: EINVAL for what is not a single name, and for others see `open_cached_in_root`.
+    Without ``ask`` no filesystem is asked. Raises OSError: EINVAL if the name has several
+    components; for other errors see `open_cached_in_root`.
     """
     if not name or b"/" in name or name in (b".", b".."):
         raise OSError(errno.EINVAL, "not the name of an entry", name)
@@ -84,10 +82,11 @@ def pin_entry(dir_fd: int, name: bytes, *, ask: bool = True) -> int:
 
 
 def pin_parent(dir_fd: int, *, ask: bool = True) -> int:
-    """Pin the directory that ``dir_fd`` is in (O_PATH), be that above the root of its users.
+    """Pin the parent of the directory ``dir_fd`` (O_PATH), even if it is above the root of its
+    users.
 
-    At the root of a mount namespace, and at our own root, that is the directory itself. Without
-    ``ask`` no filesystem is asked. Raises OSError, see `open_cached_in_root`.
+    At the root of a mount namespace, and at our own root, the parent is the directory itself.
+    Without ``ask`` no filesystem is asked. Raises OSError, see `open_cached_in_root`.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     if ask:
@@ -99,16 +98,16 @@ def pin_parent(dir_fd: int, *, ask: bool = True) -> int:
 
 
 def open_regular_in_root(root_fd: int, path: bytes) -> int:
-    """Open the regular file at ``path`` of the root ``root_fd`` for reading.
+    """Open the regular file at ``path`` in the root ``root_fd`` for reading.
 
-    Anything else is left alone: it is not opened, and OSError(EINVAL) raised. Raises OSError.
+    A file of another type is not opened: OSError(EINVAL) is raised. Raises OSError.
     """
     with closing_fd(open_in_root(root_fd, path, os.O_PATH)) as path_fd:
         return reopen_regular(path_fd)
 
 
 def reopen_regular(path_fd: int) -> int:
-    """Open for reading the regular file that an O_PATH descriptor stands for; both stay open.
+    """Open the regular file behind an O_PATH descriptor for reading; both stay open.
 
     Raises OSError, EINVAL if it is not a regular file.
     """
@@ -165,10 +164,11 @@ def walk_in_root(root_fd: int, path: bytes, flags: int) -> int:
 
 
 class _Walk:
-    """One resolution: the directories entered so far, from the root down, and what is to come.
+    """One resolution: the directories entered so far, from the root down, and the remaining
+    components.
 
-    ``..`` goes back to the descriptor of the directory that was entered, not to what the kernel
-    calls its parent, so that a directory moved out of the root meanwhile does not lead out.
+    ``..`` goes back to the descriptor of the directory that was entered, not to its present parent
+    in the kernel, so a directory that is moved out of the root meanwhile does not lead out.
     """
 
     def __init__(self, root_fd: int, path: bytes) -> None:

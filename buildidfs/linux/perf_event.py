@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events of perf_event_open(2): mappings of files by all processes, or by this one.
 
-An event of a CPU counts nothing (a dummy) and leaves records in a ring that is shared with the
-kernel; `formats.perf.records` decodes them. It takes CAP_PERFMON or CAP_SYS_ADMIN, or a
+An event of a CPU counts nothing (a dummy) and writes records into a ring that is shared with the
+kernel; `formats.perf.records` decodes them. It needs CAP_PERFMON or CAP_SYS_ADMIN, or a
 perf_event_paranoid of -1. Process IDs are those of the PID namespace that opens the event.
 """
 
@@ -52,7 +52,7 @@ BUILD_ID: Final = 1 << 34
 COMM: Final = 1 << 9
 """New names of threads."""
 
-_EXCLUDE_KERNEL: Final = 1 << 5  # or it takes CAP_PERFMON
+_EXCLUDE_KERNEL: Final = 1 << 5  # or the event needs CAP_PERFMON
 _EXCLUDE_HYPERVISOR: Final = 1 << 6
 
 # In the first page of the ring, struct perf_event_mmap_page, in words of 8 bytes.
@@ -94,9 +94,9 @@ def parse_cpus(text: str) -> frozenset[int]:
 class Ring:
     """The records of one event on one CPU, made by every process; a context manager.
 
-    ``events`` are bits such as `MMAP`; ``pages`` a power of two. `fileno` becomes readable when
+    ``events`` are bits such as `MMAP`; ``pages`` is a power of two. `fileno` becomes readable when
     ``watermark`` bytes are waiting. Raises OSError: EACCES or EPERM without the privilege, ENODEV
-    for a CPU that is off, EPERM or ENOMEM where so much memory may not be locked.
+    for a CPU that is off, EPERM or ENOMEM if so much memory may not be locked.
     """
 
     def __init__(self, cpu: int, events: int, *, pages: int, watermark: int) -> None:
@@ -108,7 +108,7 @@ class Ring:
         except BaseException:
             os.close(self._fd)
             raise
-        # Its items are read and written whole, which struct's are not: it zeroes them first.
+        # Its items are read and written in one access; struct zeroes an item first.
         self._words = memoryview(self._map)[:PAGE].cast("Q")
         self._tail = 0
         self._checked = (0, time.monotonic_ns())
@@ -124,7 +124,7 @@ class Ring:
         return self._words[_HEAD] - self._tail >= size
 
     def take(self) -> bytes:
-        """Return all records that wait, whole ones, and give their room back to the kernel.
+        """Return all complete waiting records, and free their room for the kernel.
 
         Thread-safe.
         """
@@ -132,8 +132,8 @@ class Ring:
             return self._take()
 
     def _take(self) -> bytes:
-        # Records that precede a new head must be read after the head and before the tail moves.
-        # Leaving a lock and taking it again is the memory barrier that Python has.
+        # Records before a new head must be read after the head and before the tail moves. Python's
+        # memory barrier is to release a lock and take it again.
         with self._barrier:
             head = self._words[_HEAD]
         size = head - self._tail
@@ -152,13 +152,13 @@ class Ring:
         return data
 
     def is_counting(self) -> bool:
-        """Return True if the event was enabled for half of the time since the last call or more.
+        """Return True if the event was enabled for at least half of the time since the last call.
 
-        An event makes no more records once its CPU was turned off, even for a moment, or while the
-        machine slept, and neither the descriptor nor a record says so. Interrupts the CPU. Raises
-        OSError.
+        An event makes no more records after its CPU was turned off, even for a moment, or the
+        machine slept, and neither the descriptor nor a record shows that. Interrupts the CPU.
+        Raises OSError.
         """
-        # The time that has passed for sure: this thread may be interrupted in between.
+        # A lower bound of the passed time, because this thread may be interrupted in between.
         passed = time.monotonic_ns() - self._checked[1]
         enabled = _COUNTS.unpack(os.read(self._fd, _COUNTS.size))[1]
         counted = enabled - self._checked[0]
@@ -166,7 +166,7 @@ class Ring:
         return bool(2 * counted >= passed)
 
     def stop(self) -> None:
-        """End the making of records; `take` still returns those that wait. Raises OSError."""
+        """Stop making records; `take` still returns those that wait. Raises OSError."""
         fcntl.ioctl(self._fd, _EVENT_IOC_DISABLE, 0)
 
     def close(self) -> None:
@@ -205,10 +205,10 @@ def _open_event(attributes: bytes, pid: int, cpu: int) -> int:
 
 
 class OwnEvent:
-    """An event of this thread on any CPU, which takes no privilege; a context manager.
+    """An event of this thread on any CPU, which needs no privilege; a context manager.
 
     ``events`` are bits such as `MMAP`, ``sample_type`` those of `formats.perf.attributes`. Raises
-    OSError: EACCES or EPERM where events of one's own are not allowed either, ENOSYS.
+    OSError: EACCES or EPERM if a process may not even open events of its own, ENOSYS.
     """
 
     def __init__(self, events: int, sample_type: int = 0) -> None:
@@ -223,7 +223,7 @@ class OwnEvent:
         self._map.close()
 
     def records(self) -> bytes:
-        """Return all records; the caller makes too few for the ring to be full."""
+        """Return all records; the caller makes too few to fill the ring."""
         (head,) = _COUNT.unpack_from(self._map, _HEAD * _COUNT.size)
         return self._map[PAGE : PAGE + min(head, _OWN_RING)]
 
@@ -239,17 +239,18 @@ class OwnEvent:
 
 
 def build_ids_leak() -> bool | None:
-    """Return True if an event with build IDs spoils the events of others; None: cannot be told.
+    """Return True if an event with build IDs corrupts the events of others; None: unknown.
 
-    The kernel makes one record of a mapping and hands it to every event that wants it. Since build
-    IDs can be in it (commit 88a16a1309333, Linux 5.12), the mark that one is in there may stay in
-    the record for the events after: their readers take a device number for a build ID, and perf
-    crashes. Seen on Linux 6.18, gone in 7.2. No process may ask for build IDs on such a kernel.
+    The kernel makes one record of a mapping and passes it to every event that wants it. Since
+    records can have build IDs (commit 88a16a1309333, Linux 5.12), the flag for a build ID may stay
+    set in the record for later events: their readers take a device number for a build ID, and perf
+    crashes. This was seen on Linux 6.18, and not in 7.2. No process may request build IDs on such a
+    kernel.
 
-    The test uses events of this process only, so no session of others gets such a record from it:
-    the kernel hands it to those of whole CPUs first, then to those of the process, newest first.
-    It cannot tell where no file that this process runs has a build ID in memory. Takes a few
-    milliseconds. Raises OSError as `OwnEvent` does, EINVAL for a kernel without build IDs.
+    The test uses events of this process only, so it gives no such record to sessions of others: the
+    kernel passes a record to events of whole CPUs first, then to those of the process, the newest
+    first. The result is unknown if no file that this process runs has a build ID in memory. Takes a
+    few milliseconds. Raises OSError as `OwnEvent` does, EINVAL for a kernel without build IDs.
     """
     with OwnEvent(MMAP) as plain, OwnEvent(MMAP | BUILD_ID) as asking:
         for path in _own_programs():
@@ -260,7 +261,7 @@ def build_ids_leak() -> bool | None:
 
 
 def _own_programs() -> list[bytes]:
-    """Return files that this process runs, whose first page is therefore in the page cache."""
+    """Return files that this process runs; their first page is therefore in the page cache."""
     with open("/proc/self/maps", "rb") as file:
         lines = [line.split(None, 5) for line in file]
     paths = [
@@ -278,20 +279,20 @@ def _map(path: bytes) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return  # deleted meanwhile: another will do
+        return  # deleted meanwhile: another file is used
     try:
         os.pread(fd, 64, 0)
         flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC
         mmap.mmap(fd, mmap.PAGESIZE, flags=flags, prot=access).close()
     except OSError:
-        pass  # on a filesystem without execution: another will do
+        pass  # on a filesystem without execution: another file is used
     finally:
         os.close(fd)
 
 
-# struct timex: modes; offset, freq, maxerror, esterror; status. The rest is passed over.
+# struct timex: modes; offset, freq, maxerror, esterror; status. The other fields are skipped.
 _TIMEX: Final = struct.Struct("@I4li")
-_TIMEX_SIZE: Final = 512  # more than it has anywhere
+_TIMEX_SIZE: Final = 512  # more than it has on any architecture
 _STA_UNSYNC: Final = 0x40
 
 _NAME_SIZE: Final = 16
@@ -300,7 +301,7 @@ _TRIES: Final = 5
 
 
 def is_synchronised() -> bool:
-    """Return True if a service (NTP, PTP, the hypervisor) keeps the clock of the kernel right.
+    """Return True if a service (NTP, PTP, the hypervisor) synchronises the kernel's clock.
 
     Raises OSError.
     """
@@ -311,11 +312,11 @@ def is_synchronised() -> bool:
 
 
 def perf_offset() -> tuple[int, int]:
-    """Return what to add to times of perf events to get Unix time, and its possible error (ns).
+    """Return the offset from times of perf events to Unix time, and its possible error (ns).
 
-    The clock of perf events (local_clock() of the kernel) begins with the machine, cannot be set,
-    and no call reads it, but each record of an event has its time. So an event of this thread is
-    made to leave one. Raises OSError as `OwnEvent` does.
+    The clock of perf events (local_clock() of the kernel) starts with the machine, cannot be set,
+    and no call reads it, but each record of an event has its time. So this function makes an event
+    of this thread write a record. Raises OSError as `OwnEvent` does.
     """
     events = COMM | SAMPLE_ID_ALL
     with OwnEvent(events, SAMPLE_TIME) as event:
@@ -332,7 +333,7 @@ def _look(event: OwnEvent) -> tuple[int, int]:
 
 
 def _rename() -> None:
-    """Give this thread the name that it has, which makes a record."""
+    """Set the name of this thread to its present one, which makes a record."""
     name = ctypes.create_string_buffer(_NAME_SIZE)
     for operation in (syscalls.PR_GET_NAME, syscalls.PR_SET_NAME):
         syscalls.prctl(operation, ctypes.addressof(name))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """/proc/PID, through a descriptor of its directory.
 
-A pid may be given to another process at any moment; the directory may not. Everything here is
-relative to the descriptor of `open_pid`, which fails with ENOENT or ESRCH once the process is
-gone, and never answers for its successor. EACCES is usual for other users' processes, and happens
-to root too. Source: proc(5).
+A pid may be reused at any moment; the directory may not. All functions are relative to the
+descriptor of `open_pid`, which fails with ENOENT or ESRCH once the process is gone, and never shows
+its successor. EACCES is usual for other users' processes, and also happens to root. Source:
+proc(5).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from buildidfs.model import Mapping
 
 _CHUNK = 1 << 16
 _PF_KTHREAD = 0x00200000
-_OFFSET_MAX = (1 << 63) - 1  # of pread; the kernel maps nothing above
+_OFFSET_MAX = (1 << 63) - 1  # for pread; the kernel maps nothing above
 
 
 def pids() -> list[int]:
-    """Return the processes that /proc shows, in ascending order. Raises OSError."""
+    """Return the processes in /proc, in ascending order. Raises OSError."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
 def open_pid(pid: int) -> int:
-    """Pin the process: a descriptor of its directory in /proc, for the functions below.
+    """Pin the process: return a descriptor of its directory in /proc, for the functions below.
 
     Raises OSError; FileNotFoundError if there is no such process.
     """
@@ -120,12 +120,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_kernel_thread(pid_fd: int) -> bool:
-    """Return True for a thread of the kernel, which maps no files. Raises OSError."""
+    """Return True for a kernel thread, which maps no files. Raises OSError."""
     return bool(int(_stat_fields(pid_fd)[6]) & _PF_KTHREAD)
 
 
 def _stat_fields(pid_fd: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the third on: the second, comm, may hold anything."""
+    """Return the fields of /proc/PID/stat from the third on; the second, comm, may contain any
+    bytes.
+    """
     fields = read_text(pid_fd, b"stat").rpartition(b")")[2].split()
     if len(fields) < 20:
         raise _gone()
@@ -137,18 +139,20 @@ def _gone() -> OSError:
 
 
 def uids(pid_fd: int) -> tuple[int, int, int, int]:
-    """Real, effective, saved and filesystem user ID, in our user namespace. Raises OSError."""
+    """Return real, effective, saved and filesystem user ID, in our user namespace.
+    Raises OSError.
+    """
     real, effective, saved, filesystem = _status_numbers(pid_fd, b"Uid:")[:4]
     return real, effective, saved, filesystem
 
 
 def groups(pid_fd: int) -> list[int]:
-    """The supplementary groups, in our user namespace. Raises OSError."""
+    """Return the supplementary groups, in our user namespace. Raises OSError."""
     return _status_numbers(pid_fd, b"Groups:")
 
 
 def innermost_pid(pid_fd: int) -> int:
-    """The number that the process has in its own PID namespace. Raises OSError."""
+    """Return the process ID in the process's own PID namespace. Raises OSError."""
     return _status_numbers(pid_fd, b"NSpid:")[-1]
 
 
@@ -158,7 +162,9 @@ def start_ticks(pid_fd: int) -> int:
 
 
 def root_user(pid_fd: int) -> int:
-    """The user who is root in the user namespace of the process; -1 if none is. Raises OSError."""
+    """Return the user who is root in the user namespace of the process; -1 if none is. Raises
+    OSError.
+    """
     for line in read_text(pid_fd, b"uid_map").splitlines():
         inside, outside, _ = (int(number) for number in line.split())
         if inside == 0:
@@ -181,14 +187,14 @@ def map_file_name(start: int, end: int) -> bytes:
 def open_map_file(pid_fd: int, start: int, end: int) -> int:
     """Open for reading exactly the file that is mapped at ``start`` to ``end``.
 
-    It works when the file is deleted, replaced, unmounted or hidden under another mount. Only a
-    regular file is opened, else OSError(EINVAL); names in /dev/ are for the caller to skip.
+    It works even if the file is deleted, replaced, unmounted or hidden under another mount. If it
+    is not a regular file, OSError(EINVAL) is raised; the caller must skip names in /dev/.
 
     Raises OSError: ENOENT if there is no such mapping (any more), EPERM or EACCES without
     CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, EACCES for another user's FUSE filesystem.
     """
-    # O_PATH pins the inode before it is judged: between a stat and an open of the link the
-    # process could map a device in its place.
+    # O_PATH pins the inode before the check: between a stat and an open of the link the process
+    # could map a device in its place.
     name = map_file_name(start, end)
     with closing_fd(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)) as path_fd:
         return openat2.reopen_regular(path_fd)
@@ -203,7 +209,7 @@ def open_root(pid_fd: int) -> int:
 
 
 def read_memory(pid_fd: int, address: int, size: int) -> bytes:
-    """Read up to ``size`` bytes of the process's memory; fewer where the mapping ends.
+    """Read up to ``size`` bytes of the process's memory; fewer if the mapping ends.
 
     Raises OSError: EIO if nothing is mapped at ``address``, EACCES without CAP_SYS_PTRACE.
     """
@@ -214,10 +220,10 @@ def read_memory(pid_fd: int, address: int, size: int) -> bytes:
 
 
 # PROCMAP_QUERY (commit ed5d583a88a9, Linux 6.11): the kernel skips data and anonymous memory, and
-# gives names with nothing escaped; three to four times as fast as the text.
-# struct procmap_query of linux/fs.h: size, query_flags, query_addr, vma_start, vma_end, vma_flags,
-# vma_page_size, vma_offset, inode; dev_major, dev_minor, vma_name_size, build_id_size;
-# vma_name_addr, build_id_addr.
+# returns unescaped names; three to four times as fast as the text. struct procmap_query of
+# linux/fs.h: size, query_flags, query_addr, vma_start, vma_end, vma_flags, vma_page_size,
+# vma_offset, inode; dev_major, dev_minor, vma_name_size, build_id_size; vma_name_addr,
+# build_id_addr.
 _QUERY = struct.Struct("=9Q 4I 2Q")
 _ANSWER = struct.Struct("=24x QQ 16x QQ III 4x 16x")
 _ADDRESS = struct.Struct("=Q")
@@ -240,14 +246,13 @@ _DELETED = b" (deleted)"
 
 
 def executable_mappings(maps_fd: int, *, only_files: bool) -> Iterator[Mapping]:
-    """The executable mappings by ascending address; ``only_files`` those with a file behind them.
+    """Yield the executable mappings by ascending address; with ``only_files`` those of files.
 
-    Anonymous memory has an inode number of 0.
+    Anonymous memory has the inode number 0. ``maps_fd`` is a result of `procfs.open_maps`. A name
+    longer than 4095 bytes is not available: such a mapping has an empty path. Mappings made
+    meanwhile may or may not be yielded.
 
-    ``maps_fd`` is what `procfs.open_maps` gives. A name longer than 4095 bytes is not to be had:
-    such a mapping has an empty path. What the process maps meanwhile may or may not be seen.
-
-    Raises OSError: ENOTTY where the kernel lacks the query, ESRCH when the process is gone.
+    Raises OSError: ENOTTY if the kernel lacks the query, ESRCH if the process is gone.
     """
     flags = _EXECUTABLE | _FILE_BACKED if only_files else _EXECUTABLE
     for start, end, offset, inode, major, minor, name in _query(maps_fd, flags):
@@ -258,7 +263,7 @@ def executable_mappings(maps_fd: int, *, only_files: bool) -> Iterator[Mapping]:
 
 
 def executable_file_mappings(maps_fd: int) -> Iterator[Mapping]:
-    """`executable_mappings` of files."""
+    """Yield the `executable_mappings` of files."""
     return executable_mappings(maps_fd, only_files=True)
 
 
@@ -284,10 +289,10 @@ def executable_at(maps_fd: int, address: int) -> tuple[int, int] | None:
 
 
 def build_id(maps_fd: int, address: int) -> bytes | None:
-    """The build ID of the file that is mapped at ``address``, as the kernel reads it.
+    """Return the build ID of the file that is mapped at ``address``, as the kernel reads it.
 
-    None if nothing is mapped there, or no file with a build ID of 1 to 20 bytes in a note that a
-    program header leads to. The kernel may have to ask the filesystem for the page.
+    Returns None if nothing is mapped there, or if the file has no build ID of 1 to 20 bytes in a
+    note with a program header. The kernel may have to ask the filesystem for the page.
 
     Raises OSError as `executable_file_mappings` does.
     """
@@ -311,7 +316,7 @@ _Answer = tuple[int, int, int, int, int, int, bytes]
 
 
 def _query(maps_fd: int, flags: int, address: int = 0) -> Iterator[_Answer]:
-    """Ask for one mapping after the other; the buffers are reused from call to call."""
+    """Query one mapping after another; the buffers are reused from call to call."""
     name_buffer = ctypes.create_string_buffer(_NAME_MAX)
     name_view = memoryview(name_buffer).cast("B")
     query = bytearray(_QUERY.size)
@@ -341,7 +346,7 @@ def _query(maps_fd: int, flags: int, address: int = 0) -> Iterator[_Answer]:
 
 
 def _without_name(maps_fd: int, query: bytearray) -> None:
-    """Ask the same again, except for the name: a size of 0 is valid without a buffer only."""
+    """Repeat the query without the name: a size of 0 is valid only without a buffer."""
     (name_address,) = _ADDRESS.unpack_from(query, _NAME_ADDRESS_AT)
     _SIZE.pack_into(query, _NAME_SIZE_AT, 0)
     _ADDRESS.pack_into(query, _NAME_ADDRESS_AT, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that read the files of strangers, with no more rights than that takes.
+"""Programs that read the files of strangers, with as few rights as possible.
 
 `linux.confined` is the helper that gives up its rights and becomes the program.
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from buildidfs.linux.child import Child
 
 _SECONDS: Final = 60.0
-"""How long the helper may take to become the program."""
+"""Seconds that the helper may take to become the program."""
 
 _REPORT_BYTES: Final = 1 << 16
 
 
 class Limits(NamedTuple):
-    """The limits of a program: ``memory`` bytes of its own, ``addresses`` bytes with files mapped,
-    ``seconds`` of processor time.
+    """The limits of a program: ``memory`` bytes of its own, ``addresses`` bytes including mapped
+    files, ``seconds`` of processor time.
     """
 
     memory: int
@@ -37,7 +37,7 @@ class Limits(NamedTuple):
 
 
 class NotStarted(OSError):
-    """A program could not be started; ``str()`` tells what failed, and why."""
+    """A program could not be started; ``str()`` says what failed, and why."""
 
     def __init__(self, number: int, step: str) -> None:
         super().__init__(number, os.strerror(number))
@@ -48,14 +48,14 @@ class NotStarted(OSError):
 
 
 class NotConfined(NotStarted):
-    """A program was not started, because it would have kept rights that it must not have."""
+    """A program was not started, because it would have kept forbidden rights."""
 
 
 class Started(NamedTuple):
-    """A program that runs; ``notes`` tell which rights `start` could not take from it.
+    """A running program; ``notes`` name the rights that `start` could not remove.
 
-    A program of another user cannot be killed without CAP_KILL. It ends when it finds its input
-    closed, has used up its time, or with the thread that started it.
+    A program of another user cannot be killed without CAP_KILL. It ends when its input is closed,
+    when its time is used up, or with the thread that started it.
     """
 
     process: Child
@@ -75,16 +75,17 @@ def start(
     pass_fds: Sequence[int] = (),
     reads: Sequence[str] = (),
 ) -> Started:
-    """Start a program in ``/``, with pipes as its input and output and nothing else but
+    """Start a program in ``/``, with pipes as its input and output and no other descriptors than
     ``pass_fds``.
 
-    It has no capability, can get none, stays within ``limits`` and ends with the thread that
-    started it. Root's becomes a user with an unused ID, in no group. It has no network, by a
-    namespace of its own or by a filter of system calls. ``notes`` tell which of these two the
-    kernel refused: where no user ID may be taken (no CAP_SETUID, a user namespace with root alone),
-    the program keeps that of its caller. As far as the kernel can forbid it, it may not start
-    processes, look into others, send them signals, or create, change and remove files. With
-    ``reads`` it may read no file but these, those below these directories, and files in memory.
+    The program has no capability and can get none, stays within ``limits``, and ends with the
+    thread that started it. A program of root becomes a user with an unused ID, without groups. It
+    has no network, because of a namespace of its own or a filter of system calls. ``notes`` say
+    which of these two the kernel refused; if no other user ID is available (no CAP_SETUID, a user
+    namespace with root alone), the program keeps that of its caller. As far as the kernel can
+    forbid it, the program may not start or inspect processes, send them signals, or create, change
+    and remove files. With ``reads`` it may read only these files, files below these directories,
+    and files in memory.
 
     Raises `NotStarted`, `NotConfined`.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of systemd by which a process tells its supervisor how it is doing.
+"""The protocol of systemd with which a process reports its state to its supervisor.
 
-One datagram of ``NAME=VALUE`` lines to the socket that ``NOTIFY_SOCKET`` names. Source:
+A message is one datagram of ``NAME=VALUE`` lines to the socket in ``NOTIFY_SOCKET``. Source:
 sd_notify(3); the names of sockets: unix(7).
 """
 
@@ -28,22 +28,22 @@ class Notifier:
         name = os.fsencode(environ.get("NOTIFY_SOCKET", ""))
         self._address = b"\0" + name[1:] if name.startswith(b"@") else name
         self.watchdog_s = _watchdog(environ)
-        """Call `alive` at least this often, in seconds; None without a watchdog."""
+        """The time in seconds within which `alive` must be called; None without a watchdog."""
 
     def ready(self, status: str = "") -> None:
         """Report that this process is ready, so that dependent units may start."""
         self._send("READY=1", f"STATUS={status}")
 
     def status(self, text: str) -> None:
-        """One line for people."""
+        """Report one line for people."""
         self._send(f"STATUS={text}")
 
     def alive(self) -> None:
-        """Not hanging: see ``watchdog_s``."""
+        """Report that the process does not hang: see ``watchdog_s``."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """About to end."""
+        """Report that the process is about to end."""
         self._send("STOPPING=1")
 
     def _send(self, *assignments: str) -> None:
@@ -57,28 +57,28 @@ class Notifier:
 
 
 class Inbox:
-    """The side that is told. Poll `fileno`, then `receive`."""
+    """The side of the supervisor. Poll `fileno`, then `receive`."""
 
     def __init__(self) -> None:
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_UNIX, kind)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._socket.bind("")  # the kernel finds a name
+        self._socket.bind("")  # the kernel chooses a name
 
     @property
     def name(self) -> str:
-        """The value of ``NOTIFY_SOCKET`` for those who are to tell."""
+        """Return the value of ``NOTIFY_SOCKET`` for the reporting processes."""
         return "@" + os.fsdecode(self._socket.getsockname()[1:])
 
     def fileno(self) -> int:
-        """Readable when there is something to `receive`."""
+        """Return a descriptor that is readable if there is something to `receive`."""
         return self._socket.fileno()
 
     def receive(self) -> dict[str, str] | None:
         """Return the assignments of one message; None if there is none.
 
-        Everybody in the network namespace can reach the socket: what is not from root or from
-        the own user says nothing.
+        All processes in the network namespace can reach the socket: messages of users other than
+        root and our own are ignored.
         """
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
@@ -100,7 +100,9 @@ class Inbox:
 
 
 def _watchdog(environ: Mapping[str, str]) -> float | None:
-    """Half of the time allowed between two signs of life, as sd_watchdog_enabled(3) advises."""
+    """Return half of the time allowed between two calls of `alive`, as sd_watchdog_enabled(3)
+    advises.
+    """
     allowed = environ.get("WATCHDOG_USEC", "")
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

@@ -2,9 +2,8 @@
 """statx(2): the identity of a file in one system call.
 
 os.stat cannot be used because it has no mount ID, and (st_dev, st_ino) alone is not safe: device
-numbers of tmpfs, overlayfs and loop devices are handed out again as soon as they are free. The
-unique mount ID (STATX_MNT_ID_UNIQUE, commit 98d2b43081972, Linux 6.8) is never reused until the
-next boot.
+numbers of tmpfs, overlayfs and loop devices are reused as soon as they are free. The unique mount
+ID (STATX_MNT_ID_UNIQUE, commit 98d2b43081972, Linux 6.8) is never reused until the next boot.
 
 This runs once per mapping of every process, so the buffer is allocated once per thread.
 """
@@ -24,11 +23,11 @@ _STATX_BASIC_STATS = 0x7FF
 _STATX_MNT_ID_UNIQUE = 0x4000
 _WANTED = _STATX_BASIC_STATS | _STATX_MNT_ID_UNIQUE
 
-# struct statx of linux/stat.h up to stx_mnt_id; btime, atime and rdev are passed over.
+# struct statx of linux/stat.h up to stx_mnt_id; btime, atime and rdev are skipped.
 _LAYOUT = struct.Struct(
     "=I 4x 8x 4x I I H 2x Q Q 8x 8x"  # mask; uid, gid, mode, ino, size
-    "16x 16x q I 4x q I 4x"  # atime and btime passed over; ctime, mtime
-    "8x I I Q"  # rdev passed over; dev_major, dev_minor, mnt_id
+    "16x 16x q I 4x q I 4x"  # atime and btime are skipped; ctime, mtime
+    "8x I I Q"  # rdev is skipped; dev_major, dev_minor, mnt_id
 )
 _BUFFER_SIZE = 256
 _ATTRIBUTES = struct.Struct("=Q")
@@ -58,14 +57,14 @@ class _Scratch(threading.local):
 
 _scratch = _Scratch()
 
-# Any user may give a file on tmpfs, or on FUSE, a time that is 292 years and more from 1970. As
-# nanoseconds it takes more than 64 bits, which nothing has room for.
+# Any user may give a file on tmpfs or FUSE a time 292 years or more from 1970. In nanoseconds it
+# takes more than 64 bits, for which there is no room.
 _LAST_NS = (1 << 63) - 1
 
 
 @functools.cache
 def boot_id() -> bytes:
-    """The 16 bytes that name this boot of this kernel, empty where /proc does not tell.
+    """Return the 16 bytes that name this boot of this kernel, empty if /proc does not have them.
 
     Source: /proc/sys/kernel/random/boot_id, random(4).
     """
@@ -77,7 +76,7 @@ def boot_id() -> bytes:
 
 
 def identity(fd: int, *, ask: bool = True) -> FileIdentity:
-    """Return the identity of an open file (O_PATH will do); for ``ask`` see `identity_at`.
+    """Return the identity of an open file (O_PATH suffices); for ``ask`` see `identity_at`.
 
     Raises OSError.
     """
@@ -85,18 +84,18 @@ def identity(fd: int, *, ask: bool = True) -> FileIdentity:
 
 
 def identity_on_mount(fd: int, *, ask: bool = True) -> tuple[FileIdentity, int | None]:
-    """`identity` and `unique_mount_id` of an open file in one call. Raises OSError."""
+    """Return `identity` and `unique_mount_id` of an open file in one call. Raises OSError."""
     found = identity(fd, ask=ask)
-    unpacked = _LAYOUT.unpack_from(_scratch.buffer)  # what the kernel has just filled in
+    unpacked = _LAYOUT.unpack_from(_scratch.buffer)  # the kernel has just filled it in
     return found, int(unpacked[-1]) if unpacked[0] & _STATX_MNT_ID_UNIQUE else None
 
 
 def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = True) -> FileIdentity:
     """Return the identity of the file at ``path`` below ``dir_fd``, which is not opened.
 
-    ``follow`` says whether a symbolic link at the end is followed, be it a magic one of /proc.
-    Without ``ask`` the kernel says what it has, and waits for no server (FUSE, network).
-    Raises OSError.
+    With ``follow``, a symbolic link at the end is followed, even a magic one of /proc. Without
+    ``ask``, the kernel returns cached values, and waits for no server (FUSE, network). Raises
+    OSError.
     """
     flags = syscalls.AT_NO_AUTOMOUNT | (0 if follow else syscalls.AT_SYMLINK_NOFOLLOW)
     flags |= 0 if ask else syscalls.AT_STATX_DONT_SYNC
@@ -104,9 +103,9 @@ def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = Tr
 
 
 def unique_mount_id(fd: int) -> int | None:
-    """The number of the mount that ``fd`` was opened on (O_PATH will do), never used again until
-    the next boot; None before Linux 6.8. No server is asked.
+    """Return the number of the mount that ``fd`` was opened on (O_PATH suffices).
 
+    The number is not reused until the next boot. Returns None before Linux 6.8. No server is asked.
     Raises OSError.
     """
     scratch = _scratch
@@ -154,9 +153,9 @@ def _nanoseconds(seconds: int, rest: int) -> int:
 def _scope(major: int, ctime_ns: int, mask: int, mount: int) -> bytes | None:
     """Return the scope that makes the device number unambiguous; see `FileIdentity`.
 
-    A change time of whole seconds is that of a filesystem made as an image with fixed times
-    (squashfs, erofs, a reproducible root partition): its next version may agree in device, inode,
-    size and all times, and have other bytes.
+    A change time of whole seconds means that the filesystem was made as an image with fixed times
+    (squashfs, erofs, a reproducible root partition): its next version may have the same device,
+    inode, size and times, and other bytes.
     """
     if major not in _RECYCLED_MAJORS and ctime_ns:
         return b""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library for calls that Python 3.11 has no wrapper for, and how their errors are raised.
+"""Calls of the C library for which Python 3.11 has no wrapper, and their errors.
 
 Importing this costs one dlopen of a library that is already loaded. Each interface declares its
-own functions and constants in its own file; only what several need is here.
+functions and constants in its own file; this module has only shared ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AT_NO_AUTOMOUNT = 0x800
 AT_EMPTY_PATH = 0x1000
 AT_STATX_DONT_SYNC = 0x4000
 
-# The same on every architecture that got it at or after Linux 5.1 (alpha aside).
+# The same on every architecture that got the call at or after Linux 5.1 (except alpha).
 SYS_OPENAT2 = 437
 
 PR_SET_PDEATHSIG = 1
@@ -42,7 +42,9 @@ _syscall.restype = ctypes.c_long
 
 
 def last_error(filename: bytes | None = None) -> OSError:
-    """The error of the C call just made, ready to raise; ``filename`` is named in its text."""
+    """Return the error of the C call just made, ready to raise; ``filename`` is named
+    in its text.
+    """
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), filename)
 
@@ -99,7 +101,7 @@ def drop_capabilities() -> None:
 
 
 def check_path(path: bytes) -> bytes:
-    """The path itself, unless it holds a NUL: C would silently take the part before it.
+    """Return the path, unless it contains a NUL, at which C would silently end it.
 
     Raises OSError(EINVAL).
     """
@@ -109,10 +111,12 @@ def check_path(path: bytes) -> bytes:
 
 
 def ioc_read(kind: int, number: int, size: int) -> int:
-    """The request code of an ioctl that fills ``size`` bytes (_IOR of asm-generic/ioctl.h)."""
+    """Return the request code of an ioctl that fills ``size`` bytes (_IOR of
+    asm-generic/ioctl.h).
+    """
     return _IOC_READ << 30 | size << 16 | kind << 8 | number
 
 
 def ioc_read_write(kind: int, number: int, size: int) -> int:
-    """The request code of an ioctl that takes and fills ``size`` bytes (_IOWR)."""
+    """Return the request code of an ioctl that takes and fills ``size`` bytes (_IOWR)."""
     return (_IOC_READ | _IOC_WRITE) << 30 | size << 16 | kind << 8 | number

@@ -2,9 +2,9 @@
 """Threads of this process: their priority, their name, and those that close descriptors.
 
 A descriptor may be the last one that keeps a filesystem or a mount namespace alive. Closing it
-tears that down, which was measured to take 0.4 to 4 ms: as long as some programs live that
-the thread of events has to catch. The server of a FUSE filesystem is asked first, and may never
-answer. So `Closer` closes descriptors in threads of its own.
+destroys the filesystem's mount or the namespace, which takes 0.4 to 4 ms by measurement: as long as
+the life of some programs that the catcher has to catch. The kernel asks the server of a FUSE
+filesystem first, which may never answer. So `Closer` closes descriptors in threads of its own.
 
 Source: sched(7), prctl(2).
 """
@@ -28,22 +28,21 @@ if TYPE_CHECKING:
 
 # Batches that may wait for the delay.
 _MOST_DELAYED: Final = 4096
-# A filesystem that takes longer to close a file, or to be unmounted, may take for ever.
+# If closing a file or unmounting takes longer than this, it may take for ever.
 _SLOW_CLOSE_S: Final = 2.0
 _MOST_CLOSING: Final = 32
 
 
 class Closer:
-    """Closes descriptors in the order given, ``delay`` seconds later. To be made after the last
-    fork.
+    """Closes descriptors in the order given, ``delay`` seconds later. Make it after the last fork.
 
-    A delay leaves it to another process to close its copy first; it does not hold when thousands
-    wait. ``urgent`` is for a process whose thread of events runs before all others: a thread that
-    has the interpreter lock, be it for a moment, must not wait for a CPU then.
+    With a delay, another process usually closes its copy first; the delay is skipped if thousands
+    wait. ``urgent`` is for a process whose thread of events has a real-time priority: a thread that
+    holds the interpreter lock, even for a moment, must then not wait for a CPU.
 
-    To close the last descriptor of a filesystem unmounts it, and an unmount may wait for a server
-    for ever. So another thread goes on if a descriptor takes seconds, up to a number of threads;
-    `is_stuck` says that all of them wait.
+    Closing the last descriptor of a filesystem unmounts it, and an unmount may wait for a server
+    for ever. So if a descriptor takes seconds, another thread continues, up to a number of threads;
+    `is_stuck` is True if all of them wait.
     """
 
     def __init__(self, *, urgent: bool = False, delay: float = 0.0) -> None:
@@ -53,12 +52,14 @@ class Closer:
         self._queue: queue.SimpleQueue[tuple[float, tuple[int, ...]] | None] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # When each thread that closes a descriptor began with it.
+        # The time at which each thread began to close its present descriptor.
         self._busy: dict[int, float] = {}
         self.relieve()
 
     def close(self, fds: Iterable[int]) -> None:
-        """Take over these descriptors; -1 is none. Many at a time wake the thread once."""
+        """Take over these descriptors; -1 is ignored. A call with many descriptors wakes the thread
+        once.
+        """
         batch = tuple(fd for fd in fds if fd >= 0)
         if batch:
             self._queue.put((time.monotonic() + self._delay, batch))
@@ -66,16 +67,18 @@ class Closer:
                 self.relieve()
 
     def relieve(self) -> None:
-        """Start a thread if all wait for filesystems. Each `close` looks for that as well."""
+        """Start a thread if all threads wait for filesystems. Each `close` also does so."""
         with self._starting:
             if len(self._threads) < _MOST_CLOSING and self._all_wait():
-                # It is not waited for at exit.
+                # Python does not wait for this thread at exit.
                 thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-close")
                 thread.start()
                 self._threads.append(thread)
 
     def is_stuck(self) -> bool:
-        """True if each thread has waited for a filesystem for seconds, and no other may start."""
+        """True if each thread has waited for a filesystem for seconds, and no further one may
+        start.
+        """
         return len(self._threads) == _MOST_CLOSING and self._all_wait()
 
     def finish(self, seconds: float = 1.0) -> bool:
@@ -106,7 +109,8 @@ class Closer:
                 self._finishing.wait(max(due - time.monotonic(), 0.0))
             for fd in batch:
                 self._busy[me] = time.monotonic()
-                # A network filesystem may report a failed write on close; nothing was written here.
+                # A network filesystem may report a failed write on close, but nothing was written
+                # here.
                 with contextlib.suppress(OSError):
                     os.close(fd)
                 del self._busy[me]
@@ -114,7 +118,7 @@ class Closer:
 
 _NICE = -15
 
-# Architectures after x86 have the numbers of asm-generic/unistd.h.
+# Architectures other than x86 have the numbers of asm-generic/unistd.h.
 _SYS_IOPRIO_SET = {"x86_64": 251, "i686": 289, "ppc64le": 273, "s390x": 282}
 _SYS_IOPRIO_SET_GENERIC = 30
 _IOPRIO_WHO_PROCESS = 1
@@ -122,9 +126,9 @@ _IOPRIO_CLASS_IDLE = 3
 
 
 def hurry(priority: int = 1) -> str:
-    """Give this thread real-time priority; return in words what is lacking, empty for success.
+    """Give this thread real-time priority; return what is missing as a clause, empty for success.
 
-    SCHED_RR takes CAP_SYS_NICE (or RLIMIT_RTPRIO); where it is refused a low nice value is tried.
+    SCHED_RR needs CAP_SYS_NICE (or RLIMIT_RTPRIO); if it is refused, a low nice value is tried.
     Children do not inherit it.
     """
     try:
@@ -143,7 +147,7 @@ def hurry(priority: int = 1) -> str:
 
 
 def stand_back() -> None:
-    """Let this thread run and read the disk only when no other wants to, as far as possible.
+    """Let this thread run and read the disk only if no other wants to, as far as possible.
 
     Source: ioprio_set(2), for which the C library has no function.
     """
@@ -151,7 +155,7 @@ def stand_back() -> None:
     with contextlib.suppress(OSError):
         syscalls.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE << 13)
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 19)  # of the thread, on Linux
+        os.setpriority(os.PRIO_PROCESS, 0, 19)  # for the thread, on Linux
 
 
 def name_thread(name: bytes) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The read-only tree of names over a store, defined once for every front door: no FUSE, no HTTP."""
+"""The read-only tree of names over a store, shared by mount and server; it knows no FUSE and no
+HTTP.
+"""
 
 from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, NeedsRequest, blank
 from buildidfs.view.nodes import (

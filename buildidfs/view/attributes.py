@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the view gives its front doors: attributes of nodes, extended attributes, open files.
+"""Values that the view returns: attributes of nodes, extended attributes, open files.
 
-Extended attributes tell `getfattr -d` and scripts what the store knows of a file:
+Extended attributes show `getfattr -d` and scripts the facts of the store about a file:
 
 user.sha256               digest of the file as it was captured
 user.buildid.id           its build ID
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _LAST_MOMENT: Final = 253_402_300_799  # the end of the year 9999
 
 CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")
-"""Bytes that a terminal obeys; the latter are U+0080 to U+009F in UTF-8."""
+"""Bytes that a terminal interprets; the latter are U+0080 to U+009F in UTF-8."""
 
 READABLE: Final = 0o555
 """The permission bits that a read-only view can grant."""
@@ -52,8 +52,8 @@ READABLE: Final = 0o555
 class Attributes(msgspec.Struct, frozen=True):
     """The attributes of a node for stat(2), without its number.
 
-    ``mode`` is st_mode with the type bits, ``mtime_ns`` in nanoseconds of Unix time.
-    ``volatile`` says that size and content change while the node stays the same.
+    ``mode`` is st_mode with the type bits, ``mtime_ns`` in nanoseconds of Unix time. ``volatile``
+    is True if size and content change while the node stays the same.
     """
 
     mode: int
@@ -65,15 +65,17 @@ class Attributes(msgspec.Struct, frozen=True):
 
 
 class NeedsReading(BlockingIOError):
-    """The answer needs a read of a file, which may wait for a disk; another method does that."""
+    """The answer needs to read a file, which may wait for a disk; the caller must use another
+    method.
+    """
 
 
 class NeedsRequest(NeedsReading):
-    """A bucket has to be asked, which may wait for a network."""
+    """The answer needs a request to a bucket, which may wait for a network."""
 
 
 class FileContent(msgspec.Struct):
-    """An open file: its bytes are those of ``blob``, or of ``text`` if that is None.
+    """An open file: its bytes are those of ``blob``, or of ``text`` if ``blob`` is None.
 
     ``zeros`` are extents to be shown as zeros (`blank`), whatever the bytes are. The caller closes
     it.
@@ -84,19 +86,19 @@ class FileContent(msgspec.Struct):
     blob: Blob | None = None
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self.blob is not None:
             self.blob.close()
 
 
 def moment(seconds: float) -> str:
-    """A Unix time as people write it, in UTC: ``2026-11-23T02:42:17Z``."""
+    """Return a Unix time as text, in UTC: ``2026-11-23T02:42:17Z``."""
     when = datetime.datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), datetime.UTC)
     return when.isoformat().replace("+00:00", "Z")
 
 
 def of_artifact(artifact: Artifact) -> Attributes:
-    """The attributes of the file that an artifact is served as: those of the original."""
+    """Return the attributes of the served file of an artifact: those of the original."""
     return Attributes(
         stat.S_IFREG | artifact.mode & READABLE,
         artifact.size,
@@ -107,7 +109,7 @@ def of_artifact(artifact: Artifact) -> Attributes:
 
 
 def stale() -> OSError:
-    """The error for a node that is gone: the kernel looks its name up again."""
+    """Return the error for a node that is gone: the kernel then looks its name up again."""
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
@@ -132,7 +134,7 @@ class ExtendedAttributes:
         self._store = store
 
     def names(self, artifact: Artifact, zeroed: bool, viewer: Viewer | None) -> list[bytes]:
-        """The names that have a value for a viewer; None is one who may know all."""
+        """Return the names with a value for a viewer; the viewer None may know all."""
         last = self._last_origin(artifact, viewer)
         of_origin = [part for part, told in _OF_ORIGIN.items() if last is not None and told(last)]
         known = [b"id", *_OF_ARTIFACT, *of_origin, *([b"scripts"] if zeroed else [])]
@@ -142,9 +144,9 @@ class ExtendedAttributes:
     def value(
         self, artifact: Artifact, zeroed: bool, name: bytes, viewer: Viewer | None
     ) -> bytes | None:
-        """The value of one for a viewer; None if there is none."""
+        """Return the value of one attribute for a viewer; None if there is none."""
         if name == _SHA256:
-            # That of a remote file is not known before all of it was read.
+            # The digest of a remote file is unknown until all of it was read.
             return None if artifact.variant == REMOTE else artifact.digest.hex().encode()
         if not name.startswith(_PREFIX):
             return None

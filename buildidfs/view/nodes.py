@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of nodes. There is no table of nodes: the number says everything.
+"""Numbers of nodes. There is no table of nodes: the number contains all data.
 
-A node is a file, directory or link of the view, and its number is what a mount uses as inode
-number. It is made of numbers that the store never gives out twice, so it means the same after a
-remount, and for a file it means the same bytes for ever: a better variant is another node.
+A node is a file, directory or link of the view, and a mount uses its number as inode number. It
+consists of numbers that the store never reuses, so it means the same after a remount. For a file it
+means the same bytes for ever: a better variant is another node.
 
     static     below 2**16: directories and links that are always there
     of an ID   1<<60 | ordinal (31 bits) << 28 | slot (6 bits) << 22 | variant or depth (22 bits)
@@ -12,7 +12,7 @@ remount, and for a file it means the same bytes for ever: a better variant is an
     perf's ID  1<<62 | path number (31 bits) << 31 | ordinal     perf/<path>/<id>
     browsing   1<<59 | form (3 bits) << 56 | number or container (28 bits) << 28 | number
 
-0 is no node. All are below 2**63, since a listing's offsets are signed.
+0 is not a node. All numbers are below 2**63, because offsets of listings are signed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ USR: Final = 11
 USR_LIB: Final = 12
 USR_LIB_DEBUG_LINK: Final = 13
 DEBUG_BUCKET: Final = 0x100
-"""With a byte added: ``debug/.build-id/<that byte>``; `PERF_BUCKET` likewise."""
+"""With a byte added: the directory ``debug/.build-id/<that byte>``; `PERF_BUCKET` likewise."""
 PERF_BUCKET: Final = 0x200
 
 TAG_SHIFT: Final = 60
@@ -64,11 +64,11 @@ SLOT_README: Final = 25
 SLOT_NOTED: Final = 26
 """A file with the note of its adopted ID; the detail is that of `layouts.id_dir`."""
 SLOT_WANTED: Final = 27
-"""A file that is not here, and may be fetched when it is opened; the detail is its kind."""
+"""A missing file that may be fetched when it is opened; the detail is its kind."""
 SLOT_WANTED_LINK: Final = 28
 """A link below ``.build-id`` to such a file."""
 SLOT_ZEROED: Final = 32
-"""Slots 1 to 15 are the kinds of artifact; with this bit their scripts read as zeros."""
+"""Slots 1 to 15 are the kinds of artifact; with this bit, scripts in the file read as zeros."""
 
 KIND_MASK: Final = 15
 ORDINAL_SHIFT: Final = 28
@@ -83,7 +83,7 @@ FORM_FIXED: Final = 0
 FORM_PATH: Final = 1
 FORM_NAME: Final = 2
 FORM_CONTAINER: Final = 3
-"""The directory of a container; `FORM_CONTENTS` are those below its ``root``, and that itself."""
+"""The directory of a container; `FORM_CONTENTS` is for its ``root`` and the directories below."""
 FORM_CONTENTS: Final = 4
 FORM_TEXT: Final = 5
 FORM_ALIAS: Final = 6
@@ -102,37 +102,37 @@ _PERF_ID_BASE: Final = TAG_PERF_ID << TAG_SHIFT
 
 
 def of_id(ordinal: int, slot: int = SLOT_DIRECTORY, detail: int = 0) -> int:
-    """The directory of a build ID, or another node that belongs to it."""
+    """Return the directory of a build ID, or another node that belongs to it."""
     return _ID_BASE | ordinal << ORDINAL_SHIFT | slot << SLOT_SHIFT | detail
 
 
 def ordinal_of(node: int) -> int:
-    """The ordinal in a node made by `of_id`."""
+    """Return the ordinal in a node made by `of_id`."""
     return node >> ORDINAL_SHIFT & NUMBER_MASK
 
 
 def slot_of(node: int) -> int:
-    """The slot in a node made by `of_id`."""
+    """Return the slot in a node made by `of_id`."""
     return node >> SLOT_SHIFT & SLOT_MASK
 
 
 def of_path(number: int) -> int:
-    """The directory in perf's tree for a path number; path 0 is the tree's root."""
+    """Return the directory in perf's tree for a path number; path 0 is the tree's root."""
     return _PATH_BASE | number if number else PERF
 
 
 def path_of(node: int) -> int:
-    """The path number of a node made by `of_path`."""
+    """Return the path number of a node made by `of_path`."""
     return 0 if node == PERF else node & NUMBER_MASK
 
 
 def of_perf_id(path: int, ordinal: int) -> int:
-    """The directory of a build ID below the path it was seen at."""
+    """Return the directory of a build ID below the path at which it was seen."""
     return _PERF_ID_BASE | path << 31 | ordinal
 
 
 def any_ordinal_of(node: int) -> int:
-    """The ordinal in a node made by `of_id` or `of_perf_id`, 0 for any other."""
+    """Return the ordinal in a node made by `of_id` or `of_perf_id`, 0 for any other."""
     tag = node >> TAG_SHIFT
     if tag == TAG_ID:
         return node >> ORDINAL_SHIFT & NUMBER_MASK
@@ -140,15 +140,15 @@ def any_ordinal_of(node: int) -> int:
 
 
 def perf_id_of(node: int) -> tuple[int, int]:
-    """Path number and ordinal of a node made by `of_perf_id`."""
+    """Return path number and ordinal of a node made by `of_perf_id`."""
     return node >> 31 & NUMBER_MASK, node & NUMBER_MASK
 
 
 def of_dwz(name: bytes) -> int:
-    """The directory ``debug/.dwz/<name>``, for the empty name ``debug/.dwz`` itself.
+    """Return the directory ``debug/.dwz/<name>``; for the empty name ``debug/.dwz`` itself.
 
-    The names come from hostile files. To reach the directory of another name takes 2**60 attempts;
-    an attacker who finds two names with one hash confuses only those two.
+    The names come from hostile files. It takes 2**60 attempts to find the hash of a given name; an
+    attacker who finds two names with one hash confuses only those two.
     """
     if not name:
         return DWZ
@@ -157,7 +157,7 @@ def of_dwz(name: bytes) -> int:
 
 
 def of_browsing(form: int, number: int = 0, within: int = 0) -> int:
-    """A node of the trees for people: of a number, or of one in a container."""
+    """Return a node of the trees for people: that of a number, or of a number in a container."""
     return 1 << BROWSE_SHIFT | form << _FORM_SHIFT | number << _CONTAINER_SHIFT | within
 
 
@@ -167,7 +167,7 @@ def is_browsing(node: int) -> bool:
 
 
 def is_place(node: int) -> bool:
-    """Return True for a directory whose entries tell where files were seen.
+    """Return True for a directory whose entries show where files were seen.
 
     Not every viewer may know of each entry.
     """
@@ -180,7 +180,7 @@ def is_dwz(node: int) -> bool:
 
 
 def is_alias(node: int) -> bool:
-    """Return True for the link of an alias, of the nodes in the root directory."""
+    """Return True for the link of an alias, among the nodes in the root directory."""
     return node & SLOT_BITS != 0
 
 
@@ -190,28 +190,28 @@ def is_path_text(node: int) -> bool:
 
 
 def is_wanted(node: int) -> bool:
-    """Return True for a file that is not here, and may be fetched when it is opened."""
+    """Return True for a missing file that may be fetched when it is opened."""
     return node >> TAG_SHIFT == TAG_ID and node >> SLOT_SHIFT & SLOT_MASK == SLOT_WANTED
 
 
 def leads_to_wanted(node: int) -> bool:
-    """Return True for such a file, and for a link to one: its name may lead elsewhere soon."""
+    """Return True for such a file, and for a link to one: its name may soon lead elsewhere."""
     slot = node >> SLOT_SHIFT & SLOT_MASK
     return node >> TAG_SHIFT == TAG_ID and slot in (SLOT_WANTED, SLOT_WANTED_LINK)
 
 
 def form_of(node: int) -> int:
-    """The form of a node made by `of_browsing`."""
+    """Return the form of a node made by `of_browsing`."""
     return node >> _FORM_SHIFT & _FORM_MASK
 
 
 def number_of(node: int) -> int:
-    """The number of a node made by `of_browsing` that is in no container."""
+    """Return the number of a node made by `of_browsing` that is in no container."""
     return node & NUMBER_MASK
 
 
 def container_of(node: int) -> tuple[int, int]:
-    """Container, and number in it, of a node made by `of_browsing`."""
+    """Return the container of a node made by `of_browsing`, and the number in it."""
     return node >> _CONTAINER_SHIFT & _WITHIN_MASK, node & _WITHIN_MASK
 
 

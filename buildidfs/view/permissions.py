@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files and places that a user may see, decided without the kernel.
 
-In a mount the kernel decides who may open a file (`default_permissions`). These rules are the same,
-for all that the kernel does not see: listings, the places of a file, and front doors that have no
-kernel between them and their callers.
+In a mount the kernel decides who may open a file (`default_permissions`). This module applies the
+same rules where the kernel does not decide: for listings, for the places of a file, and in the
+server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EVERYBODY: Final = _OWNER | _GROUP | _OTHERS
 class Viewer(msgspec.Struct, frozen=True):
     """A user without privileges, by user ID and all groups.
 
-    None stands for unknown: such a viewer may read only files that any user or group may read.
+    If they are None, the user is unknown, and may read only files that any user or group may read.
     """
 
     uid: int | None
@@ -35,8 +35,8 @@ class Viewer(msgspec.Struct, frozen=True):
     def may_read(self, mode: int, uid: int, gid: int) -> bool:
         """Return True if the viewer may read a file with that mode, owner and group.
 
-        The first class that the viewer is in decides, even if another one has more rights. Source:
-        path_resolution(7), acl_permission_check() of fs/namei.c.
+        The first class that contains the viewer decides, even if another one has more rights.
+        Source: path_resolution(7), acl_permission_check() of fs/namei.c.
         """
         if self.uid is None:
             return mode & _EVERYBODY == _EVERYBODY
@@ -64,16 +64,16 @@ def may_open(artifact: Artifact | None, viewer: Viewer | None) -> TypeGuard[Arti
 
 
 PUBLIC: Final = Viewer(None, None)
-"""An unknown user, who may read only files that everybody may read."""
+"""An unknown user, who may read only files that all users may read."""
 
 
 def is_public(artifact: Artifact | None) -> TypeGuard[Artifact]:
-    """Return True if there is a file, and everybody may read it."""
+    """Return True if there is a file, and all users may read it."""
     return artifact is not None and PUBLIC.may_read(artifact.mode, artifact.uid, artifact.gid)
 
 
 def openness(mode: int) -> tuple[bool, bool, bool, bool]:
-    """Return a sort key for modes: the more users may read a file, the greater its key."""
+    """Return a sort key for modes: the more users may read a file, the larger its key."""
     return (
         mode & _EVERYBODY == _EVERYBODY,
         bool(mode & _OTHERS),

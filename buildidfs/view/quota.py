@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing of a bounded number of places among the users of a front door."""
+"""Division of a limited number of places among users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Quota:
-    """Gives each user at most half of the places that all others leave, of ``most`` in all."""
+    """Gives each user at most half of the places that the others leave, of ``most`` in total."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -18,7 +18,7 @@ class Quota:
         self._total = 0
 
     def take(self, user: Hashable, count: int = 1) -> bool:
-        """Take places for a user; False if the user would have too many."""
+        """Take places for a user; return False if the user would have too many."""
         if not self.has(user, count):
             return False
         self._held[user] = self._held.get(user, 0) + count
@@ -26,7 +26,7 @@ class Quota:
         return True
 
     def has(self, user: Hashable, count: int = 1) -> bool:
-        """Return True if `take` would give the user so many places."""
+        """Return True if `take` would give the user that many places."""
         held = self._held.get(user, 0)
         return 2 * (held + count) <= self._most - self._total + held
 

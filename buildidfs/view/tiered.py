@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`TieredView`: the view over a store and the buckets of a fleet.
 
-Names of build IDs are looked up in the buckets if the store lacks them; listings have what the
-store has, and make no request.
+If the store lacks a build ID, its names are looked up in the buckets. Listings have only the files
+of the store, and make no request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BOTH: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 _OF_ALL: Final = dict.fromkeys((names.PATH, names.VARIANTS, names.SECTION), _BOTH)
 
 Wanted = tuple[BuildId, tuple[Kind, ...]]
-"""A build ID, and the kinds of files that are asked for."""
+"""A build ID, and the requested kinds of files."""
 
 
 def view_of(store: Store, *, zero_scripts: bool = True, may_come: MayCome | None = None) -> View:
-    """The view over a store of either kind; see `View`."""
+    """Return the view over a store of either class; see `View`."""
     if isinstance(store, TieredStore):
         return TieredView(store, zero_scripts=zero_scripts, may_come=may_come)
     return View(store, zero_scripts=zero_scripts, may_come=may_come)
@@ -47,14 +47,15 @@ class TieredView(View):
         self._remote = store.remote
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry of a directory, 0 if there is none.
+        """Return the node of an entry of a directory, 0 if there is none.
 
-        Raises `NeedsRequest` if only a bucket can tell, `RemoteUnavailable` if it does not answer.
+        Raises `NeedsRequest` if only a bucket has the answer, `RemoteUnavailable` if it does not
+        answer.
         """
         found = super().lookup(node, name)
         if found and not nodes.leads_to_wanted(found):
             return found
-        # A bucket comes before servers that the file may be fetched from.
+        # Buckets are asked before servers from which the file may be fetched.
         wanted = self._wanted(node, name)
         if wanted is None or self._is_known(*wanted, found):
             return found
@@ -63,8 +64,9 @@ class TieredView(View):
         raise NeedsRequest
 
     def _is_known(self, build_id: BuildId, kinds: tuple[Kind, ...], found: int) -> bool:
-        """Return True if no request is needed; raises `RemoteUnavailable` unless there is another
-        way to have the file, ``found``.
+        """Return True if no request is needed.
+
+        Raises `RemoteUnavailable` unless the file is available in another way (``found``).
         """
         try:
             return self._remote.is_known(build_id, kinds)
@@ -74,10 +76,10 @@ class TieredView(View):
             return True
 
     def _likely(self, node: int, build_id: BuildId, kinds: tuple[Kind, ...]) -> int:
-        """The node of an entry of a directory that all share.
+        """Return the node of an entry of a directory that all readers share.
 
         The kernel looks up one name of a directory at a time, so nothing may wait here for a
-        bucket. The entry leads to the directory of the build ID, where its own look-ups wait.
+        bucket. The entry leads to the directory of the build ID, whose own look-ups may wait.
         """
         ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
@@ -93,7 +95,7 @@ class TieredView(View):
         )
 
     def lookup_slowly(self, node: int, name: bytes) -> int:
-        """Look up an entry in the buckets, or one for which a file is read.
+        """Look up an entry in the buckets, or one for which a file has to be read.
 
         Raises `RemoteUnavailable`, OSError, `IntegrityError`.
         """
@@ -114,11 +116,13 @@ class TieredView(View):
         return super().lookup(node, name)
 
     def may_appear(self, node: int, name: bytes) -> bool:
-        """Return True for an absent name that another host may bring about at any time."""
+        """Return True for an absent name that another host may create at any time."""
         return self._wanted(node, name) is not None
 
     def is_remote(self, node: int) -> bool:
-        """Return True for a node that is gone when the process has ended, or the store has it."""
+        """Return True for a node that becomes invalid when the process ends, or when the store gets
+        the file.
+        """
         ordinal = nodes.any_ordinal_of(node)
         if ordinal >= FIRST_ORDINAL:
             return True
@@ -127,7 +131,7 @@ class TieredView(View):
         return node & nodes.DETAIL_MASK & VARIANT == VARIANT
 
     def _wanted(self, node: int, name: bytes) -> Wanted | None:
-        """The files that a name stands for; None for a name that no bucket can bring about."""
+        """Return the files for a name; None for a name that no bucket can have."""
         if node == nodes.ROOT:
             build_id = names.parse(name)
             return None if build_id is None else (build_id, _BOTH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole tree: the part of it that each node belongs to, and the names that are always there.
+"""The whole tree: the layout of each node, and the fixed names.
 
 <id>/{elf,executable,debug,debuginfo,vdso,kallsyms,path}      `layouts.id_dir`
 <id>/variants/<sha256>, <id>/*.dwp                            `layouts.id_dir`
@@ -96,15 +96,15 @@ _TYPES = [
 
 _ROOT_NAMES = _STATIC[nodes.ROOT]
 _OFFSET_IDS = 64
-"""In the root's listing: the fixed names are below, build IDs follow by ordinal."""
+"""Offsets in the root's listing: the fixed names are below, build IDs follow by ordinal."""
 
 _ALIAS_DIGITS = frozenset((8, 32, 64))
 _GO_DIGITS = 80
-"""Aliases have so many hexadecimal digits, or in the case of Go build IDs, more than 80."""
+"""The numbers of hexadecimal digits in aliases; a Go build ID has more than 80."""
 
 
 def is_alias_name(name: bytes) -> bool:
-    """Return True if an absent name in the root may become a link that no commit tells of."""
+    """Return True if an absent name in the root may become a link without an announcement."""
     return len(name) in _ALIAS_DIGITS or len(name) > _GO_DIGITS
 
 
@@ -113,10 +113,10 @@ _LINK_MODE = stat.S_IFLNK | 0o777
 
 
 class View:
-    """The read-only tree of names over a store, for any front door (FUSE, HTTP).
+    """The read-only tree of names over a store, for mount (FUSE) and server (HTTP).
 
-    Nodes are numbers, explained in `nodes`; `ROOT` is where to begin. All methods read the store
-    as it is at that moment, and are safe to call from several threads.
+    Nodes are numbers, explained in `nodes`; start with `ROOT`. All methods read the store as it is
+    at that moment, and are thread-safe.
     """
 
     ROOT = nodes.ROOT
@@ -124,14 +124,14 @@ class View:
     def __init__(
         self, store: Store, *, zero_scripts: bool = True, may_come: MayCome | None = None
     ) -> None:
-        """``zero_scripts``: ``.debug_gdb_scripts`` of files that are not the host's own read as
-        zeros.
+        """With ``zero_scripts``, ``.debug_gdb_scripts`` of files that are not the host's own read
+        as zeros.
 
-        ``may_come`` tells if a missing file may be fetched, by build ID and kind. `lookup` finds
-        such a file, which is empty and cannot be opened; see `wanted_in`.
+        ``may_come`` returns True if a missing file may be fetched, by build ID and kind. `lookup`
+        finds such a file, which is empty and cannot be opened; see `wanted_in`.
         """
         self._store = store
-        # Written once, when the store was made: no directory looks newer than a core file.
+        # Set once, when the store was made: no directory looks newer than a core file.
         made = (Path(os.fsdecode(store.path)) / "format").stat()
         self._directory = Attributes(
             stat.S_IFDIR | 0o555, 0, made.st_mtime_ns, made.st_uid, made.st_gid
@@ -162,19 +162,19 @@ class View:
         for tag in range(nodes.TAG_PERF_ID, 2 * nodes.TAG_PERF_ID):
             self._lookups[tag] = self._perf.lookup_file
             self._listings[tag] = self._perf.files
-        # 63 bits are a node; a greater number was made up.
+        # A node has 63 bits; a larger number is invalid.
         for tag in range(2 * nodes.TAG_PERF_ID, 4 * nodes.TAG_PERF_ID):
             self._lookups[tag] = self._listings[tag] = _no_node
 
-    # --- what every front door needs -------------------------------------------------------
+    # --- for all front doors ---------------------------------------------------------------
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry of a directory, 0 if there is none.
+        """Return the node of an entry of a directory, 0 if there is none.
 
-        Raises `NeedsReading` where `lookup_slowly` has to be asked, from a thread of its own.
+        Raises `NeedsReading` if the caller must use `lookup_slowly` in a thread.
         """
         if node == nodes.ROOT:
-            # `names.parse` written out: of all names this is the one that is asked for most.
+            # `names.parse`, inlined, because this name is looked up most often.
             try:
                 raw = unhexlify(name)
             except ValueError:
@@ -189,18 +189,18 @@ class View:
         return self._lookup_static(node, name)
 
     def lookup_slowly(self, node: int, name: bytes) -> int:
-        """Look up an entry for which a file is read; raises OSError, `IntegrityError`."""
+        """Look up an entry for which a file has to be read; raises OSError, `IntegrityError`."""
         if node >> nodes.TAG_SHIFT >= nodes.TAG_PERF_ID:
             return self._perf.lookup_file(node, name, wait=True)
         return self._ids.section(node, name)
 
     def _alias(self, name: bytes) -> int:
-        """A link to the directory of the build ID that has an alias."""
+        """Return a link to the directory of the build ID that has an alias."""
         ordinal = self._store.aliases.ordinal(name.decode())
         return nodes.ABSENT if ordinal is None else nodes.of_id(ordinal, nodes.SLOT_BROWSE_LINK)
 
     def section_of(self, node: int) -> tuple[Artifact, bool]:
-        """The file that a section is of, and True if scripts in it read as zeros.
+        """Return the file of a section, and True if scripts in it read as zeros.
 
         Raises OSError(ESTALE) if it is gone from the store.
         """
@@ -209,12 +209,12 @@ class View:
     def children(
         self, node: int, after: int = 0, viewer: Viewer | None = None
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of a directory: name, node and offset. For a ``viewer``, only those that lead to
-        a file that they may read.
+        """Yield the entries of a directory: name, node and offset.
 
-        Offsets grow; a listing goes on behind the offset ``after``. `lookup` also finds entries
-        that a listing leaves out: in directories that are `nodes.is_place` a front door has to ask
-        `is_public` or `may_know` as well; elsewhere a known name is no secret.
+        With a ``viewer``, only entries that lead to a file that this viewer may read are yielded.
+        Offsets grow; a listing resumes behind the offset ``after``. `lookup` also finds entries
+        that a listing leaves out. So in directories that are `nodes.is_place` a front door must
+        also call `is_public` or `may_know`; in other directories a known name is not secret.
         """
         entries = self._children(node, after)
         return entries if viewer is None else self._listing.shown(node, entries, viewer)
@@ -228,7 +228,7 @@ class View:
         return self._static_children(node, after)
 
     def file_type(self, node: int) -> int:
-        """The type bits of st_mode, told by the number alone."""
+        """Return the type bits of st_mode, derived from the number alone."""
         if node >> nodes.TAG_SHIFT == nodes.TAG_ID:
             return _TYPES[node >> nodes.SLOT_SHIFT & nodes.SLOT_MASK]
         if nodes.is_browsing(node):
@@ -236,7 +236,7 @@ class View:
         return stat.S_IFLNK if node in _TARGETS else stat.S_IFDIR
 
     def attributes(self, node: int) -> Attributes:
-        """The attributes of a node; raises OSError(ESTALE) for one that is gone from the store."""
+        """Return the attributes of a node; raises OSError(ESTALE) if it is gone from the store."""
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
             if nodes.is_browsing(node):
                 return self._browse.attributes(node)
@@ -249,7 +249,7 @@ class View:
         return self._ids.attributes(node)
 
     def readlink(self, node: int) -> bytes:
-        """The target of a link; raises OSError (EINVAL: not a link, ESTALE: gone)."""
+        """Return the target of a link; raises OSError (EINVAL: not a link, ESTALE: gone)."""
         target = _TARGETS.get(node)
         if target is None:
             slot = nodes.slot_of(node) if node >> nodes.TAG_SHIFT == nodes.TAG_ID else 0
@@ -270,12 +270,13 @@ class View:
         return target
 
     def is_there(self, node: int) -> bool:
-        """Return True if a file that was `wanted_in` a node is here by now."""
+        """Return True if a file that was `wanted_in` a node has arrived."""
         found = self._ids.wanted_in(node)
         return found is not None and self._ids.file(nodes.ordinal_of(node), found[1]) != 0
 
     def held_in(self, node: int) -> tuple[Artifact, bool] | None:
-        """The artifact of a file, and True if its scripts read as zeros; None for other nodes.
+        """Return the artifact of a file, and True if its scripts read as zeros; None for other
+        nodes.
 
         Raises OSError(ESTALE) if it is gone from the store.
         """
@@ -284,24 +285,24 @@ class View:
     def open(self, node: int, viewer: Viewer | None = None) -> FileContent:
         """Open a file; raises OSError (EISDIR: not a file, ESTALE: gone).
 
-        The text of ``path`` has only what ``viewer`` may know. A file that may have been changed
-        since it was captured is read whole first.
+        The text of ``path`` has only places that ``viewer`` may know. A file that may have changed
+        since its capture is read as a whole first.
         """
         content = self._open(node, viewer, wait=True)
         assert content is not None
         return content
 
     def open_now(self, node: int, viewer: Viewer | None = None) -> FileContent | None:
-        """Open a file without waiting: None where `open` would have to read all of it."""
+        """Open a file without waiting; return None if `open` would have to read all of it."""
         return self._open(node, viewer, wait=False)
 
     def extended(self, node: int, viewer: Viewer | None = None) -> list[bytes]:
-        """The names of a node's extended attributes, as a ``viewer`` is told them."""
+        """Return the names of a node's extended attributes for a ``viewer``."""
         found = self.held_in(node)
         return [] if found is None else self._extended.names(*found, viewer)
 
     def extended_value(self, node: int, name: bytes, viewer: Viewer | None = None) -> bytes | None:
-        """The value of one, None if there is none with that name."""
+        """Return the value of one attribute, None if there is none with that name."""
         found = self.held_in(node)
         return None if found is None else self._extended.value(*found, name, viewer)
 
@@ -318,15 +319,17 @@ class View:
             return self._browse.open(node)
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
 
-    # --- for front doors that remember answers ---------------------------------------------
+    # --- for front doors that cache answers -----------------------------------------------
 
     def forget(self) -> None:
-        """Forget modes and owners of files: a commit may have changed them."""
+        """Forget cached modes and owners of files, because a commit may have changed them."""
         self._ids.forget()
 
     def spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:
-        """Every entry that exists because of a build ID: directory, name, and True if a commit may
-        make it lead to another node than before, or to none.
+        """Yield every entry that exists because of a build ID.
+
+        Each is a directory, a name, and True if a commit may make the name lead to another node, or
+        to none.
         """
         self.forget()
         lost = self.has_lost(ordinal)
@@ -345,14 +348,14 @@ class View:
         yield nodes.ROOT, spelled, False
         bucket = nodes.DEBUG_BUCKET + build_id[0]
         yield bucket, spelled[2:], False
-        # Debuginfo is withheld as soon as the executable is believed more than it is.
+        # Debuginfo is withheld as soon as the executable has more belief.
         yield bucket, spelled[2:] + names.DEBUG_SUFFIX, True
         origins = self._store.index.origins(ordinal)
         yield from self._ids.spellings(ordinal, origins)
         paths = list(dict.fromkeys(record.origin.path for record in origins))
         yield from self._perf.spellings(ordinal, paths)
 
-    # --- what is always there --------------------------------------------------------------
+    # --- fixed names -----------------------------------------------------------------------
 
     def _root(self, after: int) -> Iterator[tuple[bytes, int, int]]:
         if after < _OFFSET_IDS:
@@ -412,21 +415,22 @@ def _bucket_base(node: int) -> int:
 
 
 _MOST_LOOKED_AT = 256
-"""Names below a directory that are looked at. If none of them is for the viewer, the directory is
-left out, unless everybody may know of a file in it."""
+"""The number of names below a directory that are examined. If the viewer may know none of them, the
+directory is left out, unless it contains a public file.
+"""
 
 _MOST_ROWS = 4096
-"""Places looked at for one entry."""
+"""The number of places that are examined for one entry."""
 
 
 class Listing:
-    """Chooses the entries of directories that a viewer may know of.
+    """Selects the entries of directories of which a viewer may know.
 
     Listings leave out build IDs without a file that the viewer may read, and in ``variants`` each
-    file that they may not read. A lookup still answers: a viewer who knows a build ID may use it.
-    Where entries tell of places (`nodes.is_place`) that is not enough, because any user can make a
-    file with the build ID of another user's file. There a viewer may know only of the places where
-    they could have read the file, and of directories that lead to one.
+    file that the viewer may not read. A lookup still succeeds, because a viewer who knows a build
+    ID may use it. If entries show places (`nodes.is_place`), that is not enough, because any user
+    can make a file with the build ID of another user's file. In these directories a viewer may know
+    only of the places where they could have read the file, and of directories that lead to one.
     """
 
     def __init__(
@@ -441,7 +445,7 @@ class Listing:
     def shown(
         self, node: int, entries: Iterator[tuple[bytes, int, int]], viewer: Viewer
     ) -> Iterator[tuple[bytes, int, int]]:
-        """The entries of a directory that ``viewer`` may know of."""
+        """Yield the entries of a directory of which ``viewer`` may know."""
         of_id = node >> nodes.TAG_SHIFT == nodes.TAG_ID
         if nodes.is_place(node):
             return (entry for entry in entries if self.may_know(node, entry[0], entry[1], viewer))
@@ -452,7 +456,9 @@ class Listing:
         return (entry for entry in entries if self._leads_to_any(entry[1], viewer))
 
     def is_public(self, parent: int, name: bytes, node: int) -> bool:
-        """Return True if everybody may know of an entry. Takes no longer in a large directory."""
+        """Return True if all users may know of an entry. The time does not depend on the
+        directory's size.
+        """
         if not nodes.is_place(parent):
             return not name.endswith(DWP_SUFFIX) or self._ids.is_public_package(parent, name)
         if nodes.is_browsing(parent):
@@ -464,7 +470,7 @@ class Listing:
     def may_know(self, parent: int, name: bytes, node: int, viewer: Viewer) -> bool:
         """Return True if a viewer may know of an entry of a directory.
 
-        Takes longer the more names are below it, up to a limit.
+        The time grows with the number of names below it, up to a limit.
         """
         try:
             return self.is_public(parent, name, node) or self._knows(parent, name, node, viewer)
@@ -501,7 +507,7 @@ class Listing:
         try:
             shown = self._ids.attributes(node)
         except (OSError, BuildIdFsError):
-            return False  # gone since it was listed, or damaged
+            return False  # removed since it was listed, or damaged
         return viewer.may_read(shown.mode, shown.uid, shown.gid)
 
     def _leads_to_any(self, node: int, viewer: Viewer) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lists of a Debian mirror: ``Release`` with the hashes of lists, and ``Packages``.
 
-Both come from a mirror, piece by piece: nothing here keeps more than a line of bounded length, and
-the fields of one package. What is malformed is passed over.
+Both come from a mirror, piece by piece. The decoders keep only one line of bounded length and the
+fields of one package, and skip malformed parts.
 
 Source: deb822(5), https://wiki.debian.org/DebianRepository/Format.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LINE_MAX: Final = 8 << 20
-"""Bytes of a line; a kernel's package names 4,000 build IDs in one, of 41 bytes each."""
+"""The longest line in bytes; a kernel's package names 4,000 build IDs in one, of 41 bytes each."""
 
 _FIELD_MAX: Final = 4096
 _HASHES: Final = b"sha256"
@@ -27,7 +27,7 @@ _SHA256_DIGITS: Final = 64
 
 
 class ListedFile(msgspec.Struct, frozen=True, gc=False):
-    """A file of a mirror: its SHA-256 and size, as a list has them."""
+    """A file of a mirror: its SHA-256 and size according to a list."""
 
     sha256: bytes
     size: int
@@ -43,7 +43,7 @@ class ListedPackage(msgspec.Struct, frozen=True, gc=False):
 
 
 def lines(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """The lines of a text that comes in pieces; one that is too long is passed over."""
+    """Yield the lines of a text that comes in pieces; a line that is too long is skipped."""
     rest, is_long = bytearray(), False
     for piece in pieces:
         first, *others = bytes(piece).split(b"\n")
@@ -64,7 +64,7 @@ def lines(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
 
 
 def release(text: Iterable[bytes | memoryview]) -> dict[bytes, ListedFile]:
-    """The files that a ``Release`` or ``InRelease`` file has SHA-256 hashes of, by their path."""
+    """Return the files with SHA-256 hashes in a ``Release`` or ``InRelease`` file, by path."""
     found: dict[bytes, ListedFile] = {}
     in_hashes = False
     for line in lines(text):
@@ -80,7 +80,7 @@ def release(text: Iterable[bytes | memoryview]) -> dict[bytes, ListedFile]:
 
 
 def packages(text: Iterable[bytes | memoryview]) -> Iterator[ListedPackage]:
-    """The packages of a ``Packages`` file that have build IDs, in their order."""
+    """Yield the packages of a ``Packages`` file that have build IDs, in their order."""
     fields: dict[bytes, bytes] = {}
     for line in lines(text):
         if not line or line.isspace():
@@ -96,7 +96,7 @@ def packages(text: Iterable[bytes | memoryview]) -> Iterator[ListedPackage]:
 
 
 def _package(fields: dict[bytes, bytes]) -> Iterator[ListedPackage]:
-    """The package with these fields, if it has all of them."""
+    """Yield the package with these fields, if it has all of them."""
     ids = tuple(filter(None, map(_build_id, fields.get(_IDS, b"").split())))
     digest, size = _digest(fields.get(b"sha256", b"")), _number(fields.get(b"size", b""))
     path = fields.get(b"filename", b"")
@@ -105,12 +105,12 @@ def _package(fields: dict[bytes, bytes]) -> Iterator[ListedPackage]:
 
 
 def _build_id(text: bytes) -> bytes:
-    """A build ID of at least two bytes; nothing for other text."""
+    """Return a build ID of at least two bytes; empty for other text."""
     return _hex(text) if 4 <= len(text) <= 240 else b""
 
 
 def _digest(text: bytes) -> bytes:
-    """A SHA-256; nothing for other text."""
+    """Return a SHA-256; empty for other text."""
     return _hex(text) if len(text) == _SHA256_DIGITS else b""
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common part of all archives: bytes that come in order, and members with names.
 
-A decoder takes its bytes from a `Source`, in their order, and stops at the beginning of each
-member: the caller takes the content from the source, and the decoder skips the rest of it. So a
-member is never in memory as a whole, and no claimed size makes anything be allocated.
+A decoder takes its bytes from a `Source` in order, and stops at the beginning of each member: the
+caller takes the content from the source, and the decoder skips the rest. So a member is never in
+memory as a whole, and no memory is allocated by a claimed size.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Final, Protocol
 import msgspec
 
 NAME_MAX_BYTES: Final = 4096
-"""PATH_MAX: no file that was installed has a longer name."""
+"""PATH_MAX: no installed file has a longer name."""
 
 _ID_MAX: Final = 2**32 - 1
 _NS_MAX: Final = 2**63 - 1
 
 
 class Damaged(Exception):
-    """An archive is damaged; ``str()`` says how, in words for a person."""
+    """An archive is damaged; ``str()`` is the reason for the user."""
 
 
 class Source(Protocol):
-    """Bytes in their order."""
+    """A source of bytes in order."""
 
     @property
     def position(self) -> int:
         """The number of bytes taken or skipped so far."""
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes; fewer only at the end."""
+        """Return the next ``size`` bytes; fewer only at the end."""
 
     def skip(self, size: int) -> None:
         """Skip ``size`` bytes; raises `Damaged` if there are fewer."""
 
 
 class Type(enum.Enum):
-    """The type of a member. Symbolic links, devices and the like hold no bytes: OTHER."""
+    """The type of a member. Symbolic links, devices and other types without bytes are OTHER."""
 
     FILE = enum.auto()
     HARD_LINK = enum.auto()
@@ -51,10 +51,10 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     """One member, as the archive describes it: every field is a claim.
 
     ``name`` is raw, see `installed`. ``size`` is that of the file; ``stored`` bytes of it follow in
-    the source, which differ if ``extents``, (offset, size) in the file, say that the rest are
-    holes. ``target`` is where a symbolic or hard link leads. ``link`` is the same for all names of
-    a file in formats that have no other way to say so (cpio), and None elsewhere. ``mode`` holds
-    permission bits only.
+    the source. The two differ if the file has holes outside of ``extents``, which are (offset,
+    size) in the file. ``target`` is the target of a symbolic or hard link. ``link`` is the same for
+    all names of a file in formats that have no other way to link them (cpio), and None in others.
+    ``mode`` has permission bits only.
     """
 
     name: bytes
@@ -79,7 +79,7 @@ class Packing(enum.Enum):
     ZSTD = enum.auto()
     BZIP2 = enum.auto()
     LZ4 = enum.auto()
-    """Of the old kind, which is that of kernels: blocks one after the other ("lz4 -l")."""
+    """The legacy format, which kernels use: blocks in a row ("lz4 -l")."""
 
 
 PACKING_HEAD: Final = 6
@@ -96,9 +96,9 @@ _MAGICS: Final = (
 
 
 def packing(head: bytes) -> Packing | None:
-    """The compression of a file that begins with ``head``; None if it is not compressed.
+    """Return the compression of a file that begins with ``head``; None if it is not compressed.
 
-    A zstd file may begin with a frame to be skipped (0x184D2A50 to 0x184D2A5F, RFC 8878).
+    A zstd file may begin with a skippable frame (0x184D2A50 to 0x184D2A5F, RFC 8878).
     """
     for magic, kind in _MAGICS:
         if head.startswith(magic):
@@ -109,10 +109,11 @@ def packing(head: bytes) -> Packing | None:
 
 
 def installed(name: bytes) -> bytes:
-    """The path at which a member is installed: from the root, without ``.``, ``..`` or ``//``.
+    """Return the path at which a member is installed: from the root, without ``.``, ``..`` or
+    ``//``.
 
-    ``..`` does not lead out of the root. The name is cut at a NUL, which no path can hold. The root
-    itself is ``/``.
+    ``..`` does not lead out of the root. The name is cut at a NUL, which no path can contain. The
+    root itself is ``/``.
     """
     parts: list[bytes] = []
     for part in name.partition(b"\0")[0].split(b"/"):
@@ -124,12 +125,12 @@ def installed(name: bytes) -> bytes:
 
 
 def bounded_id(number: int) -> int:
-    """A user or group ID; 65534 for a number that is none."""
+    """Return a user or group ID; 65534 if the number is invalid."""
     return number if 0 <= number <= _ID_MAX else 65534
 
 
 def bounded_time(seconds: int, rest_ns: int = 0) -> int:
-    """A time in nanoseconds that fits 64 bits."""
+    """Return a time in nanoseconds that fits 64 bits."""
     return max(-_NS_MAX, min(seconds * 1_000_000_000 + rest_ns, _NS_MAX))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages: the outer forms of Debian's and rpm's, and how a package names itself.
+"""Packages: the formats of Debian and rpm, and the name that a package gives itself.
 
 A Debian package is an ar archive of three members (deb(5)). An rpm package is a header, which has
 the list of its files, and a cpio archive. Packages of Alpine and Arch are tar archives.
@@ -36,7 +36,7 @@ _HEADER_MAGIC: Final = b"\x8e\xad\xe8\x01"
 _INTRO: Final = struct.Struct(">4s4xII")
 _ENTRY: Final = struct.Struct(">IIII")
 _COUNTS: Final = struct.Struct(">II")
-# The limits of rpm itself (lib/header.c: hdrchkTags, hdrchkData), the data to a quarter.
+# The limits of rpm itself (lib/header.c: hdrchkTags, hdrchkData); the data to a quarter.
 _ENTRIES_MAX: Final = 0xFFFF
 _DATA_MAX: Final = 64 << 20
 _FILES_MAX: Final = 1 << 18
@@ -47,12 +47,12 @@ _FORMATS: Final = {_INT16: "H", _INT32: "I", _INT64: "Q"}
 _NAME, _VERSION, _RELEASE, _EPOCH, _ARCH = 1000, 1001, 1002, 1003, 1022
 _FILE_SIZES, _FILE_MODES, _FILE_TIMES, _FILE_DEVICES, _FILE_INODES = 1028, 1030, 1034, 1095, 1096
 _LONG_FILE_SIZES, _DIR_INDEXES, _BASE_NAMES, _DIR_NAMES = 5008, 1116, 1117, 1118
-_FILE_SIGNATURES: Final = 274  # in the header of signatures
-_SIGNATURE_MAX: Final = 1024  # of an RSA key of 4096 bits it has 521 bytes
+_FILE_SIGNATURES: Final = 274  # for the header of signatures
+_SIGNATURE_MAX: Final = 1024  # a signature with an RSA key of 4096 bits has 521 bytes
 
 
 class RpmHeader:
-    """The header of a package. Decodes an entry only when it is asked for.
+    """The header of a package. Entries are decoded on access.
 
     ``signed`` is the header of its signatures.
     """
@@ -66,7 +66,9 @@ class RpmHeader:
 
     @property
     def name(self) -> tuple[bytes, bytes, bytes]:
-        """Name; version with epoch and release, ``1:2.3-4``; architecture. Any may be empty."""
+        """Return name; version with epoch and release, ``1:2.3-4``; architecture. Any
+        may be empty.
+        """
         epoch = self._numbers(_EPOCH, 1)
         version = self._text(_VERSION)
         if release := self._text(_RELEASE):
@@ -77,7 +79,7 @@ class RpmHeader:
 
     @classmethod
     def of_database(cls, blob: bytes) -> RpmHeader:
-        """Return the header of an installed package, as the database of rpm has it."""
+        """Return the header of an installed package from a record of rpm's database."""
         if len(blob) < _COUNTS.size:
             return cls(b"", b"")
         entries, size = _COUNTS.unpack_from(blob)
@@ -94,9 +96,9 @@ class RpmHeader:
         return directories[of[number]] + names[number]
 
     def signatures(self) -> dict[bytes, bytes]:
-        """The IMA signatures of files by their paths, as ``security.ima`` has them.
+        """Return the IMA signatures of files by path, in the form of ``security.ima``.
 
-        Of more paths than fit `_DATA_MAX` bytes the rest is left out.
+        Paths that exceed `_DATA_MAX` bytes together are left out.
         """
         texts = [] if self._signed is None else self._signed._texts(_FILE_SIGNATURES)
         names, directories = self._texts(_BASE_NAMES), self._texts(_DIR_NAMES)
@@ -114,7 +116,7 @@ class RpmHeader:
         return found
 
     def files(self) -> FileList:
-        """The files by their number, as `cpio_members` takes them; raises `Damaged`."""
+        """Return the files by number, for `cpio_members`; raises `Damaged`."""
         names = self._texts(_BASE_NAMES)
         directories = self._texts(_DIR_NAMES)
         count = len(names)
@@ -151,7 +153,7 @@ class RpmHeader:
         return found
 
     def _numbers(self, tag: int, count: int) -> tuple[int, ...]:
-        """The numbers of a tag; none if there are not exactly ``count``."""
+        """Return the numbers of a tag; an empty tuple unless there are exactly ``count``."""
         kind, offset, claimed = self._entries.get(tag, (0, 0, 0))
         letter = _FORMATS.get(kind)
         if letter is None or claimed != count:
@@ -163,10 +165,10 @@ class RpmHeader:
 
 
 class FileList(Sequence[Member]):
-    """The files of a package by their number, each made when it is asked for.
+    """The files of a package by number, each made on access.
 
-    In archives of the short form the bytes of a file with several names are with the last of them;
-    the others have none.
+    In archives of the short form the bytes of a file with several names follow the last name; the
+    other names have none.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class FileList(Sequence[Member]):
         mode, key = self._modes[number], self._links[number]
         type_ = type_of(mode)
         shared = key if type_ is Type.FILE and key in self._several else None
-        # The target of a symbolic link is its content here.
+        # The content of such a member is the target of a symbolic link.
         holds = type_ is Type.FILE or is_symbolic_link(mode)
         if shared is not None and self._last[key] != number:
             holds = False
@@ -228,7 +230,7 @@ class FileList(Sequence[Member]):
 
 
 def rpm_header(source: Source) -> RpmHeader:
-    """The header of the package that ``source`` is at the beginning of; raises `Damaged`.
+    """Return the header of the package at whose beginning ``source`` is; raises `Damaged`.
 
     The source is then at the beginning of the archive, which may be compressed.
     """
@@ -244,7 +246,7 @@ def rpm_header(source: Source) -> RpmHeader:
 
 
 def _intro(source: Source) -> tuple[int, int]:
-    """The sizes of the two parts of a header."""
+    """Return the sizes of the two parts of a header."""
     magic, entries, data_size = _INTRO.unpack(exactly(source, _INTRO.size, "a header"))
     if magic != _HEADER_MAGIC or entries > _ENTRIES_MAX or data_size > _DATA_MAX:
         raise Damaged(f"no header at {source.position - _INTRO.size}")
@@ -266,14 +268,12 @@ _TYPES: Final = {0o100000: Type.FILE, 0o040000: Type.DIRECTORY}
 def cpio_members(
     source: Source, listed: Callable[[], Sequence[Member]] = tuple
 ) -> Iterator[Member]:
-    """The members of a cpio archive ("newc") that begins where ``source`` is; raises `Damaged`.
+    """Yield the members of a cpio archive ("newc") that begins at ``source``; raises `Damaged`.
 
-    In rpm's short form, for files of 4 GB and more, a header is only the number of a file in the
-    header of the package.
-
-    The source is at the content of the member just given. ``listed`` is asked for the files as
-    the header of the package has them, if the archive is of the short form. Of a file with several
-    names all but the last come with no bytes, and `Member.link` says that they are the same.
+    In rpm's short form, for files of 4 GB and more, a member header is only the number of a file in
+    the header of the package. ``listed`` is called for these files if the archive has the short
+    form. After each member, the source is at its content. If a file has several names, all but the
+    last come without bytes, and have the same `Member.link`.
     """
     start = source.position
     files: Sequence[Member] | None = None
@@ -332,7 +332,7 @@ def _member(source: Source, start: int) -> Member:
 
 
 def type_of(mode: int) -> Type:
-    """The type of a member with that st_mode."""
+    """Return the type of a member with that st_mode."""
     return _TYPES.get(mode & _FORMAT_MASK, Type.OTHER)
 
 
@@ -359,9 +359,9 @@ class ArMember(NamedTuple):
 
 
 def ar_members(source: Source) -> Iterator[ArMember]:
-    """The members of an archive that begins where ``source`` is; raises `Damaged`.
+    """Yield the members of an archive that begins at ``source``; raises `Damaged`.
 
-    The source is at the content of the member just given. Long names are not understood, for deb(5)
+    After each member, the source is at its content. Long names are not supported, because deb(5)
     has none.
     """
     if source.take(len(AR_MAGIC)) != AR_MAGIC:
@@ -379,7 +379,7 @@ def ar_members(source: Source) -> Iterator[ArMember]:
         end = source.position + member.size
         yield member
         source.skip(end - source.position)
-        source.take(member.size & 1)  # the padding of the last one may be left out
+        source.take(member.size & 1)  # the padding of the last member may be missing
     raise Damaged(f"more than {_AR_MEMBERS_MAX} members")
 
 
@@ -394,14 +394,14 @@ SIGNATURE: Final = b".SIGN."
 """The prefix of the names of Alpine's signatures, which come before anything else."""
 
 METADATA_MAX: Final = 1 << 20
-"""The most of such a file that is looked at."""
+"""The most bytes of such a file that are read."""
 
 _PART_MAX: Final = 128
 _UNPRINTABLE: Final = re.compile(r"[^\w.:+~@-]", re.ASCII)
 
 
 class PackageName(NamedTuple):
-    """The name of a package as it calls itself; any part may be empty."""
+    """The name of a package according to itself; any part may be empty."""
 
     name: bytes
     version: bytes = b""
@@ -409,7 +409,7 @@ class PackageName(NamedTuple):
 
     @property
     def text(self) -> str:
-        """NAME-VERSION.ARCHITECTURE, fit to be shown on a terminal; empty without a name."""
+        """Return NAME-VERSION.ARCHITECTURE in printable characters; empty without a name."""
         text = _shown(self.name)
         if text and self.version:
             text += f"-{_shown(self.version)}"
@@ -437,7 +437,7 @@ def debian(control: bytes) -> PackageName:
 
 
 def pkginfo(text: bytes) -> PackageName:
-    """The name in a .PKGINFO file."""
+    """Return the name in a .PKGINFO file."""
     fields = _fields(text, b"=")
     return PackageName(
         fields.get(b"pkgname", b""), fields.get(b"pkgver", b""), fields.get(b"arch", b"")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seekable format of zstd: frames that can be decoded on their own, and a table of them.
 
-Any zstd decoder reads such a file from its start. The table, a skippable frame at the end, tells
-which frames hold the bytes at some offset
-[zstd contrib/seekable_format/zstd_seekable_compression_format.md, version 0.1.0].
+Any zstd decoder reads such a file from its start. The table, a skippable frame at the end, gives
+the frame with the bytes at an offset [zstd
+contrib/seekable_format/zstd_seekable_compression_format.md, version 0.1.0].
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _FRAMES_MAX: Final = 1 << 24
 
 
 class FrameSpan(NamedTuple):
-    """The place of a frame: ``size`` bytes from ``offset`` of the file, ``length`` of content."""
+    """The place of a frame: ``size`` bytes from ``offset`` of the file, with ``length`` bytes of
+    content.
+    """
 
     offset: int
     size: int
@@ -39,7 +41,7 @@ class FrameSpan(NamedTuple):
 
 
 class SeekTable:
-    """The frames of a file. ``size`` is that of the content in bytes."""
+    """The frames of a file. ``size`` is the number of bytes of content."""
 
     def __init__(self, entries: Iterable[tuple[int, int]]) -> None:
         """``entries`` are (bytes in the file, bytes of content) of each frame, in order."""
@@ -54,28 +56,30 @@ class SeekTable:
         return len(self._starts) - 1
 
     def frame(self, number: int) -> FrameSpan:
-        """The frame with that number."""
+        """Return the frame with that number."""
         (offset, end), (start, stop) = (
             table[number : number + 2] for table in (self._offsets, self._starts)
         )
         return FrameSpan(offset, end - offset, start, stop - start)
 
     def at(self, position: int) -> int:
-        """The number of the frame with the content at ``position``, which has to be in the file."""
+        """Return the number of the frame with the content at ``position``, which must be in the
+        file.
+        """
         return bisect_right(self._starts, position) - 1
 
 
 def pack(entries: list[tuple[int, int]]) -> bytes:
-    """The table as it stands at the end of the file."""
+    """Return the table for the end of the file."""
     body = b"".join(_ENTRY.pack(*entry) for entry in entries)
     footer = _FOOTER.pack(len(entries), 0, _MAGIC)
     return _HEADER.pack(_SKIPPABLE, len(body) + FOOTER_SIZE) + body + footer
 
 
 def table_size(footer: bytes) -> int:
-    """The size of the table at the end of the file, in bytes; ``footer`` are the last of them.
+    """Return the size of the table at the end of the file in bytes; ``footer`` are its last bytes.
 
-    Raises `IntegrityError` if it is none.
+    Raises `IntegrityError` if there is no table.
     """
     if len(footer) != FOOTER_SIZE:
         raise IntegrityError("a compressed blob is too short to have a table of its frames")
@@ -86,9 +90,9 @@ def table_size(footer: bytes) -> int:
 
 
 def unpack(table: bytes, file_size: int) -> SeekTable:
-    """The table of a file of ``file_size`` bytes; ``table`` are the last `table_size` of them.
+    """Decode the table of a file of ``file_size`` bytes; ``table`` are its last `table_size` bytes.
 
-    Raises `IntegrityError` for one that does not fit the file.
+    Raises `IntegrityError` for a table that does not fit the file.
     """
     _, descriptor, _ = _FOOTER.unpack_from(table, len(table) - FOOTER_SIZE)
     skippable, length = _HEADER.unpack_from(table)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tar archives: ustar, what GNU tar made of it, and pax, with sparse files of all kinds.
+"""Tar archives: ustar, the variant of GNU tar, and pax, with sparse files of all kinds.
 
 Sources: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"; the manual of
 GNU tar, "Basic Tar Format" and "Storing Sparse Files".
@@ -23,7 +23,7 @@ from buildidfs.formats.archive.common import (
 
 BLOCK: Final = 512
 
-_EXTENSION_MAX: Final = 1 << 20  # no sound archive has a longer one
+_EXTENSION_MAX: Final = 1 << 20  # no valid archive has a longer one
 _EXTENTS_MAX: Final = 1 << 16
 _SIZE_MAX: Final = 1 << 62
 _DIGITS_MAX: Final = 19
@@ -48,10 +48,10 @@ def is_header(block: bytes) -> bool:
 
 
 def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
-    """The members of an archive that begins where ``source`` is; raises `Damaged`.
+    """Yield the members of an archive that begins at ``source``; raises `Damaged`.
 
-    The source is at the stored bytes of the member just given. ``concatenated`` says that more
-    archives may follow the end of one (apk); otherwise what follows is not looked at.
+    After each member, the source is at its stored bytes. With ``concatenated``, further archives
+    may follow the end of one (apk); otherwise bytes after the end are not read.
     """
     before = _NOTHING
     while (header := _next_header(source, concatenated)) is not None:
@@ -68,12 +68,12 @@ def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
         yield member
         source.skip(end - source.position)
         if len(source.take(padding)) < padding:
-            return  # nothing follows the last byte in a layer that umoci of Debian 13 writes
+            return  # a layer written by umoci of Debian 13 ends with the last byte of a member
         before = _NOTHING
 
 
 def _next_header(source: Source, concatenated: bool) -> bytes | None:
-    """The next block that is a header, None at the end of the archive."""
+    """Return the next block that is a header, None at the end of the archive."""
     header = source.take(BLOCK)
     while header == _ZEROS:
         header = source.take(BLOCK)
@@ -91,14 +91,15 @@ def _next_header(source: Source, concatenated: bool) -> bytes | None:
 
 
 def is_tar(head: bytes) -> bool:
-    """Return True if a file that begins with ``head`` is an archive, also an empty one."""
+    """Return True if a file that begins with ``head`` is an archive, even an empty one."""
     return len(head) >= BLOCK and (head[:BLOCK] == _ZEROS or _checksum_is_right(head[:BLOCK]))
 
 
 def _checksum_is_right(header: bytes) -> bool:
-    """Compare the sum of all bytes, its own field as blanks; some old programs took them as signed.
+    """Return True if the checksum is right: the sum of all bytes, its own field as blanks.
 
-    That is by 256 less for each byte with the highest bit.
+    Some old programs added signed bytes: that sum is less by 256 for each byte with the highest
+    bit.
     """
     claim = _number(header[148:156])
     rest = header[:148] + header[156:]
@@ -107,8 +108,8 @@ def _checksum_is_right(header: bytes) -> bool:
 
 
 def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tuple[Member, int, int]:
-    """The member that a header and those before it describe, where its bytes end, and how many
-    follow them before the next one begins.
+    """Return the member of a header and of those before it, the offset at which its bytes end, and
+    the number of bytes before the next header.
     """
     pax = before.pax
     size = 0 if kind in _HOLD_NO_BYTES else _size(header, pax)
@@ -124,7 +125,7 @@ def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tupl
         _check_extents(extents, whole, stored)
     type_ = _TYPES.get(kind, Type.OTHER)
     if type_ is Type.FILE and name.endswith(b"/"):
-        type_ = Type.DIRECTORY  # from before there was a type for them
+        type_ = Type.DIRECTORY  # older than the type field
     member = Member(
         name,
         type_,
@@ -141,7 +142,7 @@ def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tupl
 
 
 def _names(header: bytes, before: _Before) -> tuple[bytes, bytes]:
-    """Name and target of a link."""
+    """Return the name and the target of a link."""
     name = header[:100].partition(b"\0")[0]
     if header[257:263] == b"ustar\0" and (prefix := header[345:500].partition(b"\0")[0]):
         name = prefix + b"/" + name
@@ -164,7 +165,7 @@ def _size(header: bytes, pax: Pax) -> int:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or since GNU tar a big-endian number behind a byte with the highest bit."""
+    """Decode octal digits, or GNU tar's big-endian number after a byte with the highest bit."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big") - (
             (1 << (8 * len(field) - 1)) if field[0] & 0x40 else 0
@@ -176,14 +177,14 @@ def _number(field: bytes) -> int:
 
 
 def _decimal(text: bytes | None, otherwise: int) -> int:
-    """A number of a pax header; ``otherwise`` if there is none, or none that makes sense."""
+    """Return a number of a pax header; ``otherwise`` if it is missing or impossible."""
     if text is None or not text.isdigit() or len(text) > _DIGITS_MAX:
         return otherwise
     return int(text)
 
 
 def _time(text: bytes | None, seconds: int) -> int:
-    """Nanoseconds from what a pax header says, ``123.45``, or from the number in the main one."""
+    """Return nanoseconds from a pax header, ``123.45``, or from the number in the main header."""
     if text is None:
         return bounded_time(seconds)
     whole, _, rest = text.partition(b".")
@@ -192,11 +193,11 @@ def _time(text: bytes | None, seconds: int) -> int:
     return bounded_time(seconds, sign * _decimal(rest[:9].ljust(9, b"0"), 0))
 
 
-# --- headers before a header ---------------------------------------------------------------------
+# --- headers that precede a header ---------------------------------------------------------------
 
 
 class _Before:
-    """Fields of a member that did not fit its header, from the headers before it."""
+    """Fields of a member that did not fit into its header, from the headers before it."""
 
     __slots__ = ("name", "pax", "target")
 
@@ -206,7 +207,7 @@ class _Before:
         self.target = target
 
     def and_then(self, kind: bytes, data: bytes) -> _Before:
-        """A copy with the fields of one more header."""
+        """Return a copy with the fields of one more header."""
         if kind == b"x":
             return _Before(_pax(data), self.name, self.target)
         text = data.partition(b"\0")[0]
@@ -214,7 +215,7 @@ class _Before:
             return _Before(self.pax, text, self.target)
         if kind == b"K":
             return _Before(self.pax, self.name, text)
-        return self  # global: nothing that matters here is the same for all members
+        return self  # global headers: they have no field that is needed here
 
 
 _NOTHING: Final = _Before({})
@@ -232,7 +233,7 @@ def _pax(data: bytes) -> Pax:
             break
         key, equals, value = data[space + 1 : at + length - 1].partition(b"=")
         if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
-            extents.append(value)  # the only keys that occur more than once
+            extents.append(value)  # the only keys that may repeat
         elif equals:
             found[key] = value
         at += length
@@ -245,7 +246,9 @@ def _pax(data: bytes) -> Pax:
 
 
 def _old_sparse(source: Source, header: bytes) -> tuple[int, Extents]:
-    """Size and extents of a file in the oldest form: some in the header, more in blocks behind."""
+    """Return size and extents of a file in the oldest form: in the header, and in
+    blocks after it.
+    """
     extents = _entries(header, 386, 4)
     more = header[482]
     while more:
@@ -269,9 +272,9 @@ def _entries(block: bytes, at: int, count: int) -> list[tuple[int, int]]:
 
 
 def _pax_sparse(source: Source, pax: Pax, end: int) -> tuple[int, Extents]:
-    """Size and extents of a file in any of the later forms; nothing behind ``end`` is taken.
+    """Return size and extents of a file in the later forms; no byte after ``end`` is taken.
 
-    In the last form the content begins with them.
+    In the last form the content begins with the extents.
     """
     if pax.get(b"GNU.sparse.major") != b"1":
         numbers = [_decimal(text, -1) for text in pax[_SPARSE_MAP].split(b",", 2 * _EXTENTS_MAX)]
@@ -283,7 +286,9 @@ def _pax_sparse(source: Source, pax: Pax, end: int) -> tuple[int, Extents]:
 
 
 def _leading_numbers(source: Source, end: int) -> list[int]:
-    """Lines of one number each, in whole blocks; the first one says how many pairs follow."""
+    """Read lines of one number each, in whole blocks; the first is the number of pairs
+    that follow.
+    """
     lines: list[bytes] = []
     rest, wanted = b"", 1
     while len(lines) < wanted:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of /proc/PID/cgroup (cgroups(7)) and what its path says about the container.
+"""The text of /proc/PID/cgroup (cgroups(7)) and the container that its path names.
 
 The label is for people. It follows the conventions of the container managers, which any user who
-may create cgroups can imitate: it is never a key and decides nothing.
+may create cgroups can imitate; so it is never a key, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 
 _DELETED = b" (deleted)"
 _ID = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-# A UUID, or for a pod that the kubelet has from a file of its own, the hash of that in hex.
+# A UUID; for a pod that the kubelet reads from a file, the hexadecimal hash of the file.
 _POD = re.compile(
     rb"pod([0-9a-f]{8})[-_]?([0-9a-f]{4})[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12}"
 )
-# Prefixes of the container's ID in its component of the path: docker-ID.scope. A runtime
-# that was given a name for systemd without using it has parent.slice:cri-containerd:ID.
+# Prefixes of the container's ID in its component of the path: docker-ID.scope. A runtime that was
+# given a name for systemd and did not use it has parent.slice:cri-containerd:ID.
 _PREFIXES = {
     b"docker": "docker",
     b"libpod": "podman",
@@ -28,14 +28,14 @@ _PREFIXES = {
     b"cri-containerd": "containerd",
     b"nerdctl": "containerd",
 }
-# Where that is nothing, the component before: /docker/ID, and namespaces of containerd.
+# If there is no prefix, the component before: /docker/ID, and namespaces of containerd.
 _PARENTS = {
     b"docker": "docker",
     b"moby": "docker",
     b"default": "containerd",
     b"k8s.io": "containerd",
 }
-# The task and a number, where Amazon runs the machine.
+# The task and a number, on machines of Amazon's container service.
 _FARGATE = re.compile(rb"/ecs/(?:[^/]+/)*([0-9a-f]{12})[0-9a-f]{20}(-\d+)(?![^/])")
 _NAMED = (
     ("containerd", re.compile(rb"\A/default/([^/]+)")),
@@ -50,18 +50,18 @@ _UNIFIED = re.compile(rb"^0::(.*)$", re.MULTILINE)
 _UNIT_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _UNPRINTABLE = re.compile(r"[^\w.:@+-]", re.ASCII)
 
-# A path is at most PATH_MAX bytes long, and the kernel has sixteen hierarchies. What is longer did
-# not come from it, and would take a time that grows with the square.
+# A path has at most PATH_MAX bytes, and the kernel has sixteen hierarchies. A longer text does not
+# come from the kernel, and would take quadratic time.
 _PATH_MAX = 4096
 _TEXT_MAX = 16 * _PATH_MAX
 
 
 def path(text: bytes) -> bytes:
-    """The path that tells most about a process: of the unified hierarchy, or one of version 1.
+    """Return the most informative path: of the unified hierarchy, or of one of version 1.
 
-    A line that names a container comes first (with both versions in use, version 2 may know only
-    the container manager), then the unified one, then systemd's own, then the longest. Empty when
-    there is none.
+    A line that names a container is preferred (if both versions are in use, version 2 may know only
+    the container manager), then the unified one, then systemd's own, then the longest. The result
+    is empty if there is none.
     """
     best: tuple[bool, bool, bool, int] | None = None
     chosen = b""
@@ -83,16 +83,17 @@ def path(text: bytes) -> bytes:
 
 
 def unified(text: bytes) -> bytes:
-    """The path in the unified hierarchy (version 2), whatever it says; empty without one."""
+    """Return the path in the unified hierarchy (version 2); empty if there is none."""
     found = _UNIFIED.search(text[:_TEXT_MAX])
     return found[1].removesuffix(_DELETED) if found else b""
 
 
 def container_label(cgroup_path: bytes) -> str | None:
-    """A short name such as ``docker:0123456789ab`` or ``nspawn:NAME``; None for no container.
+    """Return a short name such as ``docker:0123456789ab`` or ``nspawn:NAME``; None for no
+    container.
 
-    The innermost container counts. The processes that watch over a container (conmon, the
-    supervisor of systemd-nspawn) are named after it too, but do not belong to it.
+    The innermost container counts. The processes that supervise a container (conmon, the supervisor
+    of systemd-nspawn) also have its name in their path, but do not belong to it.
     """
     cgroup_path = cgroup_path[:_PATH_MAX]
     pod = _POD.search(cgroup_path)
@@ -120,14 +121,16 @@ def container_label(cgroup_path: bytes) -> str | None:
 
 
 def container_id(cgroup_path: bytes) -> str:
-    """The ID of the innermost container, 64 hex digits; empty where the path has none."""
+    """Return the ID of the innermost container, 64 hex digits; empty if the path has none."""
     found = _innermost(cgroup_path)
     return found[0].decode() if found else ""
 
 
 def place(cgroup_path: bytes) -> bytes:
-    """The part of a path that an imitation of a label elsewhere cannot have: down to the ID of the
-    container; without an ID down to its user, or the root. Empty if it is not known.
+    """Return the part of a path that an imitated label elsewhere cannot have.
+
+    It ends with the ID of the container; without an ID, with its user or the root. Empty if
+    unknown.
     """
     if found := _innermost(cgroup_path):
         return cgroup_path[: found.end()]
@@ -136,7 +139,7 @@ def place(cgroup_path: bytes) -> bytes:
 
 
 def user_id(cgroup_path: bytes) -> int | None:
-    """The user that systemd has given this part of the tree to; None if it is no user's."""
+    """Return the user to whom systemd has given this part of the tree; None if there is none."""
     user = _USER.match(cgroup_path)
     return int(user[1]) if user else None
 
@@ -149,6 +152,6 @@ def _innermost(cgroup_path: bytes) -> re.Match[bytes] | None:
 
 
 def _unit_name(escaped: bytes) -> str:
-    """A systemd unit name's instance, unescaped, fit to be shown on a terminal."""
+    """Return the instance of a systemd unit name, unescaped, in printable characters."""
     raw = _UNIT_ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), escaped)
     return _UNPRINTABLE.sub("?", raw.decode("utf-8", "replace"))

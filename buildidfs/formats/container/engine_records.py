@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that container engines keep of images and containers in their directories.
+"""State files in which container engines record images and containers.
 
 Sources: moby, image/store.go, layer/filestore.go and container/container.go (Docker's overlay2);
 containers/storage, images.go, layers.go and containers.go (Podman, Buildah, CRI-O, Skopeo);
@@ -18,14 +18,15 @@ from buildidfs.formats.container import oci
 from buildidfs.model import ContainerNames
 
 NOTES_MAX: Final = 64 << 20
-"""A list of all layers or images is not larger: a few KB for each."""
+"""The largest list of all layers or images: a few KB for each."""
 SETTINGS_MAX: Final = 64 << 10
-"""Nor are an engine's settings, which people write."""
+"""The largest settings file of an engine, which people write."""
 
 _COMPONENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _IMAGE_ID: Final = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
-#: Of an OCI runtime's config.json: CRI-O's name of the image, the ID it was asked for by, its ID or
-#: digest; that of containerd for Kubernetes, also of what holds the namespaces of a pod.
+#: Keys of an OCI runtime's config.json: CRI-O's name of the image, the reference by which it was
+#: requested, its ID or digest; then those of containerd for Kubernetes, also for the process that
+#: holds the namespaces of a pod.
 _ANNOTATIONS: Final = (
     "io.kubernetes.cri-o.ImageName",
     "io.kubernetes.cri-o.Image",
@@ -33,8 +34,8 @@ _ANNOTATIONS: Final = (
     "io.kubernetes.cri.image-name",
     "io.kubernetes.cri.podsandbox.image-name",
 )
-#: The same for the names of a container, its pod and the namespace of that. The kubelet gives them
-#: as labels, which CRI-O repeats as annotations.
+#: The same for the names of a container, its pod and the namespace of the pod. The kubelet gives
+#: them as labels, which CRI-O repeats as annotations.
 _NAMED: Final = (
     ("io.kubernetes.container.name", "io.kubernetes.cri.container-name", "nerdctl/name"),
     ("io.kubernetes.pod.name", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri-o.KubeName"),
@@ -48,10 +49,9 @@ _LABELS: Final = "io.kubernetes.cri-o.Labels"
 
 
 class RunImage(msgspec.Struct, frozen=True):
-    """The image that a container runs: ``name`` as its engine has it, ``digest`` its ID.
+    """The image that a container runs: ``name`` is that in its engine, ``digest`` its ID.
 
-    Either is empty where it is not known. ``str()`` has a line for each that is, fit to be shown on
-    a terminal.
+    Either is empty if unknown. ``str()`` has a line for each known one, in printable characters.
     """
 
     name: str = ""
@@ -62,7 +62,7 @@ class RunImage(msgspec.Struct, frozen=True):
 
 
 def run_image(*said: str) -> RunImage:
-    """Take the first name and the first ID of several statements about an image."""
+    """Return the first name and the first ID in several records of an image."""
     name = digest = ""
     for text in said:
         found = _IMAGE_ID.fullmatch(text)
@@ -74,7 +74,7 @@ def run_image(*said: str) -> RunImage:
 
 
 def _names(said: dict[str, str], image: RunImage, name: str = "") -> ContainerNames:
-    """The names that labels or annotations give a container, which else is called ``name``."""
+    """Return the names of a container from labels or annotations; the default is ``name``."""
     of_container, pod, namespace = (
         oci.shown_name(next((said[key] for key in keys if said.get(key)), "")) for keys in _NAMED
     )
@@ -82,7 +82,7 @@ def _names(said: dict[str, str], image: RunImage, name: str = "") -> ContainerNa
 
 
 class Repositories(msgspec.Struct, frozen=True, rename="pascal"):
-    """Docker's repositories.json: by repository, image IDs by name."""
+    """Docker's repositories.json: image IDs by name, for each repository."""
 
     repositories: dict[str, dict[str, str]] = {}
 
@@ -93,7 +93,9 @@ class _DockerConfig(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class DockerContainer(msgspec.Struct, frozen=True, rename="pascal"):
-    """Part of Docker's config.v2.json; ``image`` is an ID, and in ``config`` what was asked for."""
+    """Part of Docker's config.v2.json; ``image`` is an ID, and ``config`` has the requested
+    reference.
+    """
 
     name: str = ""
     image: str = ""
@@ -101,12 +103,12 @@ class DockerContainer(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def run_image(self) -> RunImage:
-        """The image it runs."""
+        """Return the image it runs."""
         return run_image(self.config.image if self.config else "", self.image)
 
     @property
     def called(self) -> ContainerNames:
-        """The names of the container; cri-dockerd has those of pods in labels."""
+        """Return the names of the container; cri-dockerd has those of pods in labels."""
         labels = (self.config.labels if self.config else None) or {}
         return _names(labels, self.run_image, self.name.removeprefix("/"))
 
@@ -118,7 +120,7 @@ class DockerSettings(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class StorageSettings(msgspec.Struct, frozen=True):
-    """Part of the ``[storage]`` of storage.conf: the permanent directory, and the one of a boot."""
+    """Part of ``[storage]`` in storage.conf: the permanent directory, and the one for this boot."""
 
     graphroot: str = ""
     runroot: str = ""
@@ -129,19 +131,19 @@ class _StorageConf(msgspec.Struct, frozen=True):
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True):
-    """Part of the config.json that an OCI runtime is given."""
+    """Part of the config.json for an OCI runtime."""
 
     annotations: dict[str, str] | None = None
 
     @property
     def run_image(self) -> RunImage:
-        """The image it runs. Docker, Podman and nerdctl do not tell it here."""
+        """Return the image it runs. This file does not name it for Docker, Podman and nerdctl."""
         annotations = self.annotations or {}
         return run_image(*(annotations.get(key, "") for key in _ANNOTATIONS))
 
     @property
     def called(self) -> ContainerNames:
-        """The names of the container. Docker and Podman have none here."""
+        """Return the names of the container. This file has none for Docker and Podman."""
         annotations = self.annotations or {}
         try:
             labels = decoded(annotations.get(_LABELS, "{}").encode("utf-8", "replace"), _Labels)
@@ -151,7 +153,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
 
 
 class StoredImage(msgspec.Struct, frozen=True):
-    """An image in images.json of containers/storage; ``layer`` is its uppermost."""
+    """An image in images.json of containers/storage; ``layer`` is its uppermost layer."""
 
     id: str
     digest: str = ""
@@ -160,7 +162,7 @@ class StoredImage(msgspec.Struct, frozen=True):
 
 
 class StoredLayer(msgspec.Struct, frozen=True, rename="kebab"):
-    """A layer in layers.json of containers/storage, which lies on its ``parent``."""
+    """A layer in layers.json of containers/storage, on top of its ``parent``."""
 
     id: str
     parent: str = ""
@@ -177,7 +179,7 @@ class _StoredMetadata(msgspec.Struct, frozen=True, rename="kebab"):
 class StoredContainer(msgspec.Struct, frozen=True):
     """A container in containers.json of containers/storage; it writes to ``layer``.
 
-    ``image`` is an ID, ``metadata`` is JSON in which Podman and CRI-O keep what is theirs.
+    ``image`` is an ID, ``metadata`` is JSON with the own records of Podman and CRI-O.
     """
 
     id: str
@@ -188,13 +190,13 @@ class StoredContainer(msgspec.Struct, frozen=True):
 
     @property
     def run_image(self) -> RunImage:
-        """The image it runs."""
+        """Return the image it runs."""
         metadata = self._metadata()
         return run_image(metadata.image_name, self.image, metadata.image_id)
 
     @property
     def called(self) -> ContainerNames:
-        """The names of the container. CRI-O has those of pods in another note."""
+        """Return the names of the container. CRI-O has those of pods in another file."""
         metadata = self._metadata()
         name = metadata.name if self.manager == "podman" else metadata.metadata_name
         return _names({}, self.run_image, name)
@@ -207,7 +209,9 @@ class StoredContainer(msgspec.Struct, frozen=True):
 
     @property
     def manager(self) -> str:
-        """The manager that runs it, as in labels: CRI-O notes down the pod."""
+        """Return the manager that runs it, as in labels: CRI-O is recognised by its record of the
+        pod.
+        """
         return "k8s" if '"pod-id"' in self.metadata else "podman"
 
 
@@ -242,9 +246,9 @@ def component(text: str) -> str:
 
 
 def stack(top: str, layers: dict[str, StoredLayer]) -> list[StoredLayer]:
-    """A layer and those it lies on, the uppermost first.
+    """Return a layer and those below it, the uppermost first.
 
-    Raises `Damaged` if one is missing, or they lie on each other.
+    Raises `Damaged` if one is missing, or they form a cycle.
     """
     found: list[StoredLayer] = []
     seen: set[str] = set()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DOCUMENT_MAX: Final = 4 << 20
-"""No index, manifest or configuration is larger: registries take no more."""
+"""The largest index, manifest or configuration: registries accept no larger ones."""
 DOCUMENTS_MAX: Final = 4096
-"""How many manifests an index may list, and how many layers an image may have."""
+"""The most manifests of an index, and the most layers of an image."""
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _PREFIX: Final = re.compile(r"(?:sha256:|sha512:)?([0-9a-f]{4,128})")
@@ -66,7 +66,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
-    """A reference to a blob: ``size`` bytes with that digest. Raises nothing: see `checked`."""
+    """A reference to a blob: ``size`` bytes with that digest, which is not validated here."""
 
     digest: str
     size: Size
@@ -76,7 +76,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def name(self) -> str:
-        """The name of the image, if an index has it."""
+        """Return the name of the image, if an index has it."""
         for key in _NAMES:
             if self.annotations and self.annotations.get(key):
                 return self.annotations[key]
@@ -84,12 +84,12 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_attestation(self) -> bool:
-        """Return True for an attestation, which speaks of another image and is none."""
+        """Return True for an attestation, which describes another image."""
         return self.annotations is not None and _ATTESTATION in self.annotations
 
     @property
     def is_layer(self) -> bool:
-        """Return True for a layer that can be read: a tar archive, or of an unknown kind."""
+        """Return True for a layer that can be read: a tar archive, or an unknown kind."""
         kind = self.media_type
         return not kind or (".tar" in kind and not kind.endswith("+encrypted"))
 
@@ -118,7 +118,7 @@ class _RootFs(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The configuration of an image. ``diff_ids`` are the digests of its layers, not compressed,
+    """The configuration of an image. ``diff_ids`` are the digests of its layers before compression,
     the lowest first.
     """
 
@@ -129,12 +129,12 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def platform(self) -> Platform:
-        """The platform that it is for."""
+        """Return the platform of the image."""
         return Platform(os=self.os, architecture=self.architecture, variant=self.variant)
 
     @property
     def diff_ids(self) -> list[str]:
-        """The digests of the layers; raises `Damaged` for what is no digest."""
+        """Return the digests of the layers; raises `Damaged` for an invalid digest."""
         return [checked_digest(text) for text in self.rootfs.diff_ids]
 
 
@@ -159,7 +159,7 @@ def _decoded(data: bytes, kind: type[_Value], what: str) -> _Value:
 
 
 def document(data: bytes) -> Document:
-    """An index or a manifest; raises `Damaged`."""
+    """Decode an index or a manifest; raises `Damaged`."""
     found = _decoded(data, Document, "a manifest")
     for listed in (found.manifests, found.layers):
         if listed is not None and len(listed) > DOCUMENTS_MAX:
@@ -172,12 +172,12 @@ def document(data: bytes) -> Document:
 
 
 def config(data: bytes) -> Config:
-    """The configuration of an image; raises `Damaged`."""
+    """Decode the configuration of an image; raises `Damaged`."""
     return _decoded(data, Config, "a configuration")
 
 
 def saved(data: bytes) -> list[Saved]:
-    """The images of ``docker save``; raises `Damaged`."""
+    """Decode the list of images of ``docker save``; raises `Damaged`."""
     found = _decoded(data, list[Saved], "a list of images")
     if len(found) > DOCUMENTS_MAX or any(len(image.layers) > DOCUMENTS_MAX for image in found):
         raise Damaged(f"a list of more than {DOCUMENTS_MAX} images or layers")
@@ -195,7 +195,7 @@ def checked_digest(text: str) -> str:
 
 
 def hasher(digest: str) -> hashlib._Hash:
-    """A hash object for digests of the same kind as a checked one."""
+    """Return a hash object for the algorithm of a checked digest."""
     return hashlib.new(digest.partition(":")[0])
 
 
@@ -206,7 +206,7 @@ def digest_of(data: bytes, kind: str) -> str:
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """Docker's ID of each layer together with those below it, the lowest first."""
+    """Return Docker's ID of each layer together with those below it, the lowest first."""
     found: list[str] = []
     for diff_id in diff_ids:
         if not found:
@@ -218,7 +218,7 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 def short(digest: str) -> str:
-    """The first digits of a digest, as people name images."""
+    """Return the first digits of a digest, as people name images."""
     return digest.partition(":")[2][:_SHORT]
 
 
@@ -226,14 +226,15 @@ def short(digest: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name, fit to be shown on a terminal."""
+    """Return a name in printable characters."""
     return _UNPRINTABLE.sub("?", name[:_NAME_MAX])
 
 
 def full_names(name: str) -> list[str]:
-    """The names, with registry and tag, that a name may stand for in which they are left out.
+    """Return the names, with registry and tag, that a name without these may stand for.
 
-    Docker's own first; what was built here and given no registry is called localhost by Podman.
+    Docker's own registry comes first; Podman gives images that were built here the registry
+    localhost.
     """
     domain, slash, rest = name.partition("/")
     given = slash and (set(domain) & {".", ":"} or domain == "localhost")
@@ -246,10 +247,10 @@ def full_names(name: str) -> list[str]:
 
 
 def is_meant(reference: str, names: Sequence[str], digests: Sequence[str]) -> bool:
-    """Return True if ``reference`` means the image with these names and digests.
+    """Return True if ``reference`` selects the image with these names and digests.
 
-    It may be a name, as docker(1) takes it, a digest or the beginning of one, or both with ``@``
-    in between.
+    It may be a name, as docker(1) takes it, a digest or the beginning of one, or both with ``@`` in
+    between.
     """
     name, at, digest = reference.rpartition("@")
     if at:
@@ -278,13 +279,13 @@ _MACHINES: Final = {
 
 
 def platform_of(machine: str) -> Platform:
-    """The platform of Linux on a machine, as uname(2) names it."""
+    """Return the platform of Linux on a machine, given its name in uname(2)."""
     architecture, variant = _MACHINES.get(machine, (machine, ""))
     return Platform(os="linux", architecture=architecture, variant=variant)
 
 
 def parsed_platform(text: str) -> Platform | None:
-    """``linux/arm64`` or ``linux/arm/v7``; None if it is neither."""
+    """Parse ``linux/arm64`` or ``linux/arm/v7``; return None for other text."""
     parts = text.split("/")
     if not 2 <= len(parts) <= 3 or not all(parts):
         return None
@@ -295,21 +296,22 @@ def parsed_platform(text: str) -> Platform | None:
 
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
-_BOOKKEEPING: Final = b"/.wh..wh."  # of aufs: nothing below it is in the image
-_EACH: Final = 100  # bytes that a path takes besides its own
+_BOOKKEEPING: Final = b"/.wh..wh."  # of aufs: the image has nothing of the layers below it
+_EACH: Final = 100  # bytes that an entry takes besides its path
 
 NAMES_MAX_BYTES: Final = 512 << 20
-"""The most that the paths of the layers remembered at one time may take."""
+"""The most memory for the paths of all layers that are remembered at one time."""
 
 
 class LayerNames:
-    """The paths of one layer, from `common.installed`, and what it hides of the layers below it.
+    """The paths of one layer, from `common.installed`, and the paths that it hides in the layers
+    below.
 
-    A file hides the entry that lower layers have at its path, and all that this entry contains; a
-    directory hides files, and no directory. A *whiteout*, an empty file called ``.wh.NAME``, hides
-    NAME in lower layers; an *opaque* one, ``.wh..wh..opq``, hides what lower layers have in its
-    directory. No container sees a whiteout, and none hides files of its own layer. Source: the OCI
-    image specification, "Representing Changes".
+    A file hides the entry of lower layers at its path, with everything below it; a directory hides
+    files, but not directories. A *whiteout*, an empty file called ``.wh.NAME``, hides NAME in lower
+    layers; an *opaque* one, ``.wh..wh..opq``, hides the entries of lower layers in its directory.
+    No container sees a whiteout, and a whiteout does not hide files of its own layer. Source: the
+    OCI image specification, "Representing Changes".
 
     ``size`` estimates the bytes of memory that the paths take; methods that add a path raise
     `Damaged` if it exceeds ``room``.
@@ -325,7 +327,7 @@ class LayerNames:
         self._opaque: set[bytes] = set()
 
     def note(self, path: bytes, directory: bool) -> bool:
-        """Take note of a member; False if it is a whiteout, which no container sees."""
+        """Add a member; return False if it is a whiteout, which no container sees."""
         parent, _, name = path.rpartition(b"/")
         if name == _OPAQUE:
             self.clear(parent or b"/")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELF files of machine code alone, for programs that disassemble files, and what they print.
+"""ELF files that contain only machine code, for disassemblers, and the output of these.
 
-The file that the code is from may be hostile; a disassembler gets none of its tables.
+The file from which the code comes may be hostile, so a disassembler gets none of its tables.
 """
 
 from __future__ import annotations
@@ -53,17 +53,19 @@ class Machine(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        """Its name, as Linux has it."""
+        """Return the name of the architecture in Linux."""
         return _ARCHITECTURES.get(self.number, f"machine {self.number}")
 
     @property
     def syntax(self) -> str:
-        """The name of the syntax that its instructions are written in."""
+        """Return the name of the assembler syntax of its instructions."""
         return _SYNTAXES.get(self.number, self.architecture)
 
 
 class Instruction(NamedTuple):
-    """An instruction at ``address``; ``target`` is where it may jump to, 0 if it tells of none."""
+    """An instruction at ``address``; ``target`` is the address it may jump to, 0 if
+    none is known.
+    """
 
     address: int
     text: str
@@ -71,7 +73,7 @@ class Instruction(NamedTuple):
 
 
 def machine_of(head: bytes) -> Machine | None:
-    """The machine of the ELF file that begins with ``head``; None for any other file."""
+    """Return the machine of the ELF file that begins with ``head``; None for any other file."""
     parsed = parse_header(head)
     if parsed is None:
         return None
@@ -79,7 +81,7 @@ def machine_of(head: bytes) -> Machine | None:
 
 
 def code_file(machine: Machine, address: int, code: bytes) -> bytes:
-    """An ELF file with one section, of ``code`` that is loaded at ``address``."""
+    """Return an ELF file with one section, of ``code`` that is loaded at ``address``."""
     layout = LAYOUTS[machine.form]
     fields = (ET_DYN, machine.number, EV_CURRENT, 0, 0, 0, machine.flags, *bytes(6))
     head = (MAGIC + machine.form).ljust(16, b"\0") + layout.ehdr.pack(*fields)
@@ -90,9 +92,9 @@ def code_file(machine: Machine, address: int, code: bytes) -> bytes:
 
 
 def instructions(lines: Iterable[bytes], address: int, size: int) -> list[Instruction]:
-    """The instructions that llvm-objdump prints, those that begin in ``size`` bytes.
+    """Return the instructions in the output of llvm-objdump that begin in ``size`` bytes.
 
-    Reads no more lines once there are as many instructions as bytes.
+    Stops when there are as many instructions as bytes.
     """
     found: list[Instruction] = []
     for line in lines:
@@ -106,7 +108,7 @@ def instructions(lines: Iterable[bytes], address: int, size: int) -> list[Instru
             continue
         text = " ".join(match[2].decode("utf-8", "replace").split())
         target = _TARGET.fullmatch(text)
-        # It calls the place of a target after the section, which is all that it knows.
+        # llvm-objdump prints a target relative to the section, the only name that it knows.
         text = _WHERE.sub("", text)
         found.append(Instruction(at, text, int(target[1], 16) if target else 0))
     return found

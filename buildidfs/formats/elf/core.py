@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core files: whose memory it was, which files were mapped, and their build IDs.
+"""Core files: the process, its mapped files, and their build IDs.
 
-The dump of a process says which files it had mapped (the note NT_FILE), and of each ELF file among
-them the kernel dumps the first page (bit 4 of /proc/PID/coredump_filter, on by default), where the
-build ID is. So a core tells which binaries it is about when none of them is left. It is read as
-gdb(1) and elfutils read it; one that was cut off tells as much as there is of it.
+The dump of a process lists its mapped files (the note NT_FILE), and the kernel dumps the first page
+of each ELF file among them (bit 4 of /proc/PID/coredump_filter, on by default), where the build ID
+is. So a core names its binaries even if none of them is left. It is read as gdb(1) and elfutils
+read it; if it was cut off, the part that exists is used.
 
-Sources: core(5), elf(5), and vma_dump_size of the kernel's fs/coredump.c; gcore(1) goes by them,
+Sources: core(5), elf(5), and vma_dump_size of the kernel's fs/coredump.c; gcore(1) follows them,
 too. The notes are those of fill_files_note, fill_prstatus and fill_psinfo (fs/binfmt_elf.c), whose
 structures are in linux/elfcore.h.
 
-Everything in a core was written by the process that crashed. Every size, count, offset and address
-is a claim; what is read is bounded by the size of the file, and no input raises, except what
-``read_at`` raises itself.
+The crashed process wrote everything in a core. Every size, count, offset and address is a claim;
+the bytes read are bounded by the size of the file, and no input raises, except for errors of
+``read_at``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 VDSO: Final = b"[vdso]"
 """The path of the vDSO in a list of modules."""
 
-# Mappings of one file that are looked at for its headers and notes, which are in the first.
+# Mappings of one file that are searched for its headers and notes, which are in the first ones.
 _MOST_PARTS: Final = 16
 _VDSO_MAX: Final = 1 << 20
 _ADDRESS_MAX: Final = 1 << 64
@@ -60,7 +60,7 @@ _DELETED: Final = b" (deleted)"
 
 
 class Unknown(enum.StrEnum):
-    """The reason why the build ID of a module is not known."""
+    """The reason why the build ID of a module is unknown."""
 
     NOT_DUMPED = "its first page is not in the core"
     CUT_OFF = "the core was cut off before its first page"
@@ -70,9 +70,9 @@ class Unknown(enum.StrEnum):
 class Module(msgspec.Struct, frozen=True):
     """A binary that was mapped, from its first address to its last.
 
-    ``path`` is that of the process, in its own root; `VDSO` for the vDSO; empty where the core
-    says nothing of files. ``deleted`` says that it had lost that name by then, ``main`` that it is
-    the program itself. Either ``build_id`` or ``unknown`` is set.
+    ``path`` is that in the root of the process; `VDSO` for the vDSO; empty if the core lists no
+    files. ``deleted`` is True if the file had lost that name by then, ``main`` if it is the program
+    itself. Either ``build_id`` or ``unknown`` is set.
     """
 
     path: bytes
@@ -117,7 +117,7 @@ def is_core(head: bytes) -> bool:
 def parse(read_at: ReadAt, size: int) -> Core | None:
     """Parse a core file of ``size`` bytes; None for any other file.
 
-    Reads as much of it as its notes and one or two pages for each module take.
+    Reads its notes, and one or two pages for each module.
     """
     head = read_at(0, min(size, identify.HEAD_SIZE))
     parsed = parse_header(head)
@@ -148,7 +148,7 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
 
 
 class _Memory:
-    """The dumped memory of the process. The bytes read of it are bounded."""
+    """The dumped memory of the process. The number of bytes read of it is bounded."""
 
     def __init__(self, read_at: ReadAt, size: int, loads: Iterable[Segment]) -> None:
         self._read_at = read_at
@@ -157,7 +157,7 @@ class _Memory:
         self._ends = array("Q")
         self._executable = bytearray()
         self.claimed = 0
-        # Pages of one core lie beside each other: no honest core needs more than all of it.
+        # Pages of one core do not overlap, so a genuine core needs at most its size.
         self._budget = 2 * size + (64 << 10)
         for load in sorted(loads, key=lambda load: load.address):
             end = load.address + load.memory
@@ -171,11 +171,11 @@ class _Memory:
             self.claimed = max(self.claimed, load.offset + load.size)
 
     def starts(self) -> Iterable[int]:
-        """The first addresses of the mappings."""
+        """Return the first addresses of the mappings."""
         return self._starts
 
     def _at(self, address: int) -> int:
-        """The number of the mapping that an address is in, -1 if it is in none."""
+        """Return the number of the mapping that contains an address, -1 if there is none."""
         index = bisect.bisect_right(self._starts, address) - 1
         return index if index >= 0 and address < self._ends[index] else -1
 
@@ -193,10 +193,9 @@ class _Memory:
         return skip < self._sizes[index] and self._offsets[index] + skip >= self._size
 
     def whole(self, address: int) -> tuple[int, ByteRange | None]:
-        """Return the end of the mapping with an address (0 for none), and its bytes if all are
-        here.
+        """Return the end of the mapping that begins at an address (0 for none).
 
-        That is, if it begins there.
+        Its bytes are returned, too, if all of them are in the file.
         """
         index = self._at(address)
         if index < 0:
@@ -207,7 +206,7 @@ class _Memory:
         return end, ByteRange(offset, size)
 
     def read(self, address: int, size: int) -> bytes:
-        """Up to ``size`` bytes from an address; fewer where no more were dumped."""
+        """Return up to ``size`` bytes from an address; fewer if no more were dumped."""
         index = self._at(address)
         if index < 0:
             return b""
@@ -223,7 +222,7 @@ class _Memory:
 def _segments(
     layout: Layout, header: tuple[int, ...], source: Source, read_at: ReadAt, size: int
 ) -> tuple[Segment | None, _Memory]:
-    """The segment of notes, and the dumped memory."""
+    """Return the segment of notes, and the dumped memory."""
     phoff, shoff, phnum = header[4], header[5], header[9]
     if phnum == PN_XNUM:
         phnum = _many(layout, source, phoff, shoff)
@@ -239,10 +238,10 @@ def _segments(
 
 
 def _many(layout: Layout, source: Source, phoff: int, shoff: int) -> int:
-    """The number of program headers if it is too great for the ELF header.
+    """Return the number of program headers if it is too large for the ELF header.
 
-    The number is in section header 0, which the kernel puts at the very end. Where that is lost,
-    the notes tell, which begin where the program headers end.
+    It is in section header 0, which the kernel puts at the very end. If that is lost, the number
+    follows from the start of the notes, which is the end of the program headers.
     """
     first = source.read(shoff, layout.shdr.size) if shoff else b""
     if len(first) == layout.shdr.size:
@@ -257,7 +256,7 @@ def _many(layout: Layout, source: Source, phoff: int, shoff: int) -> int:
 
 
 class _Modules:
-    """Finds the binaries in the memory of a process with that auxiliary vector."""
+    """Finds the binaries in the memory of a process, with the help of its auxiliary vector."""
 
     def __init__(self, memory: _Memory, auxiliary: dict[int, int]) -> None:
         self._memory = memory
@@ -266,7 +265,7 @@ class _Modules:
         self.vdso_range: ByteRange | None = None
 
     def of_files(self, files: list[MappedFile]) -> Iterator[Module]:
-        """The binaries among mapped files, and the vDSO, by address."""
+        """Yield the binaries among mapped files, and the vDSO, by address."""
         found = []
         group: list[MappedFile] = []
         for file in files:
@@ -279,7 +278,7 @@ class _Modules:
         return iter(sorted(found, key=lambda module: module.start))
 
     def of_memory(self) -> Iterator[Module]:
-        """The ELF files that memory begins with somewhere, for a core that lists no files."""
+        """Yield the ELF files at the start of mappings, for a core that lists no files."""
         for start in self._memory.starts():
             if start == self._vdso:
                 yield from self._vdso_at(start)
@@ -288,16 +287,16 @@ class _Modules:
                 yield self._described(b"", [MappedFile(start, end, 0, b"")])
 
     def _continues(self, group: list[MappedFile], file: MappedFile) -> bool:
-        """Return True if a mapping belongs to the file that was mapped right before."""
+        """Return True if a mapping belongs to the same file as the mapping before it."""
         if file.path != group[0].path:
             return False
         if file.offset or self._memory.read(file.start, 4) != MAGIC:
             return True
-        # Its beginning may be mapped twice. Or another file was there, which had that name then.
+        # The beginning of a file may be mapped twice. Or another file had that name then.
         return self._identify([file]) == self._identify(group)
 
     def _module(self, group: list[MappedFile]) -> list[Module]:
-        """The module that mappings of a file are; none if it is no binary."""
+        """Return the module of the mappings of a file; empty if the file is not a binary."""
         if not group:
             return []
         if self._memory.read(group[0].start, 4) != MAGIC and not any(
@@ -329,7 +328,7 @@ class _Modules:
         )
 
     def _identify(self, group: list[MappedFile]) -> BuildId | Unknown:
-        """The build ID of a file with these mappings."""
+        """Return the build ID of a file with these mappings."""
         first = group[0]
 
         def read_at(offset: int, size: int) -> bytes:
@@ -360,15 +359,15 @@ _NT_PRPSINFO: Final = 3
 _NT_AUXV: Final = 6
 _NT_FILE: Final = 0x46494C45
 
-# Bytes read of the notes at once, and the most notes: there are some six for each thread.
+# Bytes of notes that are read at once, and the most notes: there are about six for each thread.
 _WINDOW: Final = 1 << 16
 _MOST_NOTES: Final = 1 << 20
-# The most that is taken of one note. That of files has 16 MiB in a kernel that was told to.
+# The most bytes of one note that are read. A kernel may be set to write 16 MiB for that of files.
 _MOST_OF: Final = {_NT_PRSTATUS: 64, _NT_PRPSINFO: 256, _NT_AUXV: 8192, _NT_FILE: 32 << 20}
 
 
 class MappedFile(NamedTuple):
-    """A line of NT_FILE: the memory from ``start`` to ``end`` maps ``offset`` of a file."""
+    """A line of NT_FILE: the memory from ``start`` to ``end`` maps the file from ``offset``."""
 
     start: int
     end: int
@@ -377,7 +376,7 @@ class MappedFile(NamedTuple):
 
 
 class _Notes:
-    """The notes that matter, each as it came first; ``threads`` counts those of threads."""
+    """The needed notes, the first one of each kind; ``threads`` counts the notes of threads."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -392,39 +391,43 @@ class _Notes:
         return int(field.unpack_from(desc, offset)[0]) if len(desc) >= offset + field.size else 0
 
     def signal(self) -> int:
-        """pr_cursig of struct elf_prstatus: that of the thread that comes first."""
+        """Return pr_cursig of struct elf_prstatus of the first thread."""
         return self._field(_NT_PRSTATUS, "h", 12)
 
     def pid(self) -> int:
-        """pr_pid of struct elf_prpsinfo, else that of struct elf_prstatus, which is a thread's."""
+        """Return pr_pid of struct elf_prpsinfo, else that of struct elf_prstatus, which is a
+        thread's.
+        """
         if _NT_PRPSINFO in self.notes:
             return self._field(_NT_PRPSINFO, "i", self._name_at() - 16)
         return self._field(_NT_PRSTATUS, "i", 32 if self._layout.bits == 64 else 24)
 
     def _name_at(self) -> int:
-        """Offset of pr_fname: user IDs have 16 bits on i386, for one, and 32 on others."""
+        """Return the offset of pr_fname: user IDs have 16 bits on i386, for example, and 32 on
+        others.
+        """
         if self._layout.bits == 64:
             return 40
         return 28 if len(self.notes.get(_NT_PRPSINFO, b"")) <= 124 else 32
 
     def name(self) -> bytes:
-        """The name of the process."""
+        """Return the name of the process."""
         at = self._name_at()
         return self.notes.get(_NT_PRPSINFO, b"")[at : at + 16].partition(b"\0")[0]
 
     def arguments(self) -> bytes:
-        """The beginning of its command line."""
+        """Return the beginning of its command line."""
         at = self._name_at() + 16
         return self.notes.get(_NT_PRPSINFO, b"")[at : at + 80].partition(b"\0")[0].rstrip()
 
     def auxiliary(self) -> dict[int, int]:
-        """The auxiliary vector."""
+        """Return the auxiliary vector."""
         pair = struct.Struct(self._order + self._word * 2)
         desc = self.notes.get(_NT_AUXV, b"")
         return dict(pair.iter_unpack(desc[: len(desc) - len(desc) % pair.size]))
 
     def files(self) -> list[MappedFile]:
-        """The mapped files, by address; as many as are there in full."""
+        """Return the mapped files by address; only complete entries."""
         desc = self.notes.get(_NT_FILE, b"")
         numbers = struct.Struct(self._order + self._word * 2)
         line = struct.Struct(self._order + self._word * 3)
@@ -433,7 +436,7 @@ class _Notes:
         count, page = numbers.unpack_from(desc)
         names_at = numbers.size + count * line.size
         if names_at >= len(desc):
-            return []  # what is where, and nothing of what it is
+            return []  # the addresses, without the names of the files
         names = desc[names_at:].split(b"\0", count)[:-1]
         lines = line.iter_unpack(desc[numbers.size : names_at])
         files = [
@@ -446,7 +449,7 @@ class _Notes:
 
 
 def _read_notes(layout: Layout, area: Segment, read_at: ReadAt, size: int) -> _Notes:
-    """Walk over the notes, reading those that matter."""
+    """Walk over the notes; read the needed ones."""
     said = _Notes(layout)
     for kind, offset, length in _walk(layout, area, read_at, size):
         said.threads += kind == _NT_PRSTATUS
@@ -458,10 +461,9 @@ def _read_notes(layout: Layout, area: Segment, read_at: ReadAt, size: int) -> _N
 def _walk(
     layout: Layout, area: Segment, read_at: ReadAt, size: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Type, offset and length of each note of the kernel's in a segment of the file.
+    """Yield type, offset and length of each note of the kernel in a segment of the file.
 
-    With ten thousand threads there are a hundred megabytes of registers in between, which are not
-    read.
+    Registers of ten thousand threads take a hundred megabytes in between, which are not read.
     """
     header = HEADER_LITTLE if layout.little_endian else HEADER_BIG
     mask = 7 if area.align == 8 else 3

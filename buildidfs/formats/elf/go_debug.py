@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A debug file for a stripped Go program, made of its ``.gopclntab``.
+"""A debug file for a stripped Go program, made from its ``.gopclntab``.
 
 It has the functions with their exact sizes (``.symtab``), and files and lines (``.debug_line``). In
-code that was inlined, file and line are those of the inlined function, and the name is that of the
-function it was inlined into, as ``go tool addr2line`` has it. Go 1.18 to 1.20 write ``[...]`` for
-type arguments. Functions of C that Go's own linker took in have no lines, and reach to the next
-one. Headers are those of the program, as ``objcopy --only-keep-debug`` makes them, so that
+inlined code, file and line are those of the inlined function, and the name is that of the function
+it was inlined into, as in ``go tool addr2line``. Go 1.18 to 1.20 write ``[...]`` for type
+arguments. Functions of C that Go's own linker has linked have no lines, and extend to the next
+function. Headers are those of the program, as ``objcopy --only-keep-debug`` makes them, so that
 addresses and offsets mean the same in both files.
 
-Nothing raises for any input, except what ``read_at`` raises itself.
+No input raises, except for errors of ``read_at``.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _DOT: Final = "\N{MIDDLE DOT}".encode()
 _FUNC: Final = 2
 _HEAD_BYTES: Final = 64
 
-# Elf64_Sym and Elf32_Sym, made of name, value, size and section index.
+# Elf64_Sym and Elf32_Sym, made from name, value, size and section index.
 _SYMBOLS: Final = {64: "IBBHQQ", 32: "IIIBBH"}
 
-# DWARF 4, 7.5: tags, attributes and forms of the one unit and its functions.
+# DWARF 4, 7.5: tags, attributes and forms of the unit and its functions.
 _ABBREVIATIONS: Final = bytes((
     1, 0x11, 1,  # DW_TAG_compile_unit with children
     0x25, 0x08,  # DW_AT_producer, DW_FORM_string
@@ -97,10 +97,10 @@ def write_debug_file(
 ) -> bool:
     """Write the debug file of a Go program of ``size`` bytes to ``out``.
 
-    ``build_id`` is the one that the debug file shall have, ``source`` the SHA-256 of the program,
-    ``dynamic`` its symbols of C. ``scratch`` is an empty file for the use of this function: a part
-    of the result may be too large for memory. Returns False, and writes nothing to ``out``, if the
-    program has no sound ``.gopclntab``.
+    ``build_id`` is the one for the debug file, ``source`` the SHA-256 of the program, ``dynamic``
+    its symbols of C. ``scratch`` is an empty file for a part of the result that may be too large
+    for memory. Returns False, and writes nothing to ``out``, if the program has no valid
+    ``.gopclntab``.
     """
     read_at = Source(b"", read_at, size).read
     head = read_at(0, _HEAD_BYTES)
@@ -127,7 +127,7 @@ def write_debug_file(
 
 
 def _segments(read_at: ReadAt, layout: Layout, header: tuple[int, ...]) -> list[Segment]:
-    """The program headers that debuggers know, with one for notes."""
+    """Return the program headers that debuggers use, with one for notes."""
     count = header[9] if header[9] != PN_XNUM else 0
     data = read_at(header[4], min(count, _KEPT_SEGMENTS) * layout.phdr.size) if header[4] else b""
     found = [each for each in segments(layout, data) if each.kind in _KEPT_KINDS]
@@ -136,7 +136,9 @@ def _segments(read_at: ReadAt, layout: Layout, header: tuple[int, ...]) -> list[
 
 
 def _kept(sections: Sections, loads: list[Segment]) -> list[Section]:
-    """The sections of the program without their bytes; one for each segment where it has none."""
+    """Return the sections of the program without their bytes; if it has none, one for
+    each segment.
+    """
     kept = [
         Section(
             each.name, SHT_NOBITS, (), each.flags, each.address, each.offset, each.size,
@@ -173,7 +175,7 @@ class _Maker:
         scratch: BinaryIO,
         dynamic: DynamicSymbols,
     ) -> list[Section] | None:
-        """The sections of the file; None if no function is sound."""
+        """Return the sections of the debug file; None if no function is valid."""
         lines = Lines(table, self._address, scratch)
         names = _Names(table)
         symbols, functions, start, end = self._functions(table, names, lines)
@@ -208,7 +210,7 @@ class _Maker:
         ]  # fmt: skip
 
     def _added(self, dynamic: DynamicSymbols, names_at: int) -> bytes:
-        """The symbols of C, which no table of Go has."""
+        """Return the symbols of C, which Go's table does not have."""
         headers = [
             SectionHeader(each.name, each.type, each.flags, each.address, 0, each.size, 0, 0)
             for each in (Section(b"", SHT_NULL), *self._kept)
@@ -218,9 +220,10 @@ class _Maker:
     def _functions(
         self, table: gopclntab.GoTable, names: _Names, lines: Lines
     ) -> tuple[bytearray, bytearray, int, int]:
-        """The functions as symbols and as entries of ``.debug_info``, and where they begin and end.
+        """Return the functions as symbols and as entries of ``.debug_info``, and their first and
+        last address.
 
-        LLVM takes names from symbols only where these are in the program.
+        Both are needed, because LLVM takes names from symbols only if these are in the program.
         """
         form = Struct(self._order + _SYMBOLS[self._bits])
         described = Struct(self._order + f"BI{'Q' if self._bits == 64 else 'I'}I").pack
@@ -247,9 +250,9 @@ class _Maker:
         return out, entries, low, high
 
     def _section_of(self) -> Callable[[int], int]:
-        """A function that gives the number of the section of code that an address is in, or 0.
+        """Return a function that returns the number of the code section with an address, or 0.
 
-        It is to be asked in the order of addresses.
+        It must be called in the order of addresses.
         """
         spans = sorted(
             (
@@ -270,7 +273,7 @@ class _Maker:
         return find
 
     def _unit(self, start: int, end: int, functions: bytearray) -> tuple[bytes, bytearray, bytes]:
-        """``.debug_info``: one unit with all lines and functions."""
+        """Return ``.debug_info``: one unit with all lines and functions."""
         language = Struct(self._order + "H").pack(_DW_LANG_GO)
         die = b"\x01" + PRODUCER + b"\0" + language + b".gopclntab\0" + self._address.pack(start)
         die += Struct(self._order + "QI").pack(end - start, 0)
@@ -279,7 +282,7 @@ class _Maker:
         return size + head, functions, b"\0"
 
     def _ranges(self, start: int, end: int) -> bytes:
-        """``.debug_aranges``, without which elfutils looks through all units."""
+        """Return ``.debug_aranges``, without which elfutils searches all units."""
         head = Struct(self._order + "HIBB").pack(2, 0, self._address.size, 0)
         padding = bytes(-(4 + len(head)) % (2 * self._address.size))
         pack = self._address.pack
@@ -290,10 +293,11 @@ class _Maker:
 
 
 class _Names:
-    """``.strtab``: the names of a table as they are there; of Go 1.2 one after the other.
+    """The section ``.strtab`` with the names of a table; names of Go 1.2 are written one after
+    another.
 
-    The middle dot, which Go has in names of local types, becomes a full stop, as in the symbols
-    that its linker writes.
+    The middle dot in Go's names of local types becomes a full stop, as in the symbols of Go's
+    linker.
     """
 
     def __init__(self, table: gopclntab.GoTable) -> None:
@@ -311,7 +315,8 @@ class _Names:
 
     def at(self, place: int) -> int:
         """Return the offset in the section of the name at an offset of the table; 0 if there is
-        none."""
+        none.
+        """
         if place >= len(self._names) or not self._names[place]:
             return 0
         known = self._known.get(place, 0)
@@ -324,7 +329,7 @@ class _Names:
         return self._known.get(place, 0)
 
     def _add(self, place: int) -> int:
-        """Add a name of the table, and return where it ends there."""
+        """Add a name of the table, and return the offset of its end in the table."""
         end = self._names.find(b"\0", place, place + _NAME_MAX)
         if end > place:
             self._known[place] = len(self)

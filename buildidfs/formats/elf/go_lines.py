@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of files and lines in ``.gopclntab``, as a line number program of DWARF.
 
-Both are sequences of differences: Go has pairs of (difference of the value, bytes of code that have
-it), DWARF has opcodes that go on by some bytes of code and some lines. The bytes between two values
-are a key, for which a dictionary has the opcodes: a program of a million lines has a few thousand
-of them. So most of the work is done by `re` and `bytes.join`.
+Both are sequences of differences: Go has pairs of (difference of the value, bytes of code with that
+value), DWARF has opcodes that advance by some bytes of code and some lines. The bytes between two
+values are the key of a dictionary of opcodes: a program of a million lines has a few thousand
+different keys. So `re` and `bytes.join` do most of the work.
 
-Source: pcvalue in runtime/symtab.go and funcpctab in cmd/internal/obj/pcln.go of Go 1.19;
-DWARF 4, 6.2.
+Source: pcvalue in runtime/symtab.go and funcpctab in cmd/internal/obj/pcln.go of Go 1.19; DWARF 4,
+6.2.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 VERSION: Final = 4
 """The version of DWARF; all consumers know it."""
 
-# Two numbers: seven bits in each byte, the lowest first, the last one below 0x80.
+# Two numbers: seven bits in each byte, the lowest first, the last byte below 0x80.
 _PAIRS: Final = re.compile(rb"[\x80-\xff]{0,4}[\0-\x7f][\x80-\xff]{0,4}[\0-\x7f]")
 _MOST: Final = 5
 _ONE_PAIR: Final = 3
 _SHORT: Final = 2
 _CONTINUED: Final = bytes(range(0x80, 0x100))
 _MASK: Final = 0xFFFFFFFF
-# A difference of 0 ends a table. Of code it means nothing, and none is written.
+# A difference of 0 ends a table. Of code it is meaningless, and not written.
 _STRAY_ZEROS: Final = 8
-# More keys than this are none of a compiler's.
+# A table of a compiler does not have more keys than this.
 _KEYS_MAX: Final = 1 << 17
 _FILES_MAX: Final = 1 << 18
 _BUFFERED: Final = 1 << 20
@@ -53,9 +53,9 @@ _UNKNOWN: Final = b"<unknown>"
 
 
 class Lines:
-    """Collects the lines of functions, see `add`; ``files`` are those that they are in.
+    """Collects the lines of functions, see `add`; ``files`` are their source files.
 
-    ``address`` is the form of an address in the debug file. The program of the lines is written to
+    ``address`` is the form of an address in the debug file. The line number program is written to
     ``out``, because it may be larger than the table.
     """
 
@@ -64,8 +64,8 @@ class Lines:
         self._order = address.format[0]
         self._address = address
         self._head = b"\0" + bytes((1 + address.size,)) + b"\x02"  # DW_LNE_set_address
-        # Functions may share tables of values, those of a hostile program without end. What all
-        # functions of Go have has a quarter of the bytes of the whole table.
+        # Functions may share tables of values; in a hostile program any number may. In real Go
+        # programs all functions together have a quarter of the bytes of the whole table.
         self._left = table.size
         self._out = out
         self._buffer = bytearray()
@@ -75,19 +75,19 @@ class Lines:
         self._set_file: dict[int, bytes] = {}
         self.files: list[bytes] = []
         self.size = 0
-        """The number of bytes that are in ``out``."""
+        """The number of bytes in ``out``."""
 
     def add(self, function: Function) -> int:
         """Add the lines of a function, and return its size in bytes.
 
-        That is up to the next function where its tables do not say, or are damaged; such a
-        function has no lines.
+        If its tables are missing or damaged, the function has no lines, and extends to the next
+        function.
         """
         files = self._values(function.files)
         if files is None:
             return function.room
         first, body = files
-        # Most functions are in one file.
+        # Most functions are in a single file.
         pairs = _pairs(body)
         code = _ends(body, pairs)
         if not code or code[-1] * self._table.quantum > function.room:
@@ -107,9 +107,10 @@ class Lines:
         return size
 
     def _values(self, at: int) -> tuple[bytes, bytes] | None:
-        """The table at an offset; None where there is none, or it has no end.
+        """Return the table at an offset; None if there is none, or it has no end.
 
-        That is its first difference, and its pairs of code and difference up to a difference of 0.
+        The result is its first difference, and its pairs of code and difference up to a difference
+        of 0.
         """
         data = self._table.values
         if not at or at >= len(data):
@@ -122,7 +123,7 @@ class Lines:
                 break
             body = data[start:stop]
             self._left -= len(body)
-            if not len(body.translate(None, _CONTINUED)) % 2:  # so many numbers
+            if not len(body.translate(None, _CONTINUED)) % 2:  # at most this many numbers
                 return data[at:start], body
         else:
             return None
@@ -130,7 +131,7 @@ class Lines:
         return None
 
     def _changes(self, body: bytes, pairs: list[bytes]) -> Iterable[int]:
-        """The differences between the values of a table."""
+        """Return the differences between the values of a table."""
         if body.isascii():
             return map(_SIGNED.__getitem__, body[1::2])
         signed = self._signed
@@ -159,11 +160,11 @@ class Lines:
         opcodes: list[bytes],
         pairs: list[bytes],
     ) -> None:
-        """Put the changes of the file between the opcodes of the rows.
+        """Insert the changes of the file between the opcodes of the rows.
 
-        ``code`` says how far into the function each file goes, ``changes`` the difference to the
-        next one, ``starts`` how far each row goes. A file nearly always changes with the line;
-        where the next one goes on with the same line a row is added.
+        ``code`` has the offset in the function at which each file ends, ``changes`` the difference
+        to the next file, ``starts`` the offset at which each row ends. A file nearly always changes
+        together with the line; if the next file begins with the same line, a row is added.
         """
         units, set_file = self._table.units, self._set_file.get
         end, last, most = starts[-1], len(starts) - 1, len(units)
@@ -189,7 +190,7 @@ class Lines:
                 opcodes[row] = added + (_row(left, *step) if row < last else _advance(left))
 
     def _new_file(self, offset: int) -> bytes:
-        """The opcodes that set the file at an offset of `GoTable.file`, -1 for none."""
+        """Return the opcodes that set the file at an offset of `GoTable.file`, -1 for none."""
         if len(self.files) >= _FILES_MAX:
             return _SET_FILE + b"\x01"
         self.files.append((self._table.file(offset) if offset >= 0 else b"") or _UNKNOWN)
@@ -197,9 +198,9 @@ class Lines:
         return found
 
     def header(self) -> bytes:
-        """The start of the section ``.debug_line``, which ``out`` goes on with.
+        """Return the start of the section ``.debug_line``, which the bytes in ``out`` follow.
 
-        Nothing can be added after that.
+        No function can be added after that.
         """
         self._flush()
         names = b"".join(name + b"\0\0\0\0" for name in self.files)
@@ -211,9 +212,9 @@ class Lines:
 
 
 class _Opcodes(dict[bytes, bytes]):
-    """The opcodes for the end of one line and the begin of the next, by the bytes in between.
+    """The opcodes for the end of one line and the beginning of the next, by the bytes in between.
 
-    It remembers those of two bytes: of the others, half occur once.
+    Only keys of two bytes are cached: half of the other keys occur once.
     """
 
     def __init__(self) -> None:
@@ -233,7 +234,7 @@ class _Opcodes(dict[bytes, bytes]):
         else:
             before, opcode = self._steps[value]
             special = opcode + _LINE_RANGE * code
-            if special <= 0xFF:  # `_row`, written out: this is done for every fifth line
+            if special <= 0xFF:  # `_row`, inlined, because this runs for every fifth line
                 found = before + _BYTES[special]
             else:
                 found = before + _advance(code) + _BYTES[opcode]
@@ -243,7 +244,7 @@ class _Opcodes(dict[bytes, bytes]):
 
 
 class _Steps(dict[bytes, tuple[bytes, int]]):
-    """The result of `_step` for the bytes of a difference of lines."""
+    """Caches the result of `_step` for the bytes of a difference of lines."""
 
     def __missing__(self, value: bytes) -> tuple[bytes, int]:
         found = _step(_signed(value))
@@ -253,7 +254,7 @@ class _Steps(dict[bytes, tuple[bytes, int]]):
 
 
 class _Signed(dict[bytes, int]):
-    """The result of `_signed`, remembered."""
+    """Caches the result of `_signed`."""
 
     def __missing__(self, number: bytes) -> int:
         found = _signed(number)
@@ -263,22 +264,22 @@ class _Signed(dict[bytes, int]):
 
 
 class _FirstLine(dict[bytes, bytes]):
-    """The opcodes that set the first line of a function."""
+    """Caches the opcodes that set the first line of a function."""
 
     def __missing__(self, number: bytes) -> bytes:
-        found = _line(_signed(number) - 2)  # from -1, and DWARF's lines begin at 1
+        found = _line(_signed(number) - 2)  # from -1, because DWARF's lines begin at 1
         if len(self) < _KEYS_MAX:
             self[number] = found
         return found
 
 
 def _pairs(body: bytes) -> list[bytes]:
-    """The pairs of a table, of which most have only one."""
+    """Return the pairs of a table; most tables have only one."""
     return [body] if len(body) <= _ONE_PAIR else _PAIRS.findall(body)
 
 
 def _ends(body: bytes, pairs: list[bytes]) -> list[int]:
-    """How far into the function each value of a table goes, in instructions."""
+    """Return the offset in the function at which each value of a table ends, in instructions."""
     if body.isascii():  # each number has one byte
         return list(accumulate(body[::2]))
     return list(accumulate([pair[0] if pair[0] < 0x80 else _code(pair) for pair in pairs]))
@@ -302,14 +303,14 @@ def _end(pair: bytes) -> int:
 
 
 def _step(lines: int) -> tuple[bytes, int]:
-    """Return the opcodes before a row with a number of lines more, and the opcode of the row."""
+    """Return the opcodes before a row that advances by ``lines``, and the opcode of the row."""
     if _LINE_BASE <= lines < _LINE_BASE + _LINE_RANGE:
         return b"", _OPCODE_BASE + lines - _LINE_BASE
     return _line(lines), _OPCODE_BASE - _LINE_BASE
 
 
 def _row(code: int, before: bytes, opcode: int) -> bytes:
-    """The opcodes of a row that is so far on in the code, and as `_step` says."""
+    """Return the opcodes of a row that advances by ``code``, with the results of `_step`."""
     special = opcode + _LINE_RANGE * code
     if special <= 0xFF:
         return before + _BYTES[special]

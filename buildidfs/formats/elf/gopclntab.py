@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``.gopclntab``: the functions of a Go program, with their files and lines.
 
-The Go runtime needs this table for stack traces, so that a stripped program keeps it. Its layout
-has four versions, of Go 1.2, 1.16, 1.18 and 1.20; Go 1.20 to 1.27 write the last one. Nothing here
-raises for any input, except what ``read_at`` raises itself, and the work is bounded by `TABLE_MAX`.
+The Go runtime needs this table for stack traces, so a stripped program keeps it. Its layout has
+four versions, of Go 1.2, 1.16, 1.18 and 1.20; Go 1.20 to 1.27 write the last one. No input raises,
+except for errors of ``read_at``, and the work is bounded by `TABLE_MAX`.
 
 Source: golang.org/s/go12symtab; debug/gosym/pclntab.go, runtime/symtab.go and
 cmd/link/internal/ld/pcln.go of Go 1.19 and 1.27.
@@ -29,15 +29,15 @@ from buildidfs.formats.elf.header import (
 from buildidfs.formats.elf.sections import Sections
 
 TABLE_MAX: Final = 256 << 20
-"""The limit of a table: that of kubectl 1.31 has 18 MB, that of CockroachDB some 70 MB."""
+"""The largest table in bytes: that of kubectl 1.31 has 18 MB, that of CockroachDB about 70 MB."""
 
 SECTIONS: Final = (b".gopclntab", b".data.rel.ro.gopclntab")
-"""The names of the section: the second one is that of programs at no fixed address."""
+"""The names of the section: the second is that of position-independent programs."""
 
 FUNCTIONS_MAX: Final = 1 << 22
 
 GO_1_2, GO_1_16, GO_1_18 = range(3)
-"""Layouts. That of Go 1.20 is the one of 1.18 with another magic number."""
+"""Layouts. Go 1.20 has the layout of 1.18 with another magic number."""
 
 _MAGICS: Final = {
     0xFFFFFFFB: GO_1_2,
@@ -51,12 +51,12 @@ _HEADER: Final = re.compile(
 )
 _HEADER_BYTES: Final = 8 + 8 * 8
 
-# A search goes through so many bytes of a file at most, and looks at so many likely places.
+# The most bytes of a file that a search reads, and the most candidates that it examines.
 _SEARCHED_BYTES: Final = 1 << 30
 _CANDIDATES: Final = 64
 _SEGMENTS_MAX: Final = 256
 _CHUNK: Final = 1 << 20
-# Records that are out of order are read so many times at most.
+# Records that are out of order are read at most this many times.
 _READ_AGAIN: Final = 4
 _ALIGN: Final = 4
 
@@ -65,7 +65,8 @@ _NO_OFFSET: Final = 0xFFFFFFFF
 
 class Place(NamedTuple):
     """A possible place of the table: ``size`` bytes at ``offset`` of the file, loaded at
-    ``address``."""
+    ``address``.
+    """
 
     offset: int
     address: int
@@ -75,9 +76,9 @@ class Place(NamedTuple):
 class Function(NamedTuple):
     """One function. ``room`` is the distance to the next one, in bytes.
 
-    The other fields are where its name begins in `GoTable.names`, where its tables of files and
-    lines begin in `GoTable.values`, 0 for none, and the index in `GoTable.units` that its file
-    numbers start from.
+    The other fields are the offset of its name in `GoTable.names`, the offsets of its tables of
+    files and lines in `GoTable.values` (0 for none), and the index in `GoTable.units` at which its
+    file numbers start.
     """
 
     entry: int
@@ -97,17 +98,17 @@ class _Part:
         self.size = max(min(size, TABLE_MAX), 0)
 
     def read(self, start: int, end: int) -> bytes:
-        """The bytes from ``start`` to ``end``; fewer where the part, or the file, ends before."""
+        """Return the bytes from ``start`` to ``end``; fewer if the part or the file ends before."""
         end = min(end, self.size)
         return self._read_at(self._offset + start, end - start) if start < end else b""
 
 
 class GoTable:
-    """A table whose header is sound.
+    """A table with a valid header.
 
     ``names`` has the names of functions, ``values`` the tables of files and lines; in the layout of
     Go 1.2, both are the whole table. ``quantum`` is the least number of bytes of an instruction,
-    ``size`` the size of all.
+    ``size`` the total size.
     """
 
     def __init__(self, part: _Part, header: _Header, rows: Sequence[int], text: int) -> None:
@@ -119,7 +120,7 @@ class GoTable:
         self._rows = rows
         self._text = text if header.version == GO_1_18 else 0
         offsets = header.offsets
-        if header.version == GO_1_2:  # its parts are not apart
+        if header.version == GO_1_2:  # its parts are not separate
             self.names = self.values = self._paths = part.read(0, part.size)
         else:
             self.names, self.values, self._paths = (
@@ -129,9 +130,11 @@ class GoTable:
         self.units = self._units()
 
     def walk(self) -> Iterator[Function]:
-        """The functions in the order of their addresses, up to the first that is out of order.
+        """Yield the functions in the order of their addresses, up to the first that is out of
+        order.
 
-        Their records are read by the megabyte, since most tables have them in this order, too.
+        Their records are read a megabyte at a time, because most tables have them in the same
+        order.
         """
         header, rows = self._header, self._rows
         record = Struct(header.order + f"{header.record_start}xI8xIII4xI")
@@ -158,14 +161,16 @@ class GoTable:
             entry = following
 
     def file(self, offset: int) -> bytes:
-        """The path at an offset out of ``units``; empty where there is none."""
+        """Return the path for an offset from ``units``; empty if there is none."""
         if offset == _NO_OFFSET:
             return b""
         end = self._paths.find(b"\0", offset, offset + _PATH_MAX)
         return self._paths[offset:end] if end >= 0 else b""
 
     def _units(self) -> Sequence[int]:
-        """Offsets of file names by the numbers in the tables of files, see `Function.unit`."""
+        """Return the offsets of file names by the numbers in the tables of files, see
+        `Function.unit`.
+        """
         header = self._header
         start, end = header.offsets.units, header.offsets.files
         if header.version == GO_1_2:
@@ -202,12 +207,12 @@ class _Header(NamedTuple):
 
     @property
     def field(self) -> int:
-        """The size of a field of the table of functions."""
+        """Return the size of a field of the table of functions."""
         return 4 if self.version == GO_1_18 else self.word
 
     @property
     def record_start(self) -> int:
-        """The size of the first field of a record: the entry, as address or offset."""
+        """Return the size of the first field of a record: the entry, as address or offset."""
         return self.field
 
     @property
@@ -215,7 +220,9 @@ class _Header(NamedTuple):
         return (2 * self.functions + 1) * self.field
 
     def rows(self, part: _Part) -> Sequence[int] | None:
-        """The table of functions: entry and place of the record by turns, at last the end."""
+        """Return the table of functions: entry and place of the record alternate; the last item is
+        the end.
+        """
         start = 8 + self.word if self.version == GO_1_2 else self.offsets.records
         found = part.read(start, start + self.table_bytes)
         if len(found) < self.table_bytes or not self.functions:
@@ -232,8 +239,9 @@ def _words(data: bytes, code: str, is_swapped: bool) -> Sequence[int]:
 
 
 def _header(data: bytes, size: int) -> _Header | None:
-    """The header of a table of ``size`` bytes of which the first are in ``data``; None if it is
-    none, or it leads out of the table.
+    """Return the header of a table of ``size`` bytes that begins with ``data``.
+
+    Returns None if it is invalid, or leads out of the table.
     """
     if len(data) < _HEADER_BYTES or not _HEADER.match(data):
         return None
@@ -258,11 +266,11 @@ def _header(data: bytes, size: int) -> _Header | None:
     return found if found.table_bytes < size else None
 
 
-# --- where it is ---------------------------------------------------------------------------------
+# --- the place of the table ----------------------------------------------------------------------
 
 
 def find(read_at: ReadAt, size: int) -> GoTable | None:
-    """The table of an ELF file of ``size`` bytes; None if it has none, or one that is not sound."""
+    """Return the table of an ELF file of ``size`` bytes; None if it has none, or an invalid one."""
     sections = Sections(read_at, size)
     read_at = Source(b"", read_at, size).read
     loads = loaded(read_at, size)[:_SEGMENTS_MAX]
@@ -281,7 +289,7 @@ def find(read_at: ReadAt, size: int) -> GoTable | None:
 def _places(
     read_at: ReadAt, size: int, sections: Sections, loads: list[Segment]
 ) -> Iterator[Place]:
-    """The section of the name, or what looks like the start of a table in the segments."""
+    """Yield the named section, or places in the segments that look like the start of a table."""
     named = sections.named(*SECTIONS)
     if named is not None:
         yield Place(named.offset, named.address, max(0, min(named.size, size - named.offset)))
@@ -291,7 +299,7 @@ def _places(
         end = min(load.offset + load.size, size, load.offset + left)
         left -= max(0, end - load.offset)
         for at in range(load.offset, end, _CHUNK):
-            # Chunks overlap, as the start of a table may lie across two of them.
+            # Chunks overlap, because the start of a table may lie across two of them.
             data = read_at(at, min(_CHUNK + _ALIGN, end - at))
             for found in _HEADER.finditer(data):
                 start = at + found.start()
@@ -304,7 +312,9 @@ def _places(
 
 
 def _with_files(header: _Header, part: _Part) -> _Header | None:
-    """The header; in the layout of Go 1.2 with the table of files, which follows the functions."""
+    """Return the header; in the layout of Go 1.2 with the table of files, which follows the
+    functions.
+    """
     if header.version != GO_1_2:
         return header
     number = Struct(header.order + "I")
@@ -320,9 +330,9 @@ def _with_files(header: _Header, part: _Part) -> _Header | None:
     return header._replace(unit_files=files, offsets=header.offsets._replace(units=units))
 
 
-# --- where the functions are ---------------------------------------------------------------------
+# --- the place of the functions ------------------------------------------------------------------
 
-# Fields of struct moduledata (runtime/symtab.go), by number of words from its start.
+# Fields of struct moduledata (runtime/symtab.go): number of words from its start.
 _MIN_PC: Final = 20
 _TEXT: Final = 22
 _OCCURRENCES: Final = 256
@@ -341,10 +351,11 @@ def _text(
     header: _Header,
     rows: Sequence[int],
 ) -> int:
-    """The address that those of the functions count from, in the layout of Go 1.18.
+    """Return the base address of the addresses of functions, in the layout of Go 1.18.
 
-    It is in the header until Go 1.25, and in the module data of the runtime ever since. At no fixed
-    address both are filled by relocations. ``.text`` begins there unless C code comes first.
+    It is in the header until Go 1.25, and in the module data of the runtime since then. In a
+    position-independent program, relocations fill both. ``.text`` begins at this address unless C
+    code precedes it.
     """
     if header.version != GO_1_18:
         return 0
@@ -371,7 +382,7 @@ def _text(
 
 
 class _Memory:
-    """Words of the program as they are once it is relocated, for an image at its own addresses."""
+    """Words of the program after relocation, for an image at its own addresses."""
 
     def __init__(
         self,
@@ -391,7 +402,7 @@ class _Memory:
         self._relocations = sections.contents(kind, _RELOCATIONS_MAX)
 
     def word_at(self, address: int) -> int:
-        """The word at an address; 0 where nothing is loaded."""
+        """Return the word at an address; 0 if nothing is loaded there."""
         relocated = self.relocated(address)
         if relocated:
             return relocated
@@ -402,7 +413,7 @@ class _Memory:
         return 0
 
     def relocated(self, address: int) -> int:
-        """The addend of the relocation of the word at an address; 0 if there is none."""
+        """Return the addend of the relocation of the word at an address; 0 if there is none."""
         for at in self._rows(address, 0):
             return int(self._word.unpack_from(self._relocations, at + 2 * self._word.size)[0])
         return 0
@@ -424,7 +435,7 @@ class _Memory:
                         yield load.address + at
 
     def _rows(self, value: int, field: int) -> Iterator[int]:
-        """The relocations that have a value in a field (0: the place, 2: the addend)."""
+        """Yield the relocations that have a value in a field (0: the place, 2: the addend)."""
         if not self._relocations or value >> 8 * self._word.size:
             return
         size, end = self._word.size, len(self._relocations)
@@ -435,7 +446,7 @@ class _Memory:
 
 
 def _occurrences(data: bytes, wanted: bytes) -> Iterator[int]:
-    """Yield the first few offsets at which some bytes occur in others."""
+    """Yield the first few offsets at which ``wanted`` occurs in ``data``."""
     at = data.find(wanted)
     for _ in range(_OCCURRENCES):
         if at < 0:

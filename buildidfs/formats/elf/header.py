@@ -2,7 +2,7 @@
 """ELF headers, program headers and notes (elf(5)), in 32 and 64 bit and either byte order.
 
 Numbers in a header are claims: at most `TABLE_MAX` bytes of headers are read, and nothing here
-raises, except what ``read_at`` raises itself.
+raises, except for errors of ``read_at``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ReadAt = Callable[[int, int], bytes]
-"""``read_at(offset, size)`` gives up to ``size`` bytes of a file, fewer only at its end."""
+"""``read_at(offset, size)`` returns up to ``size`` bytes of a file, fewer only at its end."""
 
 MAGIC: Final = b"\x7fELF"
 
@@ -42,10 +42,10 @@ SHF_COMPRESSED: Final = 0x800
 SHN_XINDEX: Final = 0xFFFF  # e_shstrndx is in sh_link of section 0
 
 TABLE_MAX: Final = 16 << 20
-"""The most bytes of program or section headers that are looked at."""
+"""The most bytes of program or section headers that are read."""
 
 
-OFFSET_MAX: Final = 1 << 62  # no file is larger; keeps offsets within what pread(2) takes
+OFFSET_MAX: Final = 1 << 62  # no file is larger, and pread(2) accepts such offsets
 
 
 class Layout(NamedTuple):
@@ -54,8 +54,7 @@ class Layout(NamedTuple):
     - ``ehdr`` (at offset 16): type, machine, version, entry, phoff, shoff, flags, ehsize,
       phentsize, phnum, shentsize, shnum, shstrndx;
     - ``phdr``: type, offset, filesz, align;
-    - ``load``: the same entry as type and three fields in an order of its own: address, size in
-      memory, flags;
+    - ``load``: other fields of the same entry: type, address, size in memory, flags;
     - ``shdr``: name, type, flags, offset, size, link, info, addralign.
 
     Tables are walked in steps of the structure's own size, whatever e_phentsize and e_shentsize
@@ -95,13 +94,14 @@ LAYOUTS: Final = {
     b"\x02\x01": _layout(64, True),
     b"\x02\x02": _layout(64, False),
 }
-"""By the two bytes EI_CLASS and EI_DATA."""
+"""The layouts by the two bytes EI_CLASS and EI_DATA."""
 
 
 def parse_header(head: bytes) -> tuple[Layout, tuple[int, ...]] | None:
-    """The layout of an ELF file that begins with ``head``, and the fields of its header.
+    """Return the layout of an ELF file that begins with ``head``, and the fields of its header.
 
-    None for any other file. `identify.identify` does the same inline, for speed and for reasons.
+    Returns None for any other file. `identify.identify` does the same inline, for speed and to find
+    the reason.
     """
     layout = LAYOUTS.get(head[4:6])
     if head[:4] != MAGIC or layout is None or len(head) < layout.ehdr_size:
@@ -110,9 +110,9 @@ def parse_header(head: bytes) -> tuple[Layout, tuple[int, ...]] | None:
 
 
 class Source:
-    """The bytes of a file, by offset: from its head where they are in there, else by ``read_at``.
+    """The bytes of a file by offset, from its head if they are there, else by ``read_at``.
 
-    ``short`` tells that some claim led past the end of the file.
+    ``short`` is True if a claim led past the end of the file.
     """
 
     __slots__ = ("_head", "_read_at", "_size", "short")
@@ -124,7 +124,7 @@ class Source:
         self.short = False
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes; fewer at the end of the file. The caller bounds ``size``."""
+        """Return up to ``size`` bytes; fewer at the end of the file. The caller bounds ``size``."""
         end = offset + size
         if end <= len(self._head):
             return self._head[offset:end]
@@ -141,7 +141,9 @@ class Source:
         return data
 
     def table(self, form: struct.Struct, offset: int, count: int) -> bytes | None:
-        """Whole entries of a table of headers, those that exist; None if the table is too large."""
+        """Return the complete existing entries of a table of headers; None if the table is too
+        large.
+        """
         if count * form.size > TABLE_MAX:
             return None
         data = self.read(offset, count * form.size)
@@ -155,8 +157,8 @@ PF_R: Final = 4
 
 _HEAD_SIZE: Final = 4096
 
-# type, flags, offset, address, size in the file, size in memory, alignment; the address that is
-# passed over is the physical one.
+# type, flags, offset, address, size in the file, size in memory, alignment; the skipped address is
+# the physical one.
 _FORMS: Final = {
     64: ("IIQQ8xQQQ", (0, 1, 2, 3, 4, 5, 6)),
     32: ("III4xIIII", (0, 5, 1, 2, 3, 4, 6)),
@@ -166,8 +168,8 @@ _FORMS: Final = {
 class Segment(NamedTuple):
     """One program header: ``size`` bytes from ``offset`` of the file are at ``address``.
 
-    In memory there are ``memory`` bytes. The fields are p_type, p_flags, p_offset, p_vaddr,
-    p_filesz, p_memsz and p_align of elf(5).
+    ``memory`` is the size in memory. The fields are p_type, p_flags, p_offset, p_vaddr, p_filesz,
+    p_memsz and p_align of elf(5).
     """
 
     kind: int
@@ -180,7 +182,7 @@ class Segment(NamedTuple):
 
 
 def segments(layout: Layout, table: bytes) -> Iterator[Segment]:
-    """The entries of a table of program headers."""
+    """Yield the entries of a table of program headers."""
     form, order = _FORMS[layout.bits]
     packed = struct.Struct(("<" if layout.little_endian else ">") + form)
     for fields in packed.iter_unpack(table[: len(table) - len(table) % packed.size]):
@@ -188,7 +190,7 @@ def segments(layout: Layout, table: bytes) -> Iterator[Segment]:
 
 
 def loaded(read_at: ReadAt, size: int) -> list[Segment]:
-    """The segments loaded of an ELF file of ``size`` bytes; empty for any other file."""
+    """Return the loaded segments of an ELF file of ``size`` bytes; empty for any other file."""
     head = read_at(0, min(size, _HEAD_SIZE))
     parsed = parse_header(head)
     if parsed is None:
@@ -205,10 +207,10 @@ def loaded(read_at: ReadAt, size: int) -> list[Segment]:
 
 
 def address_of(loads: Iterable[Segment], offset: int) -> int | None:
-    """The address of the byte at ``offset`` of the file; None if it is not loaded.
+    """Return the address of the byte at ``offset`` of the file; None if it is not loaded.
 
-    Pages are mapped whole, so the same byte may be at two places: the one counts whose segment
-    claims it.
+    Whole pages are mapped, so the same byte may be at two addresses: the result is the one in the
+    segment that claims the byte.
     """
     for load in loads:
         if load.offset <= offset < load.offset + load.size:
@@ -230,7 +232,7 @@ HEADER_BIG = struct.Struct(">III")
 
 
 class Note(NamedTuple):
-    """One note; ``name`` comes without the NUL that ends it, ``desc`` without padding."""
+    """One note; ``name`` has no final NUL, ``desc`` no padding."""
 
     name: bytes
     type: int
@@ -261,9 +263,10 @@ def walk(data: bytes | memoryview, little_endian: bool, align: int = 4) -> Itera
 def gnu_build_id(
     data: bytes | memoryview, little_endian: bool = True, align: int = 4
 ) -> bytes | None:
-    """The descriptor of the first NT_GNU_BUILD_ID note, of whatever length; None without one.
+    """Return the descriptor of the first NT_GNU_BUILD_ID note, of any length; None without one.
 
-    The hot path of identification: the same walk as `walk`, without a value for each note.
+    This is on the hot path of identification: the same walk as `walk`, without a value for each
+    note.
     """
     unpack = (HEADER_LITTLE if little_endian else HEADER_BIG).unpack_from
     mask = 7 if align == 8 else 3

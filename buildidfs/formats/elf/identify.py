@@ -5,13 +5,13 @@
 is in the first page, which the caller has read already, and it unpacks one header, walks the
 program headers and the first note. `describe` runs once for each file that is kept.
 
-Every size, count and offset in a header is a claim. No claim makes more than `TABLE_MAX` bytes of
-a table or ``_NOTES_MAX`` bytes of notes be read, nothing is allocated by claimed size, and no input
-makes either function raise; an exception of ``read_at`` itself passes through.
+Every size, count and offset in a header is a claim. At most `TABLE_MAX` bytes of a table and
+``_NOTES_MAX`` bytes of notes are read, no memory is allocated by claimed size, and no input makes
+either function raise; an exception of ``read_at`` itself passes through.
 
-The extents of ``.debug_gdb_scripts`` are a matter of safety: gdb runs these scripts, so the front
-doors show the section of an untrusted file as zeros, and `describe` has to find every section that
-gdb would take for it. gdb asks BFD for a section of that name, so the rules here are those of BFD
+The extents of ``.debug_gdb_scripts`` matter for safety: gdb runs these scripts, so mount and server
+show the section of an untrusted file as zeros, and `describe` must find every section that gdb
+would use as such. gdb asks BFD for a section of that name, so the rules here are those of BFD
 (elfcode.h, elf.c) or wider:
 
 - e_shnum and e_shstrndx may be escapes to fields of section 0; a string table index out of range
@@ -62,22 +62,22 @@ from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, fingerpr
 __all__ = ["HEAD_SIZE", "AltLink", "DebugLink", "ElfFile", "ReadAt", "describe", "identify"]
 
 HEAD_SIZE = 4096
-"""How much of the start of a file `identify` wants to be given."""
+"""The number of bytes at the start of a file that `identify` needs."""
 
-_AREA_MAX = 1 << 20  # the most that is read of one note segment or section
-_NOTES_MAX = 4 << 20  # and of all of one file, before it counts as having no build ID
-_AREA_MIN = 4096  # what an area counts for at least: the number of reads is bounded, too
+_AREA_MAX = 1 << 20  # the most bytes read of one note segment or section
+_NOTES_MAX = 4 << 20  # the most for one file, before it counts as having no build ID
+_AREA_MIN = 4096  # the least that an area counts for, which also bounds the number of reads
 
 
 def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId | Absence:
-    """The build ID of a file, or why it has none.
+    """Return the build ID of a file, or why it has none.
 
-    ``head`` is the first `HEAD_SIZE` bytes of the file, or all of a smaller one; ``read_at`` is
-    asked for what is not in there. ``size`` is that of the file if known; claims beyond it are not
-    followed. PT_NOTE segments are searched first, as the kernel does, and SHT_NOTE sections if
-    there was none: Go's linker puts the build ID into a section that no segment covers, and
-    relocatable files have no segments. The first GNU build ID note decides. A supplementary file of
-    DWARF 5 (``dwz --dwarf-5``) has none, and goes by its checksum.
+    ``head`` is the first `HEAD_SIZE` bytes of the file, or all of a smaller one; ``read_at`` reads
+    other bytes. ``size`` is that of the file if known; claims beyond it are not followed. PT_NOTE
+    segments are searched first, as the kernel does, and SHT_NOTE sections if there was none: Go's
+    linker puts the build ID into a section that no segment covers, and relocatable files have no
+    segments. The first GNU build ID note decides. A supplementary file of DWARF 5 (``dwz
+    --dwarf-5``) has none; its checksum is used instead.
     """
     if head[:4] != MAGIC:
         return Absence.NOT_ELF if head else Absence.EMPTY
@@ -93,7 +93,7 @@ def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId |
 
     source = Source(head, read_at, size)
     if shoff and (phnum == PN_XNUM or not shnum):
-        # The real numbers did not fit, and are in the section header of index 0.
+        # The real numbers did not fit into the header; they are in section header 0.
         first = source.read(shoff, layout.shdr.size)
         if len(first) == layout.shdr.size:
             _, _, _, _, many_sections, _, many_segments, _ = layout.shdr.unpack(first)
@@ -128,8 +128,8 @@ def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId |
 def describe(read_at: ReadAt, size: int) -> ElfFile | Absence:
     """Describe a file of ``size`` bytes for debuggers, or say why it cannot be kept.
 
-    The same answers as `identify` for a file without a build ID, and MALFORMED for one whose
-    section table is too large to be read: what is not looked at must not be served.
+    For a file without a build ID the answers are those of `identify`. A section table that is too
+    large to be read gives MALFORMED, because unexamined sections must not be served.
     """
     head = read_at(0, min(size, HEAD_SIZE))
     build_id = identify(head, read_at, size)
@@ -146,12 +146,12 @@ def _checked(raw: bytes) -> BuildId | Absence:
 
 # --- classification ------------------------------------------------------------------------------
 
-_NAME_MAX: Final = 64  # longer than any section name that means something here
+_NAME_MAX: Final = 64  # longer than any section name that is used here
 _LINK_MAX: Final = 4096 + 128  # a path and a build ID or checksum
-_SUPPLEMENT_NAMES_MAX: Final = 4096  # what dwz makes has a dozen sections
+_SUPPLEMENT_NAMES_MAX: Final = 4096  # files made by dwz have a dozen sections
 _SCRIPTS_MAX: Final = 64
 _SEGMENTS_MAX: Final = 256
-# Units of assembler files come first, and are no skeletons.
+# Units of assembler files come first, and are not skeletons.
 _UNITS_MAX: Final = 64
 _DWO_IDS_MAX: Final = 16
 
@@ -163,13 +163,12 @@ _DWARF: Final = frozenset(
     )
 )  # fmt: skip
 _MINI: Final = b".gnu_debugdata"
-# Go writes the last two into each program, also where the linker of C puts its table elsewhere.
+# Go writes the last two into each program, even if the linker of C puts its table elsewhere.
 _GO: Final = frozenset(
     (b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo", b".note.go.buildid")
 )
 MADE_OF_GOPCLNTAB: Final = b".buildidfs.gopclntab"
-"""The section by which a debug file is known that `go_debug` made. It has the SHA-256 of the
-program."""
+"""The section that marks a debug file made by `go_debug`. It has the SHA-256 of the program."""
 _SPLIT: Final = b".debug_addr"
 _SUPPLEMENTARY: Final = b".debug_sup"
 _LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink", _SUPPLEMENTARY))
@@ -187,9 +186,10 @@ class DebugLink(msgspec.Struct, frozen=True):
 
 
 class AltLink(msgspec.Struct, frozen=True):
-    """``.gnu_debugaltlink``: path and build ID of the file with what dwz found in several.
+    """``.gnu_debugaltlink``: path and build ID of the file with the data that dwz found in several
+    files.
 
-    That of ``.debug_sup`` (``dwz --dwarf-5``) is the same: the file has its checksum in place of a
+    ``.debug_sup`` (``dwz --dwarf-5``) is treated the same: the file has its checksum in place of a
     build ID, see `supplement_id`.
     """
 
@@ -201,13 +201,12 @@ class ElfFile(msgspec.Struct, frozen=True):
     """One ELF file as debuggers see it.
 
     ``kinds`` is not empty. ``scripts`` are the extents of ``.debug_gdb_scripts`` within the file,
-    ascending and disjoint. ``truncated`` is empty for a whole file. Else it says in words why
-    debuggers refuse the file: headers claim bytes beyond its end, or are of no possible size. It is
-    a copy of half a file, or one that was damaged on purpose. ``segments`` is
-    `Artifact.segments`. ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`,
-    and ``dwo_ids`` are those of the first skeleton units, see `splitdwarf`. ``shared`` is the ID in
-    its note if files share that by mistake, and ``build_id`` is another one. ``go`` says that it
-    may be a Go program.
+    ascending and disjoint. ``truncated`` is empty for a whole file. Else it is the reason why
+    debuggers refuse the file: headers claim bytes beyond its end, or have an impossible size. Such
+    a file is an incomplete copy, or was damaged on purpose. ``segments`` is `Artifact.segments`.
+    ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`, and ``dwo_ids`` are those of the
+    first skeleton units, see `splitdwarf`. ``shared`` is the ID in its note if files share that by
+    mistake; ``build_id`` is then another ID. ``go`` is True if it may be a Go program.
     """
 
     build_id: BuildId
@@ -229,14 +228,14 @@ class ElfFile(msgspec.Struct, frozen=True):
 
     @property
     def is_stripped_go(self) -> bool:
-        """True if `go_debug` may make a debug file of it, and it has no names of its own."""
+        """True if `go_debug` may make a debug file from it, and it has no names of its own."""
         return self.go and not self.truncated and Kind.DEBUGINFO not in self.kinds
 
     @property
     def supplement(self) -> tuple[bytes, BuildId] | None:
-        """Name and build ID of the dwz file that its DWARF needs, if that is in several files.
+        """Return name and build ID of the dwz file that its DWARF needs, if any.
 
-        Strip leaves ``altlink`` in executables, which have nothing any more that refers to it.
+        Strip leaves ``altlink`` in executables, although no section refers to it any more.
         """
         if self.altlink is None or self.quality < Quality.DEBUGINFO:
             return None
@@ -246,7 +245,8 @@ class ElfFile(msgspec.Struct, frozen=True):
 def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfFile | Absence:
     """Describe a file whose ELF header is known to be whole (`identify` found a build ID).
 
-    MALFORMED when the section table, or the table of section names, is too large to be read.
+    The result is MALFORMED if the section table, or the table of section names, is too large to be
+    read.
     """
     layout = LAYOUTS[head[4:6]]
     etype, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, names_index = (
@@ -316,10 +316,10 @@ def _dwo_ids(read_at: ReadAt, size: int) -> tuple[int, ...]:
 
 
 def _segments(layout: Layout, table: bytes) -> int:
-    """A number that stands for addresses, sizes in memory and flags of what is loaded.
+    """Return a hash of addresses, sizes in memory and flags of the loaded segments.
 
-    objcopy --only-keep-debug and eu-strip leave these as they are; offsets and sizes in the file
-    they do not. 0 if nothing is loaded.
+    objcopy --only-keep-debug and eu-strip leave these unchanged, but not offsets and sizes in the
+    file. The result is 0 if nothing is loaded.
     """
     entries = (entry[1:] for entry in layout.load.iter_unpack(table) if entry[0] == PT_LOAD)
     loaded = list(islice(entries, _SEGMENTS_MAX))
@@ -327,7 +327,7 @@ def _segments(layout: Layout, table: bytes) -> int:
 
 
 class _Survey:
-    """Findings of one pass over the headers. Sections that do not matter leave nothing."""
+    """Findings of one pass over the headers. Irrelevant sections leave nothing."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -340,7 +340,7 @@ class _Survey:
         self._end = (0, "")
 
     def claim(self, what: str, end: int) -> None:
-        """Take note of where in the file something would end."""
+        """Record the offset in the file at which a part would end."""
         if end > self._end[0]:
             self._end = (end, what)
 
@@ -354,7 +354,7 @@ class _Survey:
     def section(
         self, names: tuple[bytes, ...], kind: int, flags: int, offset: int, length: int
     ) -> None:
-        """Take note of a section; ``names`` are those it may go by."""
+        """Record a section; ``names`` are those that readers may see for it."""
         self._sections = True
         if kind == SHT_NOBITS or not length:
             return
@@ -383,10 +383,10 @@ class _Survey:
         self.claim("a section", end)
 
     def segment(self, kind: int, offset: int, length: int) -> None:
-        """Take note of a segment, after all sections.
+        """Record a segment, after all sections.
 
-        Those of a debug file describe the file it was split from (eu-strip leaves the offsets as
-        they were), so they count only where sections are loaded from the file, or there are none.
+        Segments of a debug file describe the file it was split from (eu-strip leaves the offsets
+        unchanged), so they count only if sections are loaded from the file, or there are none.
         """
         if not length:
             return
@@ -397,13 +397,13 @@ class _Survey:
             self.claim("a segment", offset + length)
 
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that the file can be served as."""
+        """Return the kinds under which the file can be served."""
         if not (self._dwarf or self._symtab):
             return (Kind.EXECUTABLE,)
         return (Kind.EXECUTABLE, Kind.DEBUGINFO) if self._loaded else (Kind.DEBUGINFO,)
 
     def quality(self) -> Quality:
-        """The quality for a debugger."""
+        """Return the quality for a debugger."""
         if self._made and not self._loaded:
             return Quality.GOPCLNTAB
         if self._dwarf:
@@ -413,7 +413,7 @@ class _Survey:
         return Quality.DYNSYM if self._dynsym else Quality.NONE
 
     def scripts(self) -> tuple[ByteRange, ...]:
-        """The extents of script sections, ascending, merged where they meet, and few."""
+        """Return the extents of script sections, ascending, merged if they meet, and few."""
         spans: list[tuple[int, int]] = []
         for start, end in sorted(self._scripts):
             if spans and start <= spans[-1][1]:
@@ -421,13 +421,13 @@ class _Survey:
             else:
                 spans.append((start, end))
         if len(spans) > _SCRIPTS_MAX:
-            # No linker makes so many. Hide what lies between the last of them as well.
+            # No linker makes so many. The bytes between the last of them are hidden as well.
             spans[_SCRIPTS_MAX - 1 :] = [(spans[_SCRIPTS_MAX - 1][0], spans[-1][1])]
         return tuple(ByteRange(start, end - start) for start, end in spans)
 
 
 def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | None:
-    """The table of section names, as far as it is in the file; None if it is too large."""
+    """Return the table of section names, as far as it is in the file; None if it is too large."""
     at = index * layout.shdr.size
     if at >= len(table):
         return b""
@@ -436,13 +436,13 @@ def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | 
 
 
 def _type_at(layout: Layout, table: bytes, index: int) -> int | None:
-    """The type of a section; None where its header is not in the file."""
+    """Return the type of a section; None if its header is not in the file."""
     at = index * layout.shdr.size
     return layout.shdr.unpack_from(table, at)[1] if at < len(table) else None
 
 
 def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:
-    # Sliced first: a search for the NUL through a large table, once per section, is quadratic.
+    # Sliced first, because a search for the NUL in a large table, once per section, is quadratic.
     name, nul, _ = names[at : at + _NAME_MAX].partition(b"\0")
     if nul or at + len(name) < len(names):
         return (name,)
@@ -450,7 +450,9 @@ def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:
 
 
 def _link(where: tuple[int, int] | None, source: Source) -> tuple[bytes, bytes]:
-    """The file name in a link section, and what follows the NUL; empty where there is none."""
+    """Return the file name in a link section, and the bytes after the NUL; empty if
+    there is none.
+    """
     if where is None:
         return b"", b""
     name, nul, rest = source.read(*where).partition(b"\0")
@@ -476,10 +478,10 @@ def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
 def supplement_id(
     source: Source, layout: Layout, sections: bytes, names_index: int
 ) -> BuildId | None:
-    """The ID that a supplementary file of DWARF 5 has instead of a build ID; else None.
+    """Return the ID that a supplementary file of DWARF 5 has instead of a build ID; else None.
 
-    It is the checksum in ``.debug_sup``, by which the files that refer to it know it. ``sections``
-    are the section headers of the file.
+    It is the checksum in ``.debug_sup``, which the files that refer to it contain. ``sections`` are
+    the section headers of the file.
     """
     at = names_index * layout.shdr.size
     if at >= len(sections):
@@ -506,13 +508,14 @@ def _supplementary_link(
 
 
 def _debug_sup(data: bytes, layout: Layout) -> tuple[bool, bytes, BuildId] | None:
-    """The contents of ``.debug_sup``: whether the file is the supplementary one itself, the name of
-    that, and its checksum. Source: DWARF 5, 7.3.6.
+    """Decode ``.debug_sup``: True for the supplementary file itself, the name of that file, and its
+    checksum. Source: DWARF 5, 7.3.6.
     """
     if int.from_bytes(data[:2], "little" if layout.little_endian else "big") != _DWARF_VERSION:
         return None
     name, nul, rest = data[3:].partition(b"\0")
-    # The length is a LEB128 number; a checksum for which one byte does not do is no build ID.
+    # The length is a LEB128 number; a checksum whose length takes more than one byte is not a build
+    # ID.
     size = rest[0] if rest else 0
     checksum = rest[1 : 1 + size]
     if not nul or data[2] > 1 or len(checksum) != size:

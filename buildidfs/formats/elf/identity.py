@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names by which other systems know an ELF file, whether or not it has a GNU build ID.
 
-- htlhash: SHA-256 of the first 4096 bytes, the last 4096 and the size, 16 bytes of it. The key of
-  OpenTelemetry's profilers (otel-ebpf-profiler:libpf/fileid.go). The *adopted ID* of a program
-  without a GNU build ID. It says nothing of the bytes in between: easy to forge.
+- htlhash: 16 bytes of the SHA-256 of the first 4096 bytes, the last 4096 and the size. It is the
+  key of OpenTelemetry's profilers (otel-ebpf-profiler:libpf/fileid.go), and the *adopted ID* of a
+  program without a GNU build ID. It does not depend on the bytes in between, so it is easy to
+  forge.
 - Go build ID: the ASCII text of a note of Go's linker (cmd/internal/buildid/note.go).
 - code hash: SHA-256 of address and bytes of the executable segments, without the headers of the
   file, which strip rewrites. A stripped file and its unstripped twin share it.
@@ -66,7 +67,8 @@ _FNV_BASIS: Final = 0x6C62272E07BB014262B821756295C58D
 
 
 def _sha256(data: bytes = b"") -> hashlib._Hash:
-    from hashlib import sha256  # with OpenSSL, which a process that only reads names does without
+    # imports OpenSSL, which a process that only reads names does not need
+    from hashlib import sha256
 
     return sha256(data)
 
@@ -99,9 +101,9 @@ def adopted_id(
 ) -> BuildId | Absence:
     """Return the ID that a program is kept under, given the ``answer`` of `identify.identify`.
 
-    An executable or shared object without a usable build ID gets its htlhash: if it has none, if
-    that has an impossible length, or is one that files share by mistake (`model.is_shared`).
-    Sections that are cut off do not matter as long as all that is loaded is there.
+    An executable or shared object without a usable build ID gets its htlhash. A build ID is not
+    usable if it has an impossible length, or if files share it by mistake (`model.is_shared`).
+    Sections may be cut off as long as all loaded segments are complete.
     """
     if isinstance(answer, BuildId):
         if not is_shared(answer):
@@ -121,7 +123,7 @@ def describe(
 ) -> elf_identify.ElfFile | Absence:
     """Describe a file under the ID that it is kept under, or return why it cannot be kept.
 
-    ``given`` is the build ID for a file that has none itself; without it that is the adopted one.
+    ``given`` is the build ID for a file without one; if it is None, the adopted ID is used.
     """
     answer = elf_identify.describe(read_at, size)
     shared = None
@@ -218,8 +220,8 @@ def code_hash(head: bytes, read_at: ReadAt, size: int) -> bytes:
     """Return the hash of the executable segments of a file, empty if it has none.
 
     The executable segments are hashed in the order of their headers, each as its address (u64,
-    big-endian) and its bytes. ELF header and program headers at the start of the file are left
-    out: strip rewrites both. Reads not more bytes than the file has.
+    big-endian) and its bytes. ELF header and program headers at the start of the file are left out,
+    because strip rewrites both. Reads at most as many bytes as the file has.
     """
     code = [
         each
@@ -265,7 +267,7 @@ def crc32(read_at: ReadAt, size: int) -> bytes:
     return crc.to_bytes(4, "big")
 
 
-# --- all of them ---------------------------------------------------------------------------------
+# --- all aliases ---------------------------------------------------------------------------------
 
 
 def aliases(
@@ -273,7 +275,7 @@ def aliases(
 ) -> tuple[Alias, ...]:
     """Return the aliases of a file that is described by ``file``.
 
-    ``code`` and ``crc`` say that the hashes are wanted for which the file has to be read.
+    ``code`` and ``crc`` request the hashes for which the whole file has to be read.
     """
     head = read_at(0, min(size, HTL_PART))
     found = [Alias(AliasType.HTL, htlhash(read_at, size))]
@@ -297,10 +299,11 @@ _DEBUG_ID: Final = re.compile(r"([0-9A-Fa-f]{32})[0-9A-Fa-f]{1,8}")
 
 
 def beginnings(debug_id: str) -> list[bytes]:
-    """The first 16 bytes of the build ID that a debug ID of Breakpad may stand for.
+    """Return the first 16 bytes of the build ID that a debug ID of Breakpad may stand for.
 
-    Shorter build IDs are filled up with zeros. The first one is for files of little-endian
-    machines, whose bytes are swapped in the first three fields of a GUID. Empty for any other text.
+    Shorter build IDs are padded with zeros. The first result is for files of little-endian
+    machines, where the bytes of the first three fields of a GUID are swapped. Empty for any other
+    text.
     """
     match = _DEBUG_ID.fullmatch(debug_id)
     if match is None:
@@ -311,7 +314,7 @@ def beginnings(debug_id: str) -> list[bytes]:
 
 
 def is_typed(text: str) -> bool:
-    """Return True for a text that says itself of which type the alias is, as ``htl:0123...``."""
+    """Return True for a text that begins with the type of an alias, as ``htl:0123...``."""
     return text.partition(":")[0].lower() in _TYPES and ":" in text
 
 

@@ -2,11 +2,11 @@
 """The source files that the line tables of DWARF name.
 
 Only the headers of ``.debug_line`` are read: versions 2 to 5, with the MD5 that version 5 may have
-of a file. A path that is relative is joined to its directory; where the table does not say to
-which (before version 5 that is the directory of the compilation), the file is left out. DWARF 5,
+for a file. A relative path is joined to its directory; if the table does not contain that directory
+(before version 5 this holds for the directory of the compilation), the file is left out. DWARF 5,
 sections 6.2.4 and 6.2.4.1.
 
-Units, files and bytes looked at are bounded; no input makes anything raise.
+The numbers of units, files and bytes are bounded; no input raises.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _HEADER_MAX: Final = 1 << 20
 _SECTION_MAX: Final = 64 << 20
 _PATH_MAX: Final = 4096
 _FORMATS_MAX: Final = 16
-_BYTES_MAX: Final = 16 << 20  # of the paths of all files
-_ENTRY_MIN: Final = 6  # bytes that a compiler writes for a file at least
+_BYTES_MAX: Final = 16 << 20  # for the paths of all files
+_ENTRY_MIN: Final = 6  # the least number of bytes that a compiler writes for a file
 
 _PATH: Final = 1
 _DIRECTORY: Final = 2
@@ -46,14 +46,14 @@ _LINE_STRP: Final = 0x1F
 
 
 class LineFile(NamedTuple):
-    """A source file by its absolute path; ``md5`` is empty if the compiler did not tell it."""
+    """A source file by its absolute path; ``md5`` is empty if the compiler did not record it."""
 
     path: bytes
     md5: bytes = b""
 
 
 def line_files(read_at: ReadAt, size: int) -> Iterator[LineFile]:
-    """The source files that the line tables of an ELF file of ``size`` bytes name, each once."""
+    """Yield the source files in the line tables of an ELF file of ``size`` bytes, each once."""
     sections = Sections(read_at, size)
     if sections.named(b".debug_line") is None:
         return
@@ -83,14 +83,14 @@ class _Section:
             self._start, self.size = header.offset, header.size
 
     def read(self, at: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``at``."""
+        """Return up to ``size`` bytes from ``at``."""
         if self._plain:
             return self._plain[at : at + size]
         size = min(size, self.size - at)
         return self._read_at(self._start + at, size) if size > 0 else b""
 
     def text(self, at: int) -> bytes:
-        """The bytes up to a NUL. Raises `Malformed`."""
+        """Return the bytes up to a NUL. Raises `Malformed`."""
         found, nul, _ = self.read(at, _PATH_MAX).partition(b"\0")
         if not nul:
             raise Malformed
@@ -108,12 +108,12 @@ class _Tables:
         self._strings = {
             _STRP: section(b".debug_str"), _LINE_STRP: section(b".debug_line_str"),
         }  # fmt: skip
-        # Entries, and bytes of text, that are read of all units.
+        # Limits of the entries, and of the bytes of text, for all units.
         self._left = self._lines.size // _ENTRY_MIN + 1000
         self._text_left = 8 * self._lines.size + _BYTES_MAX
 
     def files(self) -> Iterator[LineFile]:
-        """The files of all units."""
+        """Yield the files of all units."""
         at = 0
         for _ in range(_UNITS_MAX):
             cursor, offsets = Cursor(self._lines.read(at, 12), self._little), 4
@@ -205,11 +205,11 @@ class _Tables:
 
 
 def _joined(directories: list[bytes], number: int, name: bytes, md5: bytes) -> Iterator[LineFile]:
-    """The file with that name, if it is known where the directory is."""
+    """Yield the file with that name, if its directory is known."""
     if not name.startswith(b"/"):
         directory = directories[number] if number < len(directories) else b""
         if not directory.startswith(b"/"):
-            return  # relative to the directory of a compilation that the table does not tell
+            return  # relative to a compilation directory that is not in the table
         name = directory + b"/" + name
     if len(name) < _PATH_MAX:
         yield LineFile(name, md5)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``.gnu_debugdata``: the symbols that a stripped executable carries, as an ELF file of its own.
 
-Distributions put a debug file there, compressed by xz, with the functions that are not in the
-executable's ``.dynsym``, and no others (gdb manual, "MiniDebugInfo"). A reader of the executable
-has both. perf and elfutils, given the debug file alone, take the names in ``.dynsym`` for gone,
-since a debug file has all names: so `completed` adds them. Nothing raises for any input, and the
-work is bounded by the limits below.
+Distributions put a debug file there, compressed by xz, with only those functions that are not in
+the executable's ``.dynsym`` (gdb manual, "MiniDebugInfo"). A reader of the executable has both.
+perf and elfutils assume that a debug file has all names, so with this file they would ignore the
+names in ``.dynsym``. Therefore `completed` adds them. No input raises, and the work is bounded by
+the limits below.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from buildidfs.formats.elf.header import SHF_ALLOC, SHT_DYNSYM, SHT_NOBITS, SHT_
 from buildidfs.formats.elf.sections import SectionHeader, Sections
 
 SYMBOLS_MAX_BYTES: Final = 4 << 20
-"""The limit of ``.dynsym``: that of libLLVM, among the largest, has one megabyte."""
+"""The largest ``.dynsym`` in bytes: that of libLLVM, one of the largest, has one megabyte."""
 NAMES_MAX_BYTES: Final = 16 << 20
 
 _SHF_TLS: Final = 0x400
@@ -29,21 +29,22 @@ _ALIGN: Final = 8
 _BINDINGS: Final = frozenset((1, 2, 10))
 _TYPES: Final = frozenset((0, 1, 2, 10))
 
-# Elf64_Sym and Elf32_Sym, and where in them name, value, size, info, other and section index are.
+# Elf64_Sym and Elf32_Sym, and the places in them of name, value, size, info, other and section
+# index.
 _FORMS: Final = {64: ("IBBHQQ", (0, 4, 5, 1, 2, 3)), 32: ("IIIBBH", (0, 1, 2, 3, 4, 5))}
 
 
 class DynamicSymbols(NamedTuple):
-    """The contents of ``.dynsym`` and of the string table that goes with it."""
+    """The contents of ``.dynsym`` and of its string table."""
 
     symbols: bytes = b""
     names: bytes = b""
 
 
 def dynamic_symbols(read_at: ReadAt, size: int) -> DynamicSymbols | None:
-    """The dynamic symbols of an ELF file of ``size`` bytes, empty if it has none.
+    """Return the dynamic symbols of an ELF file of ``size`` bytes, empty if it has none.
 
-    None if they are too many.
+    Returns None if they are too many.
     """
     sections = Sections(read_at, size)
     found = sections.typed(SHT_DYNSYM)
@@ -58,9 +59,10 @@ def dynamic_symbols(read_at: ReadAt, size: int) -> DynamicSymbols | None:
 
 
 def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | bytearray | None:
-    """The debug file with the symbols of ``.dynsym`` in its ``.symtab``; None if it is damaged.
+    """Return the debug file with the symbols of ``.dynsym`` in its ``.symtab``; None if it is
+    damaged.
 
-    What was there stays where it is. The longer tables follow it, and their section headers lead
+    Present bytes stay in place. The longer tables follow them, and their section headers lead
     there.
     """
     sections = Sections(lambda offset, size: mini[offset : offset + size], len(mini))
@@ -90,7 +92,7 @@ def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | bytearray | None:
 
 
 class _Places:
-    """Finds the section of the debug file that an address is in, by its own numbers."""
+    """Finds the section of the debug file that contains an address, by its number there."""
 
     def __init__(self, headers: list[SectionHeader]) -> None:
         spans = sorted(
@@ -106,7 +108,7 @@ class _Places:
         self._spans = spans
 
     def section_of(self, address: int) -> int:
-        """Its number, 0 if there is none. The end of a section is still in it: ``_end``."""
+        """Return its number, 0 if there is none. The end of a section is still in it: ``_end``."""
         at = bisect.bisect_right(self._starts, address) - 1
         if at < 0 or address > self._spans[at][1]:
             return _SHN_UNDEF
@@ -120,7 +122,7 @@ def added_symbols(
     headers: list[SectionHeader],
     names_at: int,
 ) -> bytes:
-    """The symbols of ``.dynsym`` that are defined, as they are to be in a debug file.
+    """Return the defined symbols of ``.dynsym`` in the form for a debug file.
 
     ``headers`` are those of the debug file; the names of ``dynamic`` are at ``names_at`` of its
     string table.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ELF file with a note more: the build ID that it goes by, for readers who insist on one.
+"""An ELF file with an added note: the build ID under which it is kept, for readers that need one.
 
-perf refuses a file whose ``.note.gnu.build-id`` is not that of the profile. `with_note` says which
-bytes differ: a few of the ELF header, and a tail with the note, its section header and its program
+perf refuses a file whose ``.note.gnu.build-id`` is not that of the profile. `with_note` returns the
+bytes that differ: the ELF header, and a tail with the note, its section header and its program
 header beside copies of the other headers. All other bytes stay where they are. A file without a
 section table gets one with the note alone.
 """
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from buildidfs.formats.elf.header import ReadAt
 
 _TABLE_MAX: Final = 1 << 20
-_SECTIONS_MAX: Final = 0xFF00 - 3  # from SHN_LORESERVE on the number is elsewhere
+_SECTIONS_MAX: Final = 0xFF00 - 3  # larger numbers, from SHN_LORESERVE on, are stored elsewhere
 _NOTE_NAME: Final = BUILD_ID + b"\0"
 _NAMES_NAME: Final = b".shstrtab\0"
 
 
 class Noted(NamedTuple):
-    """The file of ``size`` bytes is ``head``, its own bytes behind that, and ``tail``.
+    """The file of ``size`` bytes consists of ``head``, its own bytes after that, and ``tail``.
 
-    ``tail`` begins at ``at``, not before the end of the original; between the two are zeros.
+    ``tail`` begins at ``at``, at or after the end of the original; zeros fill the gap.
     """
 
     head: bytes
@@ -51,9 +51,10 @@ class Noted(NamedTuple):
 
 
 def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
-    """Return the parts that differ in a file with a note of ``build_id``; None if it cannot be.
+    """Return the parts that differ in a file with a note of ``build_id``; None if it cannot be
+    added.
 
-    Raises nothing but what ``read_at`` raises.
+    Raises only errors of ``read_at``.
     """
     parsed = parse_header(read_at(0, min(size, 64)))
     if parsed is None:
@@ -92,7 +93,7 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
 
 
 def _without_note(shdr: Struct, sections: bytes, names: bytes) -> bytes:
-    """The section headers; one that has the name of the note, but another ID, loses the name."""
+    """Return the section headers; one with the name of the note, but another ID, loses the name."""
     changed = bytearray(sections)
     for at in range(0, len(sections), shdr.size):
         fields = list(shdr.unpack_from(sections, at))
@@ -103,7 +104,7 @@ def _without_note(shdr: Struct, sections: bytes, names: bytes) -> bytes:
 
 
 class _Tail:
-    """Bytes from an offset of a file on; each part begins at a multiple of 8."""
+    """Bytes at the end of a file from an offset on; each part begins at a multiple of 8."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -118,7 +119,7 @@ class _Tail:
 
 
 def _table(read_at: ReadAt, size: int, offset: int, length: int) -> bytes | None:
-    """A table of headers, None if it is too large or not all there."""
+    """Return a table of headers, None if it is too large or incomplete."""
     if length > _TABLE_MAX or offset + length > size:
         return None
     data = read_at(offset, length)
@@ -126,7 +127,7 @@ def _table(read_at: ReadAt, size: int, offset: int, length: int) -> bytes | None
 
 
 def _names(read_at: ReadAt, size: int, shdr: Struct, sections: bytes, index: int) -> bytes:
-    """The names of the sections, with a NUL at the end; those that cannot be read are empty."""
+    """Return the names of the sections, with a NUL at the end; unreadable names are empty."""
     at = index * shdr.size
     if at + shdr.size > len(sections):
         return b"\0"

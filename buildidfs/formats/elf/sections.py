@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find sections of an ELF file by name or type, and read their contents.
 
-Contents that are compressed the way of SHF_COMPRESSED by zlib are inflated; `zstd_sections` finds
-those that zstd compressed. Sizes are claims: nothing is read beyond the limit given, and no input
-makes anything here raise; an exception of ``read_at`` itself passes through.
+Contents compressed with zlib (SHF_COMPRESSED) are inflated; `zstd_sections` finds those compressed
+with zstd. Sizes are claims: nothing is read beyond the given limit, and no input raises; an
+exception of ``read_at`` itself passes through.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HEAD_SIZE: Final = 64
 _NAME_MAX: Final = 64
-# 16,384 headers, and their names: what is linked has some 40.
+# 16,384 headers, and their names: a linked file has about 40.
 _TABLE_MAX: Final = 1 << 20
 _NAMES_MAX: Final = 4 << 20
 _CH_ZLIB: Final = 1
@@ -50,10 +50,10 @@ class SectionHeader(NamedTuple):
 
 
 class Sections:
-    """The sections of one file of ``size`` bytes; none if it is not ELF, damaged, or of too many.
+    """The sections of one file of ``size`` bytes; none if it is not ELF, damaged, or has too many.
 
-    ``headers`` has them all in their order, so that the index of one is its number in the file;
-    ``table`` is where the headers are in the file.
+    ``headers`` has all of them in order, so that the index of a header is its number in the file;
+    ``table`` is the place of the headers in the file.
     """
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
@@ -96,18 +96,18 @@ class Sections:
             )
 
     def named(self, *names: bytes) -> SectionHeader | None:
-        """The first section of one of these names that has contents in the file."""
+        """Return the first section with one of these names that has contents in the file."""
         return next((each for each in self._real() if each.name in names), None)
 
     def typed(self, kind: int) -> tuple[int, SectionHeader] | None:
-        """The first section of this type, and its number."""
+        """Return the first section of this type, and its number."""
         for number, each in enumerate(self.headers):
             if each.type == kind and each.size:
                 return number, each
         return None
 
     def contents(self, section: SectionHeader | None, limit: int) -> bytes:
-        """The bytes of a section; empty if they are more than ``limit``, or damaged."""
+        """Return the bytes of a section; empty if they exceed ``limit``, or are damaged."""
         if section is None or section.type in (SHT_NOBITS, SHT_NULL):
             return b""
         if section.size > limit or section.offset + section.size > self._size:
@@ -140,7 +140,7 @@ _FUNCTION_NAME_MAX: Final = 512
 
 
 class Function(NamedTuple):
-    """A function of a symbol table, as it is there; the name is cut at 512 bytes."""
+    """A function of a symbol table; the name is cut at 512 bytes."""
 
     name: bytes
     address: int
@@ -150,8 +150,8 @@ class Function(NamedTuple):
 def functions(sections: Sections) -> Iterator[Function]:
     """Yield the functions of the symbol table, else of the dynamic one, in its order.
 
-    Of those at one address only the first. There are none if the table is damaged, or has more than
-    174,762 symbols.
+    Of several functions at one address only the first is yielded. There are none if the table is
+    damaged, or has more than 174,762 symbols.
     """
     found = sections.typed(SHT_SYMTAB) or sections.typed(SHT_DYNSYM)
     table = None if found is None else found[1]
@@ -182,7 +182,7 @@ _FLAGS, _OFFSET, _SIZE, _ALIGNMENT = 2, 4, 5, 8  # fields of a section header
 
 
 class ZstdSection(NamedTuple):
-    """A section whose ``size`` bytes from ``offset`` on decompress to ``plain`` bytes.
+    """A section whose ``size`` bytes from ``offset`` decompress to ``plain`` bytes.
 
     ``header_at`` is the offset of its header, which has these ``fields`` in this ``form``.
     """
@@ -202,11 +202,11 @@ class ZstdSection(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The greatest offset that its header can hold."""
+        """Return the greatest offset that its header can hold."""
         return (1 << 64) - 1 if self.form.size == _SIZE_64 else (1 << 32) - 1
 
     def header(self, start: int) -> bytes:
-        """Its header when its plain bytes are at ``start``, which end before ``most``."""
+        """Return its header for plain bytes at ``start``, which end before ``most``."""
         fields = list(self.fields)
         fields[_FLAGS] &= ~SHF_COMPRESSED
         fields[_OFFSET], fields[_SIZE], fields[_ALIGNMENT] = start, self.plain, self.alignment
@@ -214,10 +214,10 @@ class ZstdSection(NamedTuple):
 
 
 def zstd_sections(read_at: ReadAt, size: int) -> list[ZstdSection]:
-    """The sections compressed by zstd (ELFCOMPRESS_ZSTD of 2022) that lie within a file.
+    """Return the sections compressed by zstd (ELFCOMPRESS_ZSTD of 2022) that lie within a file.
 
-    LLVM 15, elfutils 0.188 and what is built without zstd cannot read them. The caller can put the
-    plain bytes behind the end of the file, and give the section `ZstdSection.header`.
+    LLVM 15, elfutils 0.188 and programs built without zstd cannot read them. The caller can append
+    the plain bytes to the file, and give the section `ZstdSection.header`.
     """
     sections = Sections(read_at, size)
     found = []

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split DWARF: which debug information is elsewhere, in ``.dwo`` files or a ``.dwp`` of them all.
+"""Split DWARF: references to debug information in ``.dwo`` files, or in a ``.dwp`` of them all.
 
-What is linked of it are skeleton units. Each says by 64 bits, the DWO ID, what belongs to it, and
-by which name the compiler wrote that; a package has an index of the DWO IDs in it. DWARF 5,
-sections 3.1.2, 7.3.5 and 7.5.1.2, and, for version 4, gcc.gnu.org/wiki/DebugFission, whose
-attributes are those beginning with DW_AT_GNU.
+The linked file has only skeleton units. Each has a DWO ID of 64 bits, which identifies the unit
+that belongs to it, and the file name under which the compiler wrote that unit. A package has an
+index of its DWO IDs. DWARF 5, sections 3.1.2, 7.3.5 and 7.5.1.2, and, for version 4,
+gcc.gnu.org/wiki/DebugFission, whose attributes are those beginning with DW_AT_GNU.
 
-Units, abbreviations, attributes and bytes looked at are bounded; no input makes anything raise.
+The numbers of units, abbreviations, attributes and bytes are bounded; no input raises.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from buildidfs.formats.elf.header import ReadAt
 
 UNITS_MAX: Final = 4096
-"""So many units are looked at."""
+"""The most units that are read."""
 
-# Declarations of attributes in all units together: what there is to do for one file.
+# Declarations of attributes in all units together, which bounds the work for one file.
 _WORK_MAX: Final = 1 << 16
 _SECTION_MAX: Final = 8 << 20
-_UNIT_BYTES: Final = 512  # of each, for header and first entry: skeletons have some 50
-_DECLARATIONS_MAX: Final = 64  # the first of a skeleton's abbreviations is that of the unit
+_UNIT_BYTES: Final = 512  # for header and first entry of each unit: skeletons have about 50
+_DECLARATIONS_MAX: Final = 64  # the first abbreviation of a skeleton is that of the unit
 _ATTRIBUTES_MAX: Final = 64
 _STRING_MAX: Final = 4096
 
@@ -43,7 +43,8 @@ _DW_AT_GNU_DWO_ID: Final = 0x2131
 _ADDRESS: Final = -1
 _OFFSET: Final = -2
 _ULEB: Final = -3
-# Forms by size, or how they say it; what no compiler uses in such a unit ends the reading of it.
+# Forms by size, or by the encoding of their size; a form that no compiler uses in such a unit ends
+# the reading.
 _FORMS: Final = {
     0x01: _ADDRESS, 0x05: 2, 0x06: 4, 0x07: 8, 0x0B: 1, 0x0C: 1, 0x0D: _ULEB, 0x0E: _OFFSET,
     0x0F: _ULEB, 0x17: _OFFSET, 0x19: 0, 0x1A: _ULEB, 0x1B: _ULEB, 0x1E: 16, 0x1F: _OFFSET,
@@ -60,9 +61,10 @@ _INDEX_VERSIONS: Final = frozenset((2, 5))
 
 
 class Skeleton(NamedTuple):
-    """A unit whose debug information is elsewhere.
+    """A unit whose debug information is in another file.
 
-    ``name`` is the file it was compiled to, relative to ``directory``; either may be empty.
+    ``name`` is the path of that file at compilation, relative to ``directory``; either may be
+    empty.
     """
 
     dwo_id: int
@@ -71,7 +73,7 @@ class Skeleton(NamedTuple):
 
 
 def skeletons(read_at: ReadAt, size: int, units: int = UNITS_MAX) -> Iterator[Skeleton]:
-    """The skeletons among the first ``units`` units in an ELF file of ``size`` bytes."""
+    """Yield the skeletons among the first ``units`` units in an ELF file of ``size`` bytes."""
     sections = Sections(read_at, size)
     info = sections.named(b".debug_info")
     if info is None or sections.named(b".debug_addr") is None:
@@ -90,7 +92,9 @@ def skeletons(read_at: ReadAt, size: int, units: int = UNITS_MAX) -> Iterator[Sk
 
 
 def packaged(read_at: ReadAt, size: int) -> frozenset[int]:
-    """The DWO IDs of the units in a ``.dwp`` file of ``size`` bytes; empty for any other file."""
+    """Return the DWO IDs of the units in a ``.dwp`` file of ``size`` bytes; empty for any other
+    file.
+    """
     sections = Sections(read_at, size)
     index = sections.contents(sections.named(b".debug_cu_index"), _SECTION_MAX)
     if len(index) < 16:
@@ -109,7 +113,7 @@ class Malformed(Exception):
 
 
 class Cursor:
-    """Reads numbers off some bytes. Raises `Malformed` at their end."""
+    """Reads numbers from bytes. Raises `Malformed` at their end."""
 
     def __init__(self, data: bytes, little_endian: bool, at: int = 0) -> None:
         self.data = data
@@ -117,14 +121,14 @@ class Cursor:
         self._little = little_endian
 
     def number(self, size: int) -> int:
-        """An unsigned number of ``size`` bytes."""
+        """Return an unsigned number of ``size`` bytes."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.data):
             raise Malformed
         return _number(self.data[start : self.at], self._little)
 
     def uleb(self) -> int:
-        """Read an unsigned LEB128 number. Skips a signed one just as well."""
+        """Read an unsigned LEB128 number. It can also skip a signed one."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.number(1)
@@ -134,7 +138,7 @@ class Cursor:
         raise Malformed
 
     def string(self) -> bytes:
-        """The bytes up to a NUL."""
+        """Return the bytes up to a NUL."""
         end = self.data.find(b"\0", self.at)
         if end < 0:
             raise Malformed
@@ -169,7 +173,7 @@ class _Reader:
         self._offsets = sections.contents(sections.named(b".debug_str_offsets"), _SECTION_MAX)
 
     def units(self, most: int) -> Iterator[Skeleton]:
-        """The skeletons among whole units."""
+        """Yield the skeletons among complete units."""
         at = 0
         for _ in range(most):
             head = self._info(at, _UNIT_BYTES) if at < self._size else b""
@@ -227,7 +231,7 @@ class _Reader:
         return Skeleton(dwo_id, text(*_DW_AT_DWO_NAME), text(_DW_AT_COMP_DIR))
 
     def _declaration(self, code: int, at: int) -> list[tuple[int, int]]:
-        """Attributes and forms of the abbreviation with that code."""
+        """Return attributes and forms of the abbreviation with that code."""
         cursor = Cursor(self._abbreviations, self._little, at)
         for _ in range(_DECLARATIONS_MAX):
             found = cursor.uleb()
@@ -259,7 +263,7 @@ class _Reader:
         return cursor.number({_ADDRESS: unit.addresses, _OFFSET: unit.offsets}.get(size, size))
 
     def _text(self, form: int, value: int, base: int, offsets: int) -> bytes:
-        """The string that an attribute's value leads to; empty if there is none."""
+        """Return the string to which an attribute's value refers; empty if there is none."""
         if form in _INDEXED:
             at = base + value * offsets
             form, value = _STRP, _number(self._offsets[at : at + offsets], self._little)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make an ELF file that has nothing but names for addresses, and a build ID.
+"""Make an ELF file that contains only names for addresses, and a build ID.
 
 Its code segment has no bytes in the file, and spans all functions. Offset and address of the
-segment are the same number, so that a mapping whose offset is its address is the identity. A
-section that would be loaded makes it an executable: perf reads names of debug files only beside
-one.
+segment are the same number, so an address needs no conversion in a mapping whose offset is its
+address. A section that would be loaded makes the file an executable, because perf reads names of
+debug files only beside an executable.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _PAGE: Final = 4096
 
 
 def symbol_file(symbols: Sequence[Symbol], machine: int, source: bytes) -> tuple[BuildId, bytes]:
-    """The build ID and the bytes of a file that names ``symbols``, by ascending address.
+    """Return the build ID and the bytes of a file that names ``symbols``, by ascending address.
 
     ``machine`` is its e_machine. The build ID is derived from the content and from ``source``,
-    which says of which process the names are.
+    which identifies the process of the names.
     """
     strings, table = bytearray(b"\0"), bytearray(_SYMBOL.size)
     places: dict[bytes, int] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write an ELF file (elf(5)) of segments and sections, in 32 and 64 bit and either byte order.
 
-The segments are those of another file, or of none: their bytes are not in this file, except notes.
+The segments may be those of another file: their bytes are not in this file, except notes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from buildidfs.formats.elf.header import (
 )
 
 Part = bytes | bytearray | BinaryIO
-"""Bytes of a file, or all bytes of another file."""
+"""Bytes of the file, or the whole content of another file."""
 
 BUILD_ID: Final = b".note.gnu.build-id"
 
@@ -34,11 +34,11 @@ _FORMS: Final = {64: ("IIQQQQIIQQ", "IIQQQQQQ"), 32: ("IIIIIIIIII", "IIIIIIII")}
 
 
 class Section(NamedTuple):
-    """A section to be written: the fields of its header but for its place.
+    """A section to be written: the fields of its header except its place.
 
-    ``offset`` is that of a section without contents (SHT_NOBITS), ``size`` is for such a section,
-    and for one that has a file among its parts. Two sections whose parts are one object are the
-    same bytes of the file.
+    ``offset`` is for a section without contents (SHT_NOBITS). ``size`` is for such a section, and
+    for one with a file among its parts. Two sections with the same object as parts share the bytes
+    of the file.
     """
 
     name: bytes
@@ -55,7 +55,7 @@ class Section(NamedTuple):
 
 
 def byte_order(layout: Layout) -> str:
-    """The prefix of `struct` formats."""
+    """Return the prefix of `struct` formats."""
     return "<" if layout.little_endian else ">"
 
 
@@ -66,7 +66,7 @@ def header_forms(layout: Layout) -> tuple[Struct, Struct]:
 
 
 def build_id_note(layout: Layout, build_id: bytes) -> bytes:
-    """The contents of a section `BUILD_ID`."""
+    """Return the contents of a section `BUILD_ID`."""
     header = Struct(byte_order(layout) + "III").pack(4, len(build_id), NT_GNU_BUILD_ID)
     return header + b"GNU\0" + build_id + bytes(-len(build_id) % 4)
 
@@ -74,10 +74,10 @@ def build_id_note(layout: Layout, build_id: bytes) -> bytes:
 def elf_file(
     head: bytes, segments: Sequence[Segment], sections: Iterable[Section]
 ) -> Iterator[Part]:
-    """The parts of a file. A segment of notes becomes the place of the section of notes.
+    """Yield the parts of a file. A segment of notes gets the place of the section of notes.
 
-    ``head`` is the header of an ELF file: class, byte order, type, machine, entry and flags are
-    taken from it.
+    ``head`` is the header of an ELF file, from which class, byte order, type, machine, entry and
+    flags are taken.
     """
     layout = LAYOUTS[head[4:6]]
     shdr, phdr = header_forms(layout)
@@ -118,7 +118,7 @@ def elf_bytes(head: bytes, segments: Sequence[Segment], sections: Iterable[Secti
 
 
 def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]]:
-    """The sections with that of their names, and where each name is in it."""
+    """Return the sections with one for their names, and the place of each name in it."""
     found = list(sections)
     names, places = bytearray(b"\0"), {b"": 0}
     for name in (*(each.name for each in found), _NAMES):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The address spaces of all processes of a profile, at any time in it.
 
-perf.data is not in order of time: each CPU has its own records, written in turns. So all that tells
-of address spaces is taken in first, and samples, of which there are many more, are looked up
-afterwards. Nothing says that something was unmapped: what was mapped last at an address counts.
+perf.data is not in order of time: each CPU has its own records, written in turns. So all records of
+address spaces are read first, and samples, of which there are many more, are looked up afterwards.
+No record reports an unmapping, so the last mapping at an address counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from buildidfs.formats.perf.records import Event
 
-#: The most bytes that a profile may make us keep, roughly: tens of millions of mappings.
+#: The most memory for a profile in bytes, roughly: tens of millions of mappings.
 MAX_BYTES: Final = 1 << 30
 
 _ENTRY: Final = Struct("=QQQQI")  # time, start, end, offset, file
@@ -41,9 +41,9 @@ _ENTERED: Final = 0xFFFFFFF4
 _BEGINNINGS: Final = frozenset((_EXECUTED, _FORKED, _BORN))
 _HOMES: Final = frozenset((_FORKED, _BORN, _ENTERED))
 
-# Of one process. Linux lets it have a quarter of that at a time (vm.max_map_count).
+# For one process. Linux allows a quarter of that at a time (vm.max_map_count).
 _MOST_ENTRIES: Final = 1 << 18
-# Of those that are kept ready to be looked into: some hundred bytes each.
+# For processes that are kept ready for lookups: some hundred bytes each.
 _MOST_READY: Final = 1 << 20
 _MOST_BACK: Final = 1 << 12
 _EVER: Final = 1 << 64
@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The extent of an answer: for the process as ``image``, at times from ``begin`` until before
+    """The validity of an answer: for the process as ``image``, at times from ``begin`` until before
     ``end``, and if ``whole`` for all of the page.
     """
 
@@ -82,10 +82,10 @@ class Span(NamedTuple):
 
 
 class Spaces:
-    """Address spaces by process and time, which is in nanoseconds of whatever clock.
+    """Address spaces by process and time, which is in nanoseconds of any clock.
 
-    ``files`` are all that was ever mapped. Methods that add raise `UsageError` when it becomes too
-    much; ``left_out`` counts what a process had beyond all reason.
+    ``files`` are all files that were ever mapped. Methods that add raise `UsageError` if the memory
+    limit is exceeded; ``left_out`` counts mappings beyond the limit of a process.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Spaces:
             found = timeline.find(time, address)
             if found is None or isinstance(found, Found):
                 return found
-            pid, time = found  # it has what its parent had
+            pid, time = found  # its mappings are those of its parent
         return None
 
     def span(self, pid: int, time: int, address: int) -> tuple[Found | None, Span]:
@@ -142,12 +142,16 @@ class Spaces:
         return found == other._replace(offset=other.offset + distance)
 
     def image(self, pid: int, time: int) -> int:
-        """A number for the program of a process at a time: another one after each fork and exec."""
+        """Return a number for the program of a process at a time; it changes after each fork and
+        exec.
+        """
         timeline = self._timeline(pid)
         return 0 if timeline is None else timeline.image(time)
 
     def mapped(self, pid: int, image: int) -> list[tuple[int, int]]:
-        """The files that a process mapped or inherited as ``image``: number and time of each."""
+        """Return the files that a process mapped or inherited as ``image``: number and time of
+        each.
+        """
         found: list[tuple[int, int]] = []
         for _ in range(_GENERATIONS):
             timeline = self._timeline(pid)
@@ -161,7 +165,7 @@ class Spaces:
         return found
 
     def everything(self) -> Iterator[tuple[int, int, int, int]]:
-        """All that was mapped: process, image, number of the file, time."""
+        """Yield all mappings: process, image, number of the file, time."""
         for pid in self._entries:
             timeline = self._timeline(pid)
             if timeline is not None:
@@ -169,7 +173,7 @@ class Spaces:
                     yield pid, image, file, time
 
     def mount_namespace(self, pid: int, time: int) -> int:
-        """The number of the inode of its mount namespace; 0 if nothing tells."""
+        """Return the inode number of its mount namespace; 0 if unknown."""
         for _ in range(_GENERATIONS):
             timeline = self._timeline(pid)
             if timeline is None:
@@ -181,7 +185,7 @@ class Spaces:
         return 0
 
     def number(self, event: Mapped) -> int:
-        """The number of the file that is mapped, in ``files``."""
+        """Return the number of the mapped file in ``files``."""
         file = File(
             event.path, event.dev, event.inode, event.generation, event.build_id, event.cpumode
         )
@@ -223,7 +227,7 @@ class Spaces:
 
 
 class _Map:
-    """Disjoint mappings: those that remain after later ones have replaced earlier ones."""
+    """Disjoint mappings: the remaining parts after later mappings have replaced earlier ones."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -251,7 +255,7 @@ class _Map:
         self._numbers[first:last] = numbers
 
     def at(self, address: int) -> int:
-        """The number of the mapping there, or -1."""
+        """Return the number of the mapping there, or -1."""
         place = bisect_right(self._starts, address) - 1
         if place < 0 or address >= self._ends[place]:
             return -1
@@ -266,8 +270,8 @@ class _Timeline:
             _ENTRY.iter_unpack(entries), key=lambda entry: entry[0]
         )
         self._times = array("Q", [entry[0] for entry in self._entries])
-        # For each number of entries: the last with which it became something else, counted from 1,
-        # and the last that tells of its mount namespace.
+        # For each number of entries: the last entry with which the process became another program,
+        # counted from 1, and the last one with its mount namespace.
         self._images, self._homes = array("I", [0]), array("I", [0])
         self._maps: dict[int, _Map] = {}
         for number, (_, start, end, _, file) in enumerate(self._entries):
@@ -282,12 +286,12 @@ class _Timeline:
             self._homes.append(home)
 
     def find(self, time: int, address: int) -> Found | tuple[int, int] | None:
-        """Find the file at an address; or the parent, and the time at which to ask for it there."""
+        """Find the file at an address; or the parent, and the time at which to look there."""
         count = bisect_right(self._times, time)
         image = self._images[count]
         mapped = self._maps.get(image)
         number = -1 if mapped is None else mapped.at(address)
-        if number >= count:  # mapped later, over what there was
+        if number >= count:  # mapped later, over the earlier ones
             number = self._search(image, count, address)
         if number < 0:
             return self.parent(image)
@@ -295,7 +299,7 @@ class _Timeline:
         return Found(file, address - start + offset, begin)
 
     def _search(self, image: int, count: int, address: int) -> int:
-        """The last entry from ``image`` up to ``count`` that is a mapping there, or -1."""
+        """Return the last entry from ``image`` up to ``count`` that is a mapping there, or -1."""
         entries = self._entries
         for number in range(count - 1, max(image, count - _MOST_BACK) - 1, -1):
             _, start, end, _, file = entries[number]
@@ -304,17 +308,17 @@ class _Timeline:
         return -1
 
     def between(self, time: int) -> tuple[int, int]:
-        """The times of the last change up to then, and of the next."""
+        """Return the times of the last change up to ``time``, and of the next."""
         count = bisect_right(self._times, time)
         begin = self._times[count - 1] if count else 0
         return begin, self._times[count] if count < len(self._times) else _EVER
 
     def image(self, time: int) -> int:
-        """The number of entries up to the one that began the program of that time."""
+        """Return the number of entries up to the one that began the program of that time."""
         return self._images[bisect_right(self._times, time)]
 
     def mapped(self, image: int) -> list[tuple[int, int]]:
-        """The files mapped from then until the next fork or exec, each with its time."""
+        """Return the files mapped from then until the next fork or exec, each with its time."""
         found = []
         for begin, _, _, _, file in islice(self._entries, image, None):
             if file in _BEGINNINGS:
@@ -324,18 +328,20 @@ class _Timeline:
         return found
 
     def everything(self) -> Iterator[tuple[int, int, int]]:
-        """All that was mapped: image, number of the file, time."""
+        """Yield all mappings: image, number of the file, time."""
         for number, (begin, _, _, _, file) in enumerate(self._entries):
             if file < _NO_FILE:
                 yield self._images[number + 1], file, begin
 
     def parent(self, image: int) -> tuple[int, int] | None:
-        """The parent and the time, if ``image`` began with a fork."""
+        """Return the parent and the time, if ``image`` began with a fork."""
         begin, parent, _, _, what = self._entries[image - 1] if image else (0, 0, 0, 0, _BORN)
         return (parent, begin) if what == _FORKED else None
 
     def entered(self, time: int) -> int | tuple[int, int]:
-        """Its mount namespace, 0 if not known; or the parent, and the time to ask for it."""
+        """Return its mount namespace, 0 if unknown; or the parent, and the time at which to look
+        there.
+        """
         home = self._homes[bisect_right(self._times, time)]
         begin, start, _, _, what = self._entries[home - 1] if home else (0, 0, 0, 0, _BORN)
         if what == _FORKED:

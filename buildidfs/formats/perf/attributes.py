@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of perf events, and the places of the fields that they ask for in each record.
+"""Attributes of perf events, and the places of the fields that they request in each record.
 
 `pack_attr` makes struct perf_event_attr for an event of this machine, `parse_attr` reads that of a
-profile. A sample has the fields that its event's ``sample_type`` names, in a fixed order; other
-records end with some of them (``sample_id_all``). When events were asked for different fields, the
-number of the event is in each record, at a place that does not depend on them
-(PERF_SAMPLE_IDENTIFIER).
-Source: include/uapi/linux/perf_event.h, perf_event_open(2).
+profile. A sample has the fields in its event's ``sample_type``, in a fixed order; other records end
+with some of them (``sample_id_all``). If events have different fields, the number of the event is
+in each record, at a place that does not depend on the fields (PERF_SAMPLE_IDENTIFIER). Source:
+include/uapi/linux/perf_event.h, perf_event_open(2).
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ _COUNT_DUMMY: Final = 9
 
 # struct perf_event_attr. The first version: type, size, config, period, sample_type, read_format,
 # flags, watermark, bp_type, config1. Then: config2, branch_sample_type, sample_regs_user,
-# sample_stack_user, clockid. The rest is 0 here.
+# sample_stack_user, clockid. The remaining fields are 0 here.
 _FIRST_FORM: Final = "IIQQQQQIIQ"
 _CLOCKID_FORM: Final = f"{_FIRST_FORM}QQQIi"
 _REST: Final = "QIHHIIQ"
 _OWN: Final = Struct(f"={_CLOCKID_FORM}{_REST}")
 
 ATTR_MIN: Final = Struct(f"={_FIRST_FORM}").size
-"""Bytes of the first version of struct perf_event_attr: no file has less."""
+"""The bytes of the first version of struct perf_event_attr, the least in any file."""
 
-# The order of fields in a sample up to the first that has no fixed size, and in the trailer.
+# The order of fields in a sample up to the first of variable size, and in the trailer.
 _HEAD: Final = (
     SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_TID, SAMPLE_TIME, SAMPLE_ADDR, SAMPLE_ID,
     SAMPLE_STREAM_ID, SAMPLE_CPU, SAMPLE_PERIOD,
@@ -67,9 +66,9 @@ _HEADER_SIZE: Final = 8
 
 
 class Attr(msgspec.Struct, frozen=True):
-    """One event: what it samples, and the numbers that its records carry.
+    """One event: its sampled fields, and the numbers that its records carry.
 
-    ``clockid`` is the clock of its times, None for the clock that perf has of its own.
+    ``clockid`` is the clock of its times, None for perf's own clock.
     """
 
     sample_type: int
@@ -87,10 +86,10 @@ def pack_attr(
     watermark: int = 0,
     clockid: int | None = None,
 ) -> bytes:
-    """Attributes of an event of this machine that counts nothing (a dummy).
+    """Return attributes of an event of this machine that counts nothing (a dummy).
 
-    ``flags`` are the bits behind read_format; ``watermark`` is how many bytes of records make its
-    descriptor readable, ``clockid`` the clock of its times.
+    ``flags`` are the bits after read_format; ``watermark`` is the number of bytes of records that
+    make its descriptor readable, ``clockid`` the clock of its times.
     """
     flags |= (_WATERMARK if watermark else 0) | (0 if clockid is None else _USE_CLOCKID)
     head = (_TYPE_SOFTWARE, _OWN.size, _COUNT_DUMMY, 0, sample_type, read_format, flags, watermark)
@@ -98,10 +97,10 @@ def pack_attr(
 
 
 def parse_attr(data: bytes, order: str, ids: tuple[int, ...] = ()) -> Attr:
-    """Read struct perf_event_attr, of which there are `ATTR_MIN` bytes at least."""
+    """Read struct perf_event_attr from at least `ATTR_MIN` bytes."""
     sample_type, read_format, flags = Struct(f"{order}{_FIRST_FORM}").unpack_from(data)[4:7]
     if order == ">":
-        # Bit fields are allocated from the other end there.
+        # In that byte order, bit fields are allocated from the other end.
         flags = int(f"{flags:064b}"[::-1], 2)
     clockid = None
     form = Struct(f"{order}{_CLOCKID_FORM}")
@@ -111,7 +110,7 @@ def parse_attr(data: bytes, order: str, ids: tuple[int, ...] = ()) -> Attr:
 
 
 MAX_CONTEXT: Final = (1 << 64) - 4095
-"""PERF_CONTEXT_MAX: no address is as great as the markers in a call chain."""
+"""PERF_CONTEXT_MAX: all addresses are lower than the markers in a call chain."""
 CONTEXT_KERNEL: Final = (1 << 64) - 128
 CONTEXT_USER: Final = (1 << 64) - 512
 
@@ -124,7 +123,7 @@ class _Layout:
         at, self.size = _offsets(kinds, _HEAD)
         self.is_located = SAMPLE_IP in at and SAMPLE_TID in at
         self.has_time = SAMPLE_TIME in at
-        # One call for all of it: address, process and thread, time.
+        # One call for all of them: address, process and thread, time.
         form = {SAMPLE_IP: "Q", SAMPLE_TID: "II", SAMPLE_TIME: "Q"}
         self.head = Struct(order + "".join(form.get(field, "8x") for field in at))
         self.read = bool(kinds & SAMPLE_READ)
@@ -144,9 +143,9 @@ def _offsets(kinds: int, fields: Sequence[int]) -> tuple[dict[int, int], int]:
 
 
 class Layouts:
-    """Finds fields in records, whichever of the events ``attrs`` they belong to.
+    """Finds the fields of records of all events in ``attrs``.
 
-    Records that are too short for what their event claims come out as None.
+    For records that are too short for their event, the result is None.
     """
 
     def __init__(self, attrs: Sequence[Attr], order: str) -> None:
@@ -164,9 +163,9 @@ class Layouts:
         self.have_time = any(attr.sample_type & SAMPLE_TIME for attr in attrs)
 
     def head(self, data: bytes, at: int, size: int) -> tuple[int, int, int, int | None] | None:
-        """The address, process, thread and time of the sample at ``at``.
+        """Return the address, process, thread and time of the sample at ``at``.
 
-        The time is None where it was not recorded.
+        The time is None if it was not recorded.
         """
         layout = self._first
         if self._by_id:
@@ -180,9 +179,9 @@ class Layouts:
         return ip, pid, tid, None
 
     def chain(self, data: bytes, at: int, size: int) -> tuple[int, ...]:
-        """The call chain of the sample at ``at``, which `head` has found to be one.
+        """Return the call chain of the sample at ``at``, for which `head` returned a value.
 
-        It holds addresses and, in between, the markers PERF_CONTEXT_*, from `MAX_CONTEXT` on.
+        It has addresses and, in between, the markers PERF_CONTEXT_*, from `MAX_CONTEXT` on.
         """
         layout = self._layout(data, at, size) if self._by_id else self._first
         if not layout.chain:
@@ -190,7 +189,7 @@ class Layouts:
         return self._chain(layout, data, at + _HEADER_SIZE + layout.size, at + size)
 
     def _layout(self, data: bytes, at: int, size: int) -> _Layout:
-        """The layout of a sample's event, by the number at its beginning."""
+        """Return the layout of a sample's event, by the number at its beginning."""
         if size < _HEADER_SIZE + 8:
             return self._first
         (number,) = self._word.unpack_from(data, at + _HEADER_SIZE)
@@ -214,7 +213,9 @@ class Layouts:
         return Struct(f"{self._order}{count}Q").unpack_from(data, at + 8)
 
     def trailer(self, data: bytes, at: int, size: int) -> tuple[int, int | None]:
-        """The bytes of the fields at the end of a record that is no sample, and its time."""
+        """Return the number of bytes of the fields at the end of a record that is not a sample, and
+        its time.
+        """
         layout = self._first
         end = at + size
         if self._by_id and size >= _HEADER_SIZE + 8:

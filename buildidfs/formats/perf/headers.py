@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf.data: the headers of a profile.
 
-A file begins with sizes and places: of the events, of the records (`stream`), and, behind the
-records, of features such as the build IDs of files. What was written to a pipe has records for all
-of that instead. Either byte order. Source: tools/perf/Documentation/perf.data-file-format.txt and
-tools/perf/util/header.c.
+A file begins with the sizes and places of the events, of the records (`stream`), and of the
+features after the records, such as the build IDs of files. A profile that was written to a pipe has
+records for these data instead. Either byte order. Source:
+tools/perf/Documentation/perf.data-file-format.txt and tools/perf/util/header.c.
 
 Every size, count and offset is a claim; nothing is read or allocated beyond fixed bounds.
 """
@@ -55,7 +55,7 @@ _MISC_HAS_SIZE: Final = 1 << 15
 _ID_FIELD: Final = 24
 MIN_ID: Final = 2
 MAX_ID: Final = 20
-"""The shortest and the longest build ID that a profile can hold."""
+"""The shortest and the longest build ID that a profile can contain."""
 
 CPUMODE: Final = 7
 KERNEL: Final = 1
@@ -65,9 +65,10 @@ USER: Final = 2
 class Header(msgspec.Struct):
     """The places of the parts of a file, and its events.
 
-    ``order`` is that of struct ("<", ">"); ``data`` are the records. Without ``is_pipe``,
-    ``features`` says by number where each is; ``flags`` has bit 1<<number. ``truncated`` says in
-    words what is missing at the end. The other fields are places in the file, for a writer.
+    ``order`` is that of struct ("<", ">"); ``data`` is the place of the records. Without
+    ``is_pipe``, ``features`` has the place of each feature by number; ``flags`` has bit 1<<number.
+    ``truncated`` is the reason if the end is missing. The other fields are places in the file, for
+    a writer.
     """
 
     order: str
@@ -83,7 +84,7 @@ class Header(msgspec.Struct):
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """The clock of the events and the time of day at one moment, in nanoseconds."""
+    """The clock of the events and the time of day at the same moment, in nanoseconds."""
 
     clockid: int
     wall_ns: int
@@ -91,10 +92,10 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Named(msgspec.Struct, frozen=True):
-    """An entry of the table of build IDs: the file of that name has this one.
+    """An entry of the table of build IDs: the build ID of the file with that name.
 
-    ``misc`` is that of the record, whose ``CPUMODE`` bits tell files of the kernel and of guests
-    (``pid`` is then that of the guest) from others.
+    ``misc`` is that of the record; its ``CPUMODE`` bits distinguish files of the kernel and of
+    guests (``pid`` is then that of the guest) from others.
     """
 
     name: bytes
@@ -152,10 +153,10 @@ def _attrs(read_at: ReadAt, header: Header, size: int) -> Iterator[Attr]:
 
 
 def _find_end(read_at: ReadAt, header: Header, size: int) -> None:
-    """Find the features behind the records, or note that they are missing."""
+    """Find the features after the records, or record that they are missing."""
     data = header.data
     if not data.size or data.offset + data.size > size:
-        # perf writes the size last: this one was killed, or is not all here.
+        # perf writes the size last: this one was killed, or the file is incomplete.
         header.data = ByteRange(data.offset, max(size - data.offset, 0))
         header.truncated = "its end is missing"
         return
@@ -171,7 +172,7 @@ def _find_end(read_at: ReadAt, header: Header, size: int) -> None:
 
 
 def feature(read_at: ReadAt, header: Header, number: int) -> bytes:
-    """The bytes of a small feature of a file; empty where it has none, or too much."""
+    """Return the bytes of a small feature of a file; empty if it is missing or too large."""
     place = header.features.get(number)
     if place is None or place.size > _MAX_TEXT:
         return b""
@@ -179,7 +180,7 @@ def feature(read_at: ReadAt, header: Header, number: int) -> bytes:
 
 
 def text(data: bytes, order: str) -> bytes:
-    """The string of a feature that consists of one."""
+    """Return the string of a feature that consists of one."""
     if len(data) < 4:
         return b""
     (size,) = Struct(f"{order}I").unpack_from(data)
@@ -198,7 +199,7 @@ def clock(data: bytes, order: str) -> Clock | None:
 def times(data: bytes, order: str) -> tuple[int, int] | None:
     """Decode the feature `SAMPLE_TIME`: the times of the first and the last sample.
 
-    None if it has none: `perf record --no-buildid` looks at no sample, and writes zeros.
+    Returns None if it is missing: `perf record --no-buildid` reads no samples, and writes zeros.
     """
     form = Struct(f"{order}QQ")
     if len(data) < form.size:
@@ -208,7 +209,7 @@ def times(data: bytes, order: str) -> tuple[int, int] | None:
 
 
 def build_id_table(read_at: ReadAt, header: Header) -> Iterator[Named]:
-    """The entries of the feature `BUILD_ID`, which may be many."""
+    """Yield the entries of the feature `BUILD_ID`, which may be many."""
     place = header.features.get(BUILD_ID)
     if place is None:
         return
@@ -240,7 +241,7 @@ def named(data: bytes, at: int, size: int, misc: int, order: str) -> Named | Non
     if misc & _MISC_HAS_SIZE:
         raw = raw[: data[at + 12 + MAX_ID]]
     elif not any(raw[16:]):
-        # Before there was a size, shorter ones were filled up with zeros: those of 16 bytes (MD5).
+        # Before there was a size field, shorter build IDs (16 bytes, MD5) were padded with zeros.
         raw = raw[:16]
     path = data[name : at + size].partition(b"\0")[0]
     if len(raw) < MIN_ID or not any(raw) or len(path) >= _PATH_MAX:
@@ -268,7 +269,7 @@ _FLAGS_AT: Final = 72
 
 
 def require_usual(header: Header) -> None:
-    """Raise `UsageError` unless all that describes the events stands before the records."""
+    """Raise `UsageError` unless all descriptions of events precede the records."""
     begin = header.data.offset
     places = [header.attr_table, header.event_types]
     if any(place.size and place.offset + place.size > begin for place in places):
@@ -276,7 +277,9 @@ def require_usual(header: Header) -> None:
 
 
 def beginning(original: bytes, header: Header, data_size: int, features: Iterable[int]) -> bytes:
-    """The first `HEADER_SIZE` bytes, for ``data_size`` bytes of records and these features."""
+    """Return the first `HEADER_SIZE` bytes, for ``data_size`` bytes of records and
+    these features.
+    """
     order = header.order
     flags = sum(1 << number for number in features)
     words = [flags >> 64 * number & (1 << 64) - 1 for number in range(4)]
@@ -287,7 +290,7 @@ def beginning(original: bytes, header: Header, data_size: int, features: Iterabl
 
 
 def section_table(header: Header, start: int, sizes: Sequence[int]) -> bytes:
-    """The table of features at ``start``, behind which they stand, in order of their numbers."""
+    """Return the table of features at ``start``, which they follow in order of their numbers."""
     form = Struct(f"{header.order}QQ")
     at = start + _SECTION * len(sizes)
     table = b""
@@ -298,15 +301,15 @@ def section_table(header: Header, start: int, sizes: Sequence[int]) -> bytes:
 
 
 def build_id_feature(entries: Iterable[Named], order: str) -> bytes:
-    """The feature `BUILD_ID`."""
+    """Return the feature `BUILD_ID`."""
     return b"".join(pack_named(entry, order) for entry in entries)
 
 
 def moved_traces(data: bytes, order: str, old: Sequence[int], new: Sequence[int]) -> bytes:
-    """The feature `AUXTRACE`: where records with traces are, after they have moved.
+    """Return the feature `AUXTRACE`, the places of records with traces, after they have moved.
 
-    ``old`` is in ascending order; ``new`` is where each of them is now. Entries for others are
-    left out. Source: auxtrace_index__write in tools/perf/util/auxtrace.c.
+    ``old`` is in ascending order; ``new`` has the new place of each. Entries for others are left
+    out. Source: auxtrace_index__write in tools/perf/util/auxtrace.c.
     """
     word, entry = Struct(f"{order}Q"), Struct(f"{order}QQ")
     kept = []
@@ -319,4 +322,4 @@ def moved_traces(data: bytes, order: str, old: Sequence[int], new: Sequence[int]
 
 
 NOT_KEPT: Final = frozenset((COMPRESSED, DIR_FORMAT))
-"""Features that speak of how the records were stored."""
+"""Features that describe how the records were stored."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of generated code: maps for perf, and dumps of JIT compilers.
 
-A map is text, one function a line: address and size in hexadecimal, then the name. A dump
-(``jit-PID.dump``) has a record for each function, in the byte order of its maker. `Dump` turns the
-records into lines of a map, and skips the code. Compilers append to both files, and reuse
-addresses: of two functions at one address the later one counts.
-Source: tools/perf/Documentation/jit-interface.txt and jitdump-specification.txt.
+A map is text, one function per line: address and size in hexadecimal, then the name. A dump
+(``jit-PID.dump``) has a record for each function, in the byte order of its maker. `Dump` converts
+the records into lines of a map, and skips the code. Compilers append to both files, and reuse
+addresses: if two functions have one address, the later one counts. Source:
+tools/perf/Documentation/jit-interface.txt and jitdump-specification.txt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _USER_END: Final = 1 << 63
 
 
 class Symbol(NamedTuple):
-    """A function: where it begins, how many bytes it has, and its name."""
+    """A function: its address, its size in bytes, and its name."""
 
     start: int
     size: int
@@ -34,11 +34,11 @@ class Symbol(NamedTuple):
 
 
 def symbols(text: bytes) -> list[Symbol]:
-    """The functions of a map, by ascending address, none over another.
+    """Return the functions of a map, by ascending address, without overlaps.
 
-    Where several had the same address, each byte belongs to the last of them; one that is covered
-    in part has a row for each part that is left. Lines of another form are passed over, names are
-    cut at `MAX_NAME` bytes. A map with more than `MAX_SYMBOLS` lines has the last of these.
+    If several had the same address, each byte belongs to the last of them; a function that is
+    covered in part has a row for each remaining part. Lines of another form are skipped, names are
+    cut at `MAX_NAME` bytes. Of a map with more than `MAX_SYMBOLS` lines, the last ones are used.
     """
     latest: dict[tuple[int, int], tuple[int, bytes]] = {}
     for number, match in enumerate(_LINE.finditer(text)):
@@ -53,7 +53,7 @@ def symbols(text: bytes) -> list[Symbol]:
     return list(_disjoint(rows))
 
 
-_Row = tuple[int, int, int, bytes]  # start, number with a minus, size, name
+_Row = tuple[int, int, int, bytes]  # start, negative number, size, name
 
 
 def _disjoint(rows: list[_Row]) -> Iterator[Symbol]:
@@ -76,7 +76,7 @@ def _disjoint(rows: list[_Row]) -> Iterator[Symbol]:
 def _cut(rows: list[_Row]) -> Iterator[Symbol]:
     """Yield functions without overlaps: each byte belongs to the function with the last number."""
     edges = sorted({edge for start, _, size, _ in rows for edge in (start, start + size)})
-    active: list[tuple[int, int, bytes]] = []  # number with a minus, end, name
+    active: list[tuple[int, int, bytes]] = []  # negative number, end, name
     at = 0
     begun: tuple[int, int, bytes] | None = None
     since = 0
@@ -95,7 +95,7 @@ def _cut(rows: list[_Row]) -> Iterator[Symbol]:
 
 
 def line(symbol: Symbol) -> bytes:
-    """The line of a map for a function; a name of several lines becomes one."""
+    """Return the line of a map for a function; a name of several lines becomes one line."""
     name = symbol.name[:MAX_NAME].replace(b"\n", b" ").replace(b"\0", b"")
     return b"%x %x %b\n" % (symbol.start, symbol.size, name)
 
@@ -117,10 +117,9 @@ _LOAD_READ: Final = _LOAD_FIXED + MAX_NAME
 
 
 class Dump:
-    """Reads a dump from where the last call ended.
+    """Reads a dump, from the position at which the last call ended.
 
-    ``at`` is the offset of the first record that was not read, ``records`` the number of those
-    that were read.
+    ``at`` is the offset of the first unread record, ``records`` the number of records read.
     """
 
     def __init__(self) -> None:
@@ -132,9 +131,9 @@ class Dump:
     def lines(self, read_at: ReadAt, size: int, most: int) -> Iterator[bytes]:
         """Yield the functions in the records up to ``size`` as lines of a map.
 
-        Stops after a line with which they are ``most`` bytes, after some ten thousand records, and
-        at one that is not whole.
-        ``is_malformed`` is set at what is no record: nothing after it can be read.
+        Stops after the line that reaches ``most`` bytes in total, after about ten thousand records,
+        and at an incomplete record. ``is_malformed`` is set at an invalid record: nothing after it
+        can be read.
         """
         if not self.at and not self._begin(read_at, size):
             return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of perf events that tell of processes and what they map: of rings, and of perf.data.
+"""Records of perf events on processes and their mappings: in rings, and in perf.data.
 
-`decode_ring` reads what the kernel leaves in the rings of live events, all of which end with the
-time (PERF_SAMPLE_TIME). `Events` reads the same records from a file: in either byte order, with the
-fields at their end that their event was asked for, and partly from perf itself, which tells of what
-was there before the first event, with a time of 0. `Rewriter` makes such records anew.
+`decode_ring` reads the records that the kernel writes into the rings of live events; all of them
+end with the time (PERF_SAMPLE_TIME). `Events` reads the same records from a file: in either byte
+order, followed by the fields of their event. Some of these come from perf itself, with a time of 0;
+they describe the state before the first event. `Rewriter` writes such records with changed fields.
 Source: perf_event_open(2), include/uapi/linux/perf_event.h, tools/lib/perf/include/perf/event.h.
 """
 
@@ -62,16 +62,16 @@ class _Layout:
         self.mmap = Struct(f"{order}IIQQQ")  # pid, tid; address, length, offset
         # The same; major, minor, inode, generation, or a build ID; protection, flags.
         self.mmap2 = Struct(f"{order}IIQQQIIQQII")
-        self.task = Struct(f"{order}IIIIQ")  # pid, parent's; tid, parent's; time
+        self.task = Struct(f"{order}IIIIQ")  # pid, pid of the parent; tid, tid of the parent; time
         self.thread = Struct(f"{order}II")  # pid, tid
-        self.namespaces = Struct(f"{order}IIQ")  # pid, tid, how many follow
+        self.namespaces = Struct(f"{order}IIQ")  # pid, tid, number of namespaces that follow
         self.namespace = Struct(f"{order}QQ")  # device, inode
         self.word = Struct(f"{order}Q")
 
 
 _NATIVE: Final = _Layout("=")
 _HEADER: Final = _NATIVE.header.size
-_UNION: Final = _HEADER + _NATIVE.mmap.size  # of inode and build ID
+_UNION: Final = _HEADER + _NATIVE.mmap.size  # bits for inode and build ID
 _MMAP_NAME: Final = _UNION
 _MMAP2_NAME: Final = _HEADER + _NATIVE.mmap2.size
 _TIME: Final = _NATIVE.word.size
@@ -81,9 +81,9 @@ class Mapped(msgspec.Struct, frozen=True, gc=False):
     """An executable mapping of a file, or of an area with a name in brackets.
 
     ``start``, ``end`` and ``offset`` are in bytes. Either ``build_id`` is known, or ``dev``,
-    ``inode`` and ``generation`` are, as /proc/PID/maps has them; or neither, in records of old
-    kernels. ``cpumode`` tells mappings of the kernel and of guests from others. ``tid`` is the
-    thread that mapped it, in records of rings.
+    ``inode`` and ``generation`` are, as in /proc/PID/maps; or neither, in records of old kernels.
+    ``cpumode`` distinguishes mappings of the kernel and of guests from others. In records of rings,
+    ``tid`` is the thread that mapped it.
     """
 
     time: int
@@ -123,7 +123,7 @@ class Forked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Exited(msgspec.Struct, frozen=True, gc=False):
-    """A process ended: its last thread, or the one it began with."""
+    """The last thread of a process ended, or the one with which it began."""
 
     time: int
     pid: int
@@ -148,7 +148,7 @@ class Entered(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
-    """``count`` records found no room when they were made."""
+    """``count`` records were dropped because the ring had no room."""
 
     time: int
     count: int
@@ -166,7 +166,9 @@ def _build_id(data: bytes, union: int) -> bytes:
 
 
 def _entered(layout: _Layout, data: bytes, at: int, stop: int, time: int) -> Entered | None:
-    """The namespaces in a record from ``at`` to ``stop``, where the fields of its event begin."""
+    """Return the namespaces in a record from ``at`` to ``stop``, where the fields of its event
+    begin.
+    """
     first = at + _HEADER + layout.namespaces.size
     if stop < first:
         return None
@@ -186,12 +188,12 @@ _Decode = Callable[[bytes, int, int, int], Record | None]
 
 
 def decode_ring(data: bytes, *, paths: bool = False) -> Iterator[Record]:
-    """The records in whole bytes of a ring, in its order; others are passed over.
+    """Yield the records in whole bytes of a ring, in its order; other kinds are skipped.
 
-    So are those of processes outside the PID namespace that the events were opened in: all of them
-    have the number 0. With ``paths`` so are mappings without a path, which each program has one of,
-    but for anonymous memory, of which nothing but the process is told.
-    Ends early at what is no record: the kernel writes whole ones only.
+    Records of processes outside the PID namespace of the events are skipped, too: all of them have
+    the number 0. With ``paths``, mappings without a path are skipped, because each program has one,
+    except anonymous memory, of which only the process is reported. Ends early at an invalid record,
+    because the kernel writes whole records only.
     """
     unpack = _NATIVE.header.unpack_from
     position, end = 0, len(data)
@@ -317,7 +319,7 @@ _DECODERS: Final[dict[int, _Decode]] = {
 class Events:
     """Reads the records of a file. Times that were not recorded are 0.
 
-    Records that are too short, or of other kinds, come out as None.
+    For records that are too short, or of other kinds, the result is None.
     """
 
     def __init__(self, layouts: Layouts, order: str) -> None:
@@ -343,7 +345,7 @@ class Events:
         return None
 
     def mapped(self, raw: Raw) -> Mapped | None:
-        """An executable mapping; None also for one of data."""
+        """Return an executable mapping; None also for a mapping of data."""
         kind, misc, data, at, size, *_ = raw
         trailer, recorded = self._layouts.trailer(data, at, size)
         time = recorded or 0
@@ -382,7 +384,7 @@ class Events:
 
 
 class Rewriter:
-    """Makes mappings tell a build ID, or another name."""
+    """Writes mappings with a build ID, or with another name."""
 
     def __init__(self, layouts: Layouts, order: str) -> None:
         self._layouts = layouts
@@ -395,10 +397,11 @@ class Rewriter:
         name: bytes | None = None,
         offset: int | None = None,
     ) -> bytes:
-        """A mapping's record with ``build_id`` (at most `MAX_ID` bytes), as the kernel makes it.
+        """Return a mapping's record with ``build_id`` (at most `MAX_ID` bytes), in the kernel's
+        form.
 
-        Without, it keeps what it says of its file. ``name`` replaces the path, ``offset`` the
-        offset in the file. The record grows or shrinks by a multiple of 8 bytes.
+        Without a build ID, the record keeps its fields for the file. ``name`` replaces the path,
+        ``offset`` the offset in the file. The record grows or shrinks by a multiple of 8 bytes.
         """
         kind, misc, data, at, size, *_ = raw
         trailer = self._layouts.trailer(data, at, size)[0]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text that ``perf script`` prints: its events, and the frames of its samples.
 
-Lines of events tell which files are mapped (``--show-mmap-events``) and which process forked which
-(``--show-task-events``). A sample is one line, with the frame at its end or with a call chain on
-the lines that follow. For a file the addresses in a chain are offsets in the file, from Linux
-5.12 to 6.3 (tools/perf/util/evsel_fprintf.c, sample__fprintf_callchain); otherwise, and in a sample
-without a chain, they are those of the process. Since 6.4 ``-F +dsoff`` prints offset and path.
+Lines of events show mapped files (``--show-mmap-events``) and forks (``--show-task-events``). A
+sample is one line, with the frame at its end or with a call chain on the following lines. From
+Linux 5.12 to 6.3, addresses in a chain are offsets in the file (tools/perf/util/evsel_fprintf.c,
+sample__fprintf_callchain); in other versions, and in a sample without a chain, they are addresses
+of the process. Since 6.4 ``-F +dsoff`` prints offset and path.
 
-Comm and path may hold anything, so a line may pretend to be another. What comes of that is a
-wrong name.
+Comm and path may contain any text, so a line may imitate another one. The worst result is a wrong
+name.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _MOST_LOCATED: Final = 1 << 16
 
 
 class PrintedFrame(msgspec.Struct, frozen=True):
-    """A frame that has an address and a file: ``before`` it on its line, ``ip``, ``dso``.
+    """A frame with an address and a file: the text ``before`` it on its line, ``ip``, ``dso``.
 
-    ``unknown`` says that perf found no name for it. ``chain`` is a line of its own, which is one of
-    a call chain, and ``called`` says that it is a return address: the call lies before it.
-    ``offset`` is the offset in the file, where perf told it with the path.
+    ``unknown`` is True if perf found no name for it. ``chain`` is True for a line of a call chain,
+    and ``called`` for a return address: the call precedes it. ``offset`` is the offset in the file,
+    if perf printed it with the path.
     """
 
     before: bytes
@@ -65,7 +65,7 @@ class PrintedFrame(msgspec.Struct, frozen=True):
 
 
 class Location(msgspec.Struct, frozen=True):
-    """A place in a file: its path, its build ID as far as an event told it, and the offset."""
+    """A place in a file: its path, its build ID if an event had it, and the offset."""
 
     path: bytes
     build_id: BuildId | None
@@ -83,7 +83,7 @@ class _Mapping(msgspec.Struct, frozen=True):
 class Script:
     """Follows a text line by line: the process of each sample, and its mappings at that time.
 
-    ``has_mappings`` and ``has_tasks`` say that events of either sort were in the text so far.
+    ``has_mappings`` and ``has_tasks`` are True if events of either sort were in the text so far.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Script:
         self._called = False
 
     def line(self, line: bytes) -> PrintedFrame | None:
-        """Take in one line, without its end; the frame in it, if there is one."""
+        """Process one line, without its end; return the frame in it, if any."""
         if line.startswith(b"\t"):
             return self._in_chain(line)
         event = line.find(_EVENT)
@@ -114,9 +114,9 @@ class Script:
         return PrintedFrame(frame[1], int(frame[2], 16), dso, True, False, False, offset)
 
     def locate(self, frame: PrintedFrame) -> Location | None:
-        """Find the file and offset of a frame; None if no event told of a mapping there.
+        """Find the file and offset of a frame; None if no event had a mapping there.
 
-        Without an event there is still a place if perf printed the offset, or may have.
+        Without an event there is still a result if perf printed the offset, or may have printed it.
         """
         if frame.offset is not None:
             return self._locate(frame)
@@ -152,7 +152,7 @@ class Script:
             return None
         ip = int(found[2], 16)
         called = self._called
-        # The frame that the kernel interrupted is no call, and begins a chain of its own.
+        # The frame that the kernel interrupted is not a call, and begins a chain of its own.
         self._called = ip < _KERNEL and not found[4].startswith((b"[kernel", b"[guest.kernel"))
         dso, offset = _split(found[4])
         return PrintedFrame(found[1], ip, dso, found[3] == b"[unknown]", True, called, offset)
@@ -212,7 +212,9 @@ class Script:
 
 
 def parse_build_ids(text: bytes) -> dict[bytes, BuildId]:
-    """Path to build ID as ``perf buildid-list`` prints it; without paths that have several."""
+    """Return build IDs by path from the output of ``perf buildid-list``; ambiguous paths are left
+    out.
+    """
     found: dict[bytes, BuildId] = {}
     several = set()
     for line in text.split(b"\n"):
@@ -224,7 +226,7 @@ def parse_build_ids(text: bytes) -> dict[bytes, BuildId]:
 
 
 def _split(dso: bytes) -> tuple[bytes, int | None]:
-    """A path, and the offset that ``-F +dsoff`` puts behind it."""
+    """Split a path from the offset that ``-F +dsoff`` appends."""
     found = _OFFSET.match(dso)
     return (dso, None) if found is None else (found[1], int(found[2], 16))
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a perf.data file, one after the other, whole, decompressed.
+"""The records of a perf.data file, one after another, complete and decompressed.
 
-What is in memory is a few chunks, whatever the file claims. Compressed records (``perf record -z``)
-hold pieces of one zstd stream, and are replaced by what is in it. Trace data of hardware follows a
-record instead of being in it, and is never read.
-Source: tools/perf/util/session.c, tools/perf/builtin-record.c.
+Only a few chunks are in memory, whatever the file claims. Compressed records (``perf record -z``)
+have pieces of one zstd stream, and are replaced by the records in it. Hardware trace data follows a
+record instead of being in it, and is never read. Source: tools/perf/util/session.c,
+tools/perf/builtin-record.c.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COMPRESSED2: Final = 83
 _CHUNK: Final = 1 << 18
 _MAX_RECORD: Final = 1 << 16
 
-# A block of zstd takes 4 bytes and may stand for 128 KiB of the same byte: what comes of so much is
-# 32 MiB at most. The window is that of the highest level of zstd.
+# A block of zstd takes 4 bytes and may stand for 128 KiB of the same byte: this input expands to 32
+# MiB at most. The window is that of the highest level of zstd.
 _SLICE: Final = 1 << 10
 _MAX_WINDOW: Final = 1 << 27
 
-# The most that perf (since Linux 6.16) puts into one record.
+# The most bytes that perf (since Linux 6.16) puts into one record.
 _PIECE: Final = 65519
 
 _WANT_ZSTD: Final = (
@@ -45,10 +45,10 @@ _WANT_ZSTD: Final = (
 
 
 class Raw(NamedTuple):
-    """One record: ``size`` bytes of ``data`` from ``at`` on, header and all.
+    """One record: ``size`` bytes of ``data`` from ``at`` on, including its header.
 
-    ``position`` is where it is in the file, for one that was compressed where that was;
-    ``payload`` the bytes of the file that follow it and belong to it.
+    ``position`` is its place in the file; for a compressed record, that of the compressed one.
+    ``payload`` is the extent of the bytes of the file that follow it and belong to it.
     """
 
     kind: int
@@ -60,7 +60,7 @@ class Raw(NamedTuple):
     payload: ByteRange | None = None
 
 
-# Half of what it takes to make one from arguments, which is done millions of times.
+# This takes half the time of a constructor with arguments, and runs millions of times.
 _raw: Final = partial(tuple.__new__, Raw)
 
 
@@ -71,10 +71,9 @@ class _Decompressor(Protocol):
 class Stream:
     """The records in the range ``data`` of a file; iterate once.
 
-    ``is_pipe`` says that the file was written to a pipe; with ``kinds`` only records of these come,
-    and those that have a payload. After the end, ``truncated`` says in words
-    what is wrong there, or is empty. Iterating raises `UsageError` where zstd is wanted and not
-    installed.
+    ``is_pipe`` is True if the file was written to a pipe. With ``kinds`` only records of these
+    kinds are yielded, and those with a payload. After the end, ``truncated`` is the reason if the
+    end is damaged, or empty. Iterating raises `UsageError` if zstd is needed and not installed.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Stream:
         kinds: frozenset[int] | None = None,
     ) -> None:
         self._read_at = read_at
-        self._start = data.offset  # of the buffer, in the file
+        self._start = data.offset  # place of the buffer in the file
         self._end = data.offset + data.size
         self._buffer = b""
         self._form = Struct(f"{order}IHH")
@@ -96,7 +95,7 @@ class Stream:
         self._special = _SPECIAL | {TRACING_DATA} if is_pipe else _SPECIAL
         self._kinds = kinds
         self._decompressor: _Decompressor | None = None
-        self._unpacked = b""  # and not yet a whole record
+        self._unpacked = b""  # read, but not yet a whole record
         self._pieces = 0  # bytes of records that were written as one
         self.truncated = ""
 
@@ -122,7 +121,7 @@ class Stream:
             self._stop("the last record is not all there")
 
     def _fill(self) -> bool:
-        """Fill the buffer with as much as a record may take; False at the end."""
+        """Fill the buffer with the bytes of the largest record; return False at the end."""
         if len(self._buffer) < _MAX_RECORD:
             position = self._start + len(self._buffer)
             more = min(_CHUNK, self._end - position)
@@ -161,7 +160,7 @@ class Stream:
                 self._stop("trace data that is not all there")
 
     def _payload(self, kind: int, size: int) -> ByteRange:
-        """The bytes behind a record that belong to it, by the size it claims."""
+        """Return the place of the bytes after a record that belong to it, by the size it claims."""
         length = 0
         if kind == AUXTRACE and size >= HEADER_SIZE + 8:
             (length,) = self._word.unpack_from(self._buffer, HEADER_SIZE)
@@ -173,10 +172,11 @@ class Stream:
     # --- compressed records ----------------------------------------------------------------
 
     def _compressed2(self, size: int) -> Iterator[Raw]:
-        """A record of a later kind: its size is a multiple of 8, and that of its data apart.
+        """Decode a record of the later kind: its size is a multiple of 8, and the size of its data
+        is separate.
 
-        perf lets the size overflow 16 bits, and then adds nothing to fill it up; of several
-        such records that it writes at once it makes the first say how long all of them are.
+        perf lets the size overflow 16 bits, and then adds no padding; if it writes several such
+        records at once, the first one has the size of all of them.
         """
         head = HEADER_SIZE + 8
         if len(self._buffer) < head:
@@ -199,7 +199,7 @@ class Stream:
         yield from self._unpack(data)
 
     def _unpack(self, data: bytes) -> Iterator[Raw]:
-        """The records that are complete with the next piece of the compressed stream."""
+        """Yield the records that are complete with the next piece of the compressed stream."""
         unpack, position, kinds = self._form.unpack_from, self._start, self._kinds
         for begin in range(0, len(data), _SLICE):
             plain = self._unpacked + self._decompress(data[begin : begin + _SLICE])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One module for each tree below the root, all of the same shape; `view.tree` alone uses them.
+"""One module for each tree below the root, all with the same interface; only `view.tree` uses them.
 
-A layout answers ``lookup(node, name)`` and ``children(node, after)``, tells of an entry whether it
-``is_public``, and for one that is not at which ``places`` a viewer could have seen it. A layout
-knows the store and `view.nodes`, but no front door.
+A layout has ``lookup(node, name)`` and ``children(node, after)``. It says if an entry
+``is_public``, and for other entries at which ``places`` a viewer could have seen the file. A layout
+knows the store and `view.nodes`, but neither mount nor server.
 """

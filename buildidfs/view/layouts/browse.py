@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trees for people: ``README``, ``by-path``, ``by-name``, ``containers``, ``missing``.
 
-A front door should not remember their names for long: it is not told when one comes or goes.
+A front door should not cache their names for long, because it is not informed of changes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _FILES = (nodes.FORM_TEXT, nodes.FORM_MISSING)
 
 
 class Browse:
-    """All of those trees."""
+    """All of those trees together."""
 
     def __init__(self, store: Store, ids: IdDirectories, shared: Attributes) -> None:
-        """``shared`` are the attributes of directories, which belong to the store."""
+        """``shared`` are the attributes of directories, which are those of the store."""
         self._by_path = ByPath(store)
         self._by_name = ByName(store)
         self._containers = Containers(store, ids.node_of)
         self.misses = Misses(store)
         self._shared = shared
-        # Only root may see what other users look for.
+        # Only root may see the lookups of other users.
         self._private = Attributes(stat.S_IFDIR | 0o500, 0, shared.mtime_ns, shared.uid, shared.gid)
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry of a directory, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry of a directory, `nodes.ABSENT` if there is none."""
         form = nodes.form_of(node)
         if form == nodes.FORM_CONTENTS:
             return self._containers.lookup_file(node, name)
@@ -61,7 +61,7 @@ class Browse:
         return self.misses.lookup(name) if node == nodes.MISSING else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of a directory whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries of a directory whose offset is beyond ``after``: name, node, offset."""
         form = nodes.form_of(node)
         if form == nodes.FORM_CONTENTS:
             return self._containers.files(node, after)
@@ -76,14 +76,14 @@ class Browse:
         return self.misses.children(after) if node == nodes.MISSING else iter(())
 
     def file_type(self, node: int) -> int:
-        """The type bits of st_mode, told by the number alone."""
+        """Return the type bits of st_mode, derived from the number alone."""
         form = nodes.form_of(node)
         if form == nodes.FORM_ALIAS:
             return stat.S_IFLNK
         return stat.S_IFREG if form in _FILES or node == nodes.README else stat.S_IFDIR
 
     def attributes(self, node: int) -> Attributes:
-        """The attributes of a node; raises OSError(ESTALE) for one that is gone."""
+        """Return the attributes of a node; raises OSError(ESTALE) if it is gone."""
         kind = self.file_type(node)
         if kind == stat.S_IFLNK:
             return self._of(stat.S_IFLNK | 0o777, len(self.readlink(node)))
@@ -98,7 +98,7 @@ class Browse:
         return self._private if node == nodes.MISSING else self._shared
 
     def readlink(self, node: int) -> bytes:
-        """The target of a link; raises OSError (EINVAL: not a link, ESTALE: gone)."""
+        """Return the target of a link; raises OSError (EINVAL: not a link, ESTALE: gone)."""
         if nodes.form_of(node) != nodes.FORM_ALIAS:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         target = self._containers.target(node)
@@ -113,7 +113,7 @@ class Browse:
         return FileContent(text=self._text(node))
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Return True if everybody may know of an entry of a directory.
+        """Return True if all users may know of an entry of a directory.
 
         A viewer who may know of a container may know its properties. The kernel decides who may
         enter ``missing``.
@@ -130,7 +130,7 @@ class Browse:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """A test for the paths that an entry stands for, and the build IDs to look for them in.
+        """Return a test for the paths of an entry, and the build IDs whose places to test.
 
         For directories of paths or names.
         """
@@ -138,7 +138,7 @@ class Browse:
         return tree.places(node, name, child)
 
     def in_container(self, node: int, name: bytes, child: int, viewer: Viewer) -> Iterator[bool]:
-        """Yield for each file of a container that an entry leads to, if a viewer may know of it."""
+        """Yield, for each file of a container below an entry, True if a viewer may know of it."""
         return self._containers.known(node, name, child, viewer)
 
     def _text(self, node: int) -> bytes:
@@ -186,14 +186,14 @@ _ANY: Final = 0
 _BUCKETS_END: Final = nodes.PERF_BUCKET + 256
 _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _INSTEAD: Final = 1 << Kind.VDSO | 1 << Kind.KALLSYMS
-"""The kinds that perf takes instead of an executable."""
+"""The kinds that perf uses instead of an executable."""
 
-#: How often a name was asked for, when first, and when last.
+#: The number of lookups of a name, the first and the last time.
 _Question = tuple[int, float, float]
 
 
 class Miss:
-    """One missing build ID. ``wanted`` has 1<<kind for each kind, or is 0: any."""
+    """One missing build ID. ``wanted`` has 1<<kind for each kind, or is 0 for any kind."""
 
     __slots__ = ("build_id", "clients", "count", "first", "last", "serial", "wanted")
 
@@ -206,7 +206,7 @@ class Miss:
         self.first = self.last = first
 
     def asked(self, kind: int, client: bytes, question: _Question) -> None:
-        """Count a question for it; ``kind`` 0 is any."""
+        """Count a lookup of the build ID; ``kind`` 0 is any."""
         count, first, last = question
         self.wanted |= 1 << kind if kind else _ANY
         self.count += count
@@ -217,7 +217,7 @@ class Miss:
         self.clients[client] = self.clients.get(client, 0) + count
 
     def text(self) -> bytes:
-        """The text of the file."""
+        """Return the text of the file."""
         wanted = [name for kind, name in _NAME_OF.items() if self.wanted & 1 << kind]
         often = sorted(self.clients.items(), key=lambda each: (-each[1], each[0]))
         by = b", ".join(b"%s (%d)" % each for each in often)
@@ -232,11 +232,11 @@ class Miss:
 
 
 class Misses:
-    """The build IDs that clients asked for in vain: how often, when first, and when last.
+    """The build IDs that clients looked up in vain: how often, when first, and when last.
 
-    The latest `MOST` are kept in memory. A front door notes the names that it did not find; a
-    listing of ``missing`` turns them into build IDs, since it is rarely read. A build ID that has
-    arrived is not listed any more. For any thread.
+    The latest `MOST` are kept in memory. A front door records the names that it did not find; a
+    listing of ``missing`` converts them to build IDs, because listings are rare. A build ID that
+    has arrived is no longer listed. Thread-safe.
     """
 
     def __init__(self, store: Store, most: int = MOST) -> None:
@@ -248,9 +248,9 @@ class Misses:
         self._lock = threading.Lock()
 
     def note(self, directory: int, name: bytes, client: bytes) -> None:
-        """``client`` looked up ``name``, which is not there. For one thread."""
+        """Record that ``client`` looked up ``name``, which does not exist. For one thread."""
         if directory >= _BUCKETS_END and directory >> nodes.TAG_SHIFT != nodes.TAG_ID:
-            return  # no names of artifacts, and a client that tries paths tries many
+            return  # not names of artifacts, and a client that tries paths tries many
         questions = self._questions
         key = (directory, name, client)
         now = time.time()
@@ -260,7 +260,7 @@ class Misses:
         questions[key] = (count + 1, first, now)
 
     def note_build_id(self, build_id: BuildId, kind: int, client: bytes = b"") -> None:
-        """``client`` asked for a build ID of a kind (0: any), which is not there."""
+        """Record that ``client`` requested a missing build ID of a kind (0: any)."""
         first, rest = names.split(build_id)
         directory = nodes.DEBUG_BUCKET + build_id[0]
         if not kind:
@@ -270,26 +270,26 @@ class Misses:
         self.note(directory, rest, client)
 
     def every(self) -> list[Miss]:
-        """All build IDs that were asked for in vain, also those that have arrived since."""
+        """Return all build IDs that were looked up in vain, also those that have arrived since."""
         self._answer()
         return list(self._misses.values())
 
     def lookup(self, name: bytes) -> int:
-        """The node of an entry of ``missing``, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry of ``missing``, `nodes.ABSENT` if there is none."""
         self._answer()
         build_id = names.parse(name)
         miss = None if build_id is None else self._misses.get(build_id)
         return nodes.ABSENT if miss is None or self._has_come(miss) else _node(miss)
 
     def children(self, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of ``missing`` whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries of ``missing`` whose offset is beyond ``after``: name, node, offset."""
         self._answer()
         for miss in list(self._misses.values()):
             if miss.serial > after and not self._has_come(miss):
                 yield names.spell(miss.build_id), _node(miss), miss.serial
 
     def text(self, node: int) -> bytes:
-        """The text of a file in ``missing``; empty if the build ID has arrived."""
+        """Return the text of a file in ``missing``; empty if the build ID has arrived."""
         self._answer()
         serial = nodes.number_of(node)
         for miss in list(self._misses.values()):
@@ -298,10 +298,10 @@ class Misses:
         return b""
 
     def _answer(self) -> None:
-        """Turn the names that were asked for into build IDs, as far as they are of artifacts."""
+        """Convert the names that were looked up into build IDs, if they are names of artifacts."""
         with self._lock:
             questions, self._questions = self._questions, {}
-            # A list: `note` may still change them at this moment.
+            # A list, because `note` may change them at this moment.
             for (directory, name, client), question in list(questions.items()):
                 asked = self._asked(directory, name)
                 if asked is not None:
@@ -317,7 +317,7 @@ class Misses:
         return miss
 
     def _asked(self, directory: int, name: bytes) -> tuple[BuildId, int] | None:
-        """The artifact that a name in a directory is that of; its kind is 0 for any."""
+        """Return the artifact for a name in a directory; its kind is 0 for any."""
         if directory == nodes.ROOT:
             build_id = names.parse(name)
             return None if build_id is None else (build_id, _ANY)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``by-path/…`` and ``by-name/…``: everything that was ever seen at a path, or under a file name.
+"""``by-path/…`` and ``by-name/…``: all build IDs seen at a path, or under a file name.
 
-by-path/usr/lib/libc.so.6/<id> -> ../../../../<id>
-by-name/libc.so.6/<id> -> ../../<id>
+by-path/usr/lib/libc.so.6/<id> -> ../../../../<id> by-name/libc.so.6/<id> -> ../../<id>
 
-`Paths` is the store's tree of paths with the build IDs seen at each, which `perf` shows too. Where
-a component of a path spells a build ID seen at the path above it, the name is the build ID's.
+`Paths` is the store's tree of paths with the build IDs seen at each; `perf` shows it, too. If a
+component of a path is spelled like a build ID seen at its parent, the name means the build ID.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = 0
 
 _DEPTH_MAX = 4096
-"""No path has more names, except a circle in a damaged index."""
+"""No path has more names, unless a damaged index has a cycle."""
 
 _MOST_BELOW = 256
 
@@ -35,12 +34,12 @@ class Paths:
     """The store's tree of paths, with build IDs that have an artifact of certain kinds."""
 
     def __init__(self, store: Store, kinds: int) -> None:
-        """``kinds`` are bits (1<<kind) of which there has to be one."""
+        """``kinds`` are bits (1<<kind); a build ID needs an artifact of one of them."""
         self._store = store
         self._kinds = kinds
 
     def seen_at(self, path: int, name: bytes) -> int | None:
-        """The ordinal of the build ID that ``name`` spells, if it was seen at a path."""
+        """Return the ordinal of the build ID in ``name``, if it was seen at a path."""
         build_id = names.parse(name)
         ordinal = None if build_id is None else self._store.index.ordinal(build_id)
         if ordinal is None or not self._store.paths.has(path, ordinal):
@@ -48,19 +47,19 @@ class Paths:
         return ordinal if self._is_shown(ordinal) else None
 
     def ids(self, path: int, after: int) -> Iterator[tuple[int, BuildId]]:
-        """(ordinal, build ID) of the files seen at a path, behind the ordinal ``after``."""
+        """Yield (ordinal, build ID) of the files seen at a path, behind the ordinal ``after``."""
         for ordinal in self._store.paths.ids(path, after):
             build_id = self._store.index.build_id(ordinal)
             if build_id is not None and self._is_shown(ordinal):
                 yield ordinal, build_id
 
     def _is_shown(self, ordinal: int) -> bool:
-        """Return True for a file of the kinds, or one of programs that share a build ID."""
+        """Return True for a file of these kinds, or one of programs that share a build ID."""
         kinds = self._store.index.kinds(ordinal)
         return bool(kinds & self._kinds or (kinds and self._store.aliases.is_ambiguous(ordinal)))
 
     def directories(self, path: int, after: int) -> Iterator[tuple[bytes, int]]:
-        """(name, number) of the paths in a path, behind the one with the number ``after``."""
+        """Yield (name, number) of the paths in a path, behind the one with the number ``after``."""
         last = None
         if after > 0:
             found = self._store.paths.parent(after)
@@ -72,7 +71,7 @@ class Paths:
                 yield name, number
 
     def is_public(self, path: int, name: bytes, ordinal: int) -> bool:
-        """Return True if everybody may know of an entry: ``ordinal``, or a path if that is 0."""
+        """Return True if all users may know of an entry: ``ordinal``, or a path if that is 0."""
         if ordinal:
             return self._store.paths.has_publicly(path, ordinal)
         return self._store.paths.is_public(path, name)
@@ -80,7 +79,7 @@ class Paths:
     def places(
         self, path: int, name: bytes, ordinal: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """A test for the paths that an entry stands for, and the build IDs to look for them in."""
+        """Return a test for the paths of an entry, and the build IDs whose places to test."""
         full = self._store.paths.spelled(path).rstrip(b"/")
         if ordinal:
             return lambda seen: _normal(seen) == full, (ordinal,)
@@ -90,7 +89,7 @@ class Paths:
         return lambda seen: (_normal(seen) + b"/").startswith(below), ordinals
 
     def depth(self, path: int) -> int:
-        """The number of names in a path."""
+        """Return the number of names in a path."""
         depth = 0
         while path != ROOT and depth < _DEPTH_MAX:
             found = self._store.paths.parent(path)
@@ -100,7 +99,7 @@ class Paths:
         return depth
 
     def below(self, path: int, most: int = _MOST_BELOW) -> Iterator[int]:
-        """Ordinals seen at a path or below it, until ``most`` names were looked at."""
+        """Yield the ordinals seen at or below a path, until ``most`` names were examined."""
         levels = [iter((path,))]
         while levels:
             number = next(levels[-1], None)
@@ -130,14 +129,14 @@ _TARGET_MAX = 4096 - 2 * BuildId.MAX_BYTES
 
 
 class ByPath:
-    """The directories for paths."""
+    """The directories of ``by-path``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._paths = Paths(store, _ANY_KIND)
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry, `nodes.ABSENT` if there is none."""
         path = nodes.number_of(node)
         ordinal = self._paths.seen_at(path, name)
         if ordinal is not None:
@@ -146,7 +145,7 @@ class ByPath:
         return nodes.of_browsing(nodes.FORM_PATH, within=child) if child else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries whose offset is beyond ``after``: name, node, offset."""
         path = nodes.number_of(node)
         if after < _OFFSET_IDS:
             for name, number in self._paths.directories(path, after):
@@ -156,7 +155,7 @@ class ByPath:
             yield names.spell(build_id), _link(ordinal, depth), _OFFSET_IDS + ordinal
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Return True if everybody may know of an entry."""
+        """Return True if all users may know of an entry."""
         ordinal = nodes.any_ordinal_of(child)
         return self._paths.is_public(nodes.number_of(node), name, ordinal)
 
@@ -168,13 +167,13 @@ class ByPath:
 
 
 class ByName:
-    """The directories for file names."""
+    """The directories of ``by-name``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry, `nodes.ABSENT` if there is none."""
         number = nodes.number_of(node)
         if number == ROOT:
             found = self._store.file_names.number(name)
@@ -186,10 +185,10 @@ class ByName:
         return _link(ordinal, _NAME_DEPTH) if self._store.index.kinds(ordinal) else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries whose offset is beyond ``after``: name, node, offset."""
         number = nodes.number_of(node)
         if number == ROOT:
-            # A greater number was made up.
+            # A larger number is invalid.
             known = self._store.file_names.every(after) if after <= nodes.NUMBER_MASK else ()
             for name, found in known:
                 yield name, nodes.of_browsing(nodes.FORM_NAME, within=found), found
@@ -200,7 +199,7 @@ class ByName:
                 yield names.spell(build_id), _link(ordinal, _NAME_DEPTH), ordinal
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Return True if everybody may know of an entry."""
+        """Return True if all users may know of an entry."""
         number = nodes.number_of(node)
         if number == ROOT:
             return self._store.file_names.is_public(name)
@@ -209,7 +208,7 @@ class ByName:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """A test for the paths that an entry stands for, and the build IDs to look for them in."""
+        """Return a test for the paths of an entry, and the build IDs whose places to test."""
         number = nodes.number_of(node)
         if number == ROOT:
             ordinals: Iterable[int] = self._store.file_names.ids(nodes.number_of(child))
@@ -221,10 +220,10 @@ class ByName:
 
 
 def target(store: Store, node: int) -> bytes:
-    """The target of a link to the directory of a build ID; empty if that is gone."""
+    """Return the target of a link to the directory of a build ID; empty if that is gone."""
     build_id = store.index.build_id(nodes.ordinal_of(node))
     depth = node & nodes.DETAIL_MASK
-    if build_id is None or depth * len(_UP) >= _TARGET_MAX:  # one that was made up
+    if build_id is None or depth * len(_UP) >= _TARGET_MAX:  # an invalid number
         return b""
     return _UP * depth + names.spell(build_id)
 

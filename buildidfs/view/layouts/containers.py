@@ -3,14 +3,14 @@
 
     containers/docker:0123456789ab/root/usr/bin/app       the same file as <id>/elf
     containers/docker:0123456789ab/{id,name,pod,image,first-seen,last-seen}
-    containers/web -> docker:0123456789ab                 the last container that is called so
+    containers/web -> docker:0123456789ab                 the last container of that name
 
-``root`` is for clients that take a sysroot. What they ask for is what the dynamic loader was told,
-``/lib/x86_64-linux-gnu/libc.so.6``, and what was captured is what the kernel mapped,
-``/usr/lib/x86_64-linux-gnu/libc-2.31.so``: symbolic links are not known. So what is not there is
-found by the conventions that distributions follow, see `_ALIASES` and `_file_for`; such names are
-not listed. Nor is ``usr/lib/debug/.build-id``, where perf looks for debug files: where the
-container had none, it leads to those of all build IDs.
+``root`` is for clients that take a sysroot. They look up the name that the dynamic loader used,
+``/lib/x86_64-linux-gnu/libc.so.6``, but the captured file has the name in the kernel's mapping,
+``/usr/lib/x86_64-linux-gnu/libc-2.31.so``: symbolic links are unknown. So missing names are derived
+from the conventions of distributions, see `_ALIASES` and `_file_for`; such names are not listed.
+``usr/lib/debug/.build-id``, where perf looks for debug files, is not listed either; if the
+container had no such directory, the name leads to the debug files of all build IDs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _ROOT_NAME: Final = b"root"
 _TEXTS: Final = (b"id", b"image", b"first-seen", b"last-seen", b"name", b"pod")
 
 _ALIASES: Final = names.MERGED
-"""Directories that are links where /usr is merged. Where the one that the loader is named by is
-nowhere (/lib64), it is the one that the loader is in."""
+"""Directories that are links if /usr is merged. If the directory in the loader's name does not
+exist (/lib64), the link leads to the directory that has the loader.
+"""
 
 _IN_USR: Final = 8
 
@@ -50,22 +51,25 @@ _STAND_INS: Final = (
     (b"usr/lib", b"usr/lib"),
     (b"usr/lib/debug", b"debug"),
     (_BUCKETS, b"debug/.build-id"),
-    (b"lib/debug", b"debug"),  # where usr/lib is a link to it
+    (b"lib/debug", b"debug"),  # if usr/lib is a link to it
     (b"lib/debug/.build-id", b"debug/.build-id"),
 )
-"""Directories that a container may lack, and those of the mount that stand in for them."""
+"""Directories that a container may lack, and the directories of the mount that stand in
+for them.
+"""
 
 _STAND_IN_LINK: Final = 16
 _BUCKET_LINK: Final = 256
-"""Numbers of links beside those of `_ALIASES`: with the place in `_STAND_INS`; with a byte added,
-to what ``debug/.build-id`` has for it."""
+"""Numbers of links besides those of `_ALIASES`: plus an index of `_STAND_INS`; or plus a byte, for
+a link to that directory of ``debug/.build-id``.
+"""
 
 _NAME_LINK: Final = 1024
-"""Number of the link by which people know a container, beside those."""
+"""The number of the link for a user-given name of a container, besides those."""
 _LINKS_AFTER: Final = 1 << 32
-"""In the listing of containers: links by name follow behind all containers."""
+"""In the listing of containers, links by name follow all containers."""
 
-_UP_TO_MOUNT: Final = 3  # directories, from the root of a container
+_UP_TO_MOUNT: Final = 3  # directories, counted from the root of a container
 _LIBRARY_DIRECTORIES: Final = (b"usr/lib", b"lib", b"usr/lib64", b"lib64")
 _MOST_LOOKED_AT: Final = 4096
 
@@ -77,14 +81,14 @@ class Containers:
     """The directories of containers."""
 
     def __init__(self, store: Store, node_of: Callable[[Artifact], int]) -> None:
-        """``node_of`` gives the node of a file, the same in all listings."""
+        """``node_of`` returns the node of a file, the same in all listings."""
         self._store = store
         self._node_of = node_of
 
     # --- containers/ and containers/<name>/ ------------------------------------------------
 
     def lookup_container(self, name: bytes) -> int:
-        """The node of an entry of ``containers``, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry of ``containers``, `nodes.ABSENT` if there is none."""
         number = self._store.containers.number(name)
         if number:
             return nodes.of_browsing(nodes.FORM_CONTAINER, number)
@@ -92,9 +96,11 @@ class Containers:
         return nodes.of_browsing(nodes.FORM_ALIAS, number, _NAME_LINK) if number else nodes.ABSENT
 
     def containers(self, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of ``containers`` whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries of ``containers`` whose offset is beyond ``after``: name,
+        node, offset.
+        """
         tree = self._store.containers
-        # A greater number was made up.
+        # A larger number is invalid.
         for container in tree.every(after) if after < _LINKS_AFTER else ():
             node = nodes.of_browsing(nodes.FORM_CONTAINER, container.number)
             yield container.name, node, container.number
@@ -106,7 +112,7 @@ class Containers:
                 yield name, node, _LINKS_AFTER + container.number
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry of the directory of a container."""
+        """Return the node of an entry of the directory of a container."""
         number, _ = nodes.container_of(node)
         if name == _ROOT_NAME:
             return nodes.of_browsing(nodes.FORM_CONTENTS, number)
@@ -116,7 +122,7 @@ class Containers:
         return text if self.text(text) else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of the directory of a container: name, node, offset."""
+        """Yield the entries of the directory of a container: name, node, offset."""
         for offset, name in enumerate((_ROOT_NAME, *_TEXTS)[after:], after + 1):
             found = self.lookup(node, name)
             if found:
@@ -127,7 +133,7 @@ class Containers:
         return self._store.containers.get(nodes.container_of(node)[0]) is not None
 
     def text(self, node: int) -> bytes:
-        """The text of a file that tells of a container; empty if that is not known."""
+        """Return the text of a file about a container; empty if its content is unknown."""
         number, which = nodes.container_of(node)
         container = self._store.containers.get(number)
         if container is None or which >= len(_TEXTS):
@@ -137,7 +143,7 @@ class Containers:
     # --- containers/<name>/root/… ----------------------------------------------------------
 
     def lookup_file(self, node: int, name: bytes) -> int:
-        """The node of an entry of a directory below ``root``."""
+        """Return the node of an entry of a directory below ``root``."""
         container, directory = nodes.container_of(node)
         entry = self._store.containers.child(container, directory, name)
         if entry is not None:
@@ -151,7 +157,7 @@ class Containers:
         return self._debug_tree(container, directory, name)
 
     def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of a directory below ``root``: name, node, offset."""
+        """Yield the entries of a directory below ``root``: name, node, offset."""
         container, directory = nodes.container_of(node)
         for entry in self._store.containers.children(container, directory, after):
             found = self._entry(container, entry)
@@ -159,20 +165,20 @@ class Containers:
                 yield entry.name, found, entry.offset
 
     def is_public(self, node: int) -> bool:
-        """Return True if everybody may know of a container."""
+        """Return True if all users may know of a container."""
         container = self._store.containers.get(nodes.container_of(node)[0])
         return container is not None and container.public
 
     def is_public_file(self, node: int, name: bytes) -> bool:
-        """Return True if everybody may know of an entry of a directory below ``root``."""
+        """Return True if all users may know of an entry of a directory below ``root``."""
         found = self._meant(node, name)
-        if found is None:  # everybody may know of a stand-in
+        if found is None:  # all users may know of a stand-in
             return self._debug_tree(*nodes.container_of(node), name) != nodes.ABSENT
         return found[1].public
 
     def known(self, node: int, name: bytes, child: int, viewer: Viewer) -> Iterator[bool]:
-        """Yield for each file that an entry of ``containers``, or below ``root``, leads to, if a
-        viewer may know of it.
+        """Yield, for each file below an entry of ``containers`` or ``root``, True if a viewer may
+        know of it.
         """
         if node == nodes.CONTAINERS:
             number = nodes.container_of(child)[0]
@@ -192,7 +198,7 @@ class Containers:
                 yield self._is_known(container, directory, entry, viewer)
 
     def _meant(self, node: int, name: bytes) -> tuple[int, ContainerEntry] | None:
-        """The entry that a name below ``root`` stands for, also by a guess, and its directory."""
+        """Return the entry for a name below ``root``, also a derived one, and its directory."""
         container, directory = nodes.container_of(node)
         entry = self._store.containers.child(container, directory, name)
         if entry is not None:
@@ -206,7 +212,7 @@ class Containers:
         return self._resolved(container, in_root)
 
     def _resolved(self, container: int, path: bytes) -> tuple[int, ContainerEntry] | None:
-        """The entry at a path, and the directory that it is in."""
+        """Return the entry at a path, and its directory."""
         directory, entry = _ROOT, None
         for name in filter(None, path.split(b"/")):
             if entry is not None:
@@ -219,7 +225,7 @@ class Containers:
         return None if entry is None else (directory, entry)
 
     def _below(self, container: int, directory: int) -> Iterator[tuple[int, ContainerEntry]]:
-        """Files in a directory or below it, each with the directory that it is in."""
+        """Yield the files in a directory or below it, each with its directory."""
         waiting = [directory]
         while waiting:
             at = waiting.pop()
@@ -245,7 +251,7 @@ class Containers:
         )
 
     def target(self, node: int) -> bytes:
-        """The target of a link below ``root``; empty if it has none."""
+        """Return the target of a link below ``root``; empty if it has none."""
         container, which = nodes.container_of(node)
         if which == _NAME_LINK:
             meant = self._store.containers.get(container)
@@ -270,7 +276,7 @@ class Containers:
         return nodes.ABSENT if artifact is None else self._node_of(artifact)
 
     def _alias(self, container: int, directory: int, name: bytes) -> int:
-        """The link for a directory that is none itself, in the root or in ``usr``."""
+        """Return the link for a missing directory, in the root or in ``usr``."""
         if name not in _ALIASES:
             return nodes.ABSENT
         in_usr = directory != _ROOT
@@ -281,7 +287,7 @@ class Containers:
         return link if self.target(link) else nodes.ABSENT
 
     def _debug_tree(self, container: int, directory: int, name: bytes) -> int:
-        """The link for a name in ``usr/lib/debug/.build-id``, or on the way there."""
+        """Return the link for a name in ``usr/lib/debug/.build-id``, or in one of its parents."""
         for number, (path, _) in enumerate(_STAND_INS):
             parent, _, last = path.rpartition(b"/")
             if name == last and self._is_at(container, directory, parent):
@@ -296,7 +302,9 @@ class Containers:
         return nodes.ABSENT
 
     def _debug_file(self, container: int, directory: int, name: bytes) -> int:
-        """The link for a debug file in a directory of ``.build-id`` that a container had itself."""
+        """Return the link for a debug file in a directory of ``.build-id`` that the container
+        itself had.
+        """
         buckets = self._directory(container, _BUCKETS)
         known = self._some(container, buckets) if buckets else iter(())
         bucket = next((entry.name for entry in known if entry.directory == directory), b"")
@@ -314,7 +322,7 @@ class Containers:
         return directory != _ROOT and self._directory(container, path) == directory
 
     def _directory(self, container: int, path: bytes) -> int:
-        """The number of a directory by its path, 0 if there is none."""
+        """Return the number of a directory by its path, 0 if there is none."""
         directory = _ROOT
         for name in path.split(b"/"):
             entry = self._store.containers.child(container, directory, name)
@@ -324,7 +332,7 @@ class Containers:
         return directory
 
     def _loaders(self, container: int) -> bytes:
-        """The path of the directory that the dynamic loader is in, empty if none was seen."""
+        """Return the path of the directory with the dynamic loader, empty if none was seen."""
         for path in _LIBRARY_DIRECTORIES:
             directory = self._directory(container, path)
             if not directory:
@@ -342,11 +350,12 @@ class Containers:
         return b""
 
     def _file_for(self, container: int, directory: int, name: bytes) -> ContainerEntry | None:
-        """The file that the link of a shared library leads to by convention.
+        """Return the file to which the link of a shared library leads by convention.
 
         ``libz.so.1`` is ``libz.so.1.3.1``, and ``libgcc_s.so.1`` may be ``libgcc_s-14.so.1``;
         libraries of glibc before 2.34 are ``libc-2.31.so`` for ``libc.so.6``, ``ld-2.31.so`` for
-        ``ld-linux-x86-64.so.2``; that of musl is its loader. Of several it is the latest version.
+        ``ld-linux-x86-64.so.2``; that of musl is its loader. If several match, the latest version
+        is returned.
         """
         wanted = _candidates(name)
         if wanted is None:
@@ -367,7 +376,7 @@ class Containers:
 
 
 def _debug_target(which: int) -> bytes:
-    """The target of a link that `Containers` made for debug files; empty for any other."""
+    """Return the target of a link that `Containers` made for debug files; empty for others."""
     if _BUCKET_LINK <= which < 2 * _BUCKET_LINK:
         path, target = _BUCKETS + b"/", b"debug/.build-id/%02x" % (which - _BUCKET_LINK)
     elif which - _STAND_IN_LINK < len(_STAND_INS):
@@ -382,7 +391,7 @@ def _is_loader(entry: ContainerEntry) -> bool:
 
 
 def _candidates(name: bytes) -> re.Pattern[bytes] | None:
-    """A pattern of the files that a link with that name may lead to, None if there is none.
+    """Return a pattern of the files to which a link with that name may lead, None if there is none.
 
     A match with a group is better than one without.
     """
@@ -398,7 +407,7 @@ def _candidates(name: bytes) -> re.Pattern[bytes] | None:
 
 
 def _told(container: Container) -> dict[bytes, bytes]:
-    """The texts of the files that tell of a container, by name."""
+    """Return the texts of the files about a container, by name."""
     lines = {
         b"id": container.id,
         b"image": container.called.image,

@@ -4,13 +4,13 @@
     debug/.build-id/ab/cdef…[.debug]
     debug/.dwz/…
 
-There are only links that lead out of ``debug``, which is a matter of safety: gdb trusts the scripts
-in files whose real path is below its debug-file-directory.
+All links lead out of ``debug``, for safety: gdb trusts the scripts in files whose real path is
+below its debug-file-directory.
 
-gdb, elfutils and drgn take what follows ``/.dwz/`` in a name of a .gnu_debugaltlink section, and
-look for it in ``.dwz``. On Debian that has a directory in it, on Fedora it has none. A dwz file has
-the name that it was seen under, and that by which debuginfo refers to it. A front door should not
-remember the names for long: a commit does not tell which of them it brings.
+gdb, elfutils and drgn take the part after ``/.dwz/`` of a name in .gnu_debugaltlink, and look it up
+in ``.dwz``. On Debian this part contains a directory, on Fedora it does not. A dwz file appears
+under the name at which it was seen, and under that by which debuginfo refers to it. A front door
+should not cache these names for long, because commits do not announce them.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ _LOOKED_AT = 64
 
 
 class DwzTree:
-    """Directories and links made of the names that the store keeps."""
+    """Directories and links for the names that the store keeps."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Only a shortcut for `_name`: what is not in it is found by going through the names.
+        # Only a shortcut for `_name`: other names are found by iterating over all names.
         self._names: dict[int, bytes] = {nodes.DWZ: b""}
         self._places: dict[tuple[int, int], bytes] = {}
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry, `nodes.ABSENT` if there is none."""
         return self._entry(_join(self._name(node), name))
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries whose offset is beyond ``after``: name, node, offset.
+        """Yield the entries whose offset is beyond ``after``: name, node, offset.
 
-        The offset is the place in the sorted names. They are few, unless a container made many:
-        so where a listing was broken off is remembered, and it need not begin anew.
+        The offset is the index in the sorted names. They are few, unless a container made many: so
+        the position at the end of a partial listing is cached, and the next call need not start
+        again.
         """
         prefix = _join(self._name(node), b"")
         offset, previous = after, self._places.get((node, after), b"")
@@ -59,7 +60,7 @@ class DwzTree:
             name, slash, _ = full[len(prefix) :].partition(b"/")
             if name == previous or not _is_component(name):
                 continue
-            # "a" sorts before "a-b", and that before "a/c": the first "a" stands for all
+            # "a" sorts before "a-b", which sorts before "a/c": the first "a" stands for all
             if slash and self._store.index.supplementary(prefix + name) is not None:
                 continue
             previous = name
@@ -71,7 +72,7 @@ class DwzTree:
                 yield name, found, offset
 
     def is_public(self, node: int, name: bytes) -> bool:
-        """Return True if everybody may know of an entry. Looks at a few of the names below it."""
+        """Return True if all users may know of an entry. Examines a few of the names below it."""
         full = _join(self._name(node), name)
         if self._store.index.is_public_supplementary(full):
             return True
@@ -81,7 +82,7 @@ class DwzTree:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """A test for the paths that an entry stands for, and the build IDs to look for them in."""
+        """Return a test for the paths of an entry, and the build IDs whose places to test."""
         full = _join(self._name(node), name)
         ordinal = self._store.index.supplementary(full)
         if child >> nodes.TAG_SHIFT == nodes.TAG_ID and ordinal is not None:
@@ -91,7 +92,7 @@ class DwzTree:
         return lambda path: path.rpartition(names.DWZ_MARK)[2].startswith(below), ordinals
 
     def target(self, node: int) -> bytes:
-        """The target of a link made by `lookup`."""
+        """Return the target of a link made by `lookup`."""
         build_id = self._store.index.build_id(nodes.ordinal_of(node))
         if build_id is None:
             return b""
@@ -142,14 +143,14 @@ EXECUTABLE_BIT = 1 << Kind.EXECUTABLE
 DEBUGINFO_BIT = 1 << Kind.DEBUGINFO
 
 _DEPTH = 3
-_DEPTH_MAX = 16  # deeper is a number that was made up
+_DEPTH_MAX = 16  # a deeper one is an invalid number
 
 
 def populated_buckets(store: Store, base: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-    """Entries of a ``.build-id`` directory: those of 256 that build IDs start with.
+    """Yield the entries of a ``.build-id`` directory: those of the 256 with which build IDs start.
 
-    The others can be looked up too and are empty; that spares every client that asks for an
-    unknown build ID a name that would have to be watched.
+    Lookups find the others, too, as empty directories. So if a client looks up an unknown build ID,
+    the name of its bucket need not be invalidated later.
     """
     for first in range(after, 256):
         if next(store.index.build_ids_with_prefix(bytes([first]), None), None) is not None:
@@ -157,7 +158,7 @@ def populated_buckets(store: Store, base: int, after: int) -> Iterator[tuple[byt
 
 
 def lookup_bucket(base: int, name: bytes) -> int:
-    """The node of an entry of a ``.build-id`` directory."""
+    """Return the node of an entry of a ``.build-id`` directory."""
     first = names.bucket(name)
     return nodes.ABSENT if first is None else base + first
 
@@ -166,12 +167,12 @@ class DebugLinks:
     """The 256 directories ``debug/.build-id/ab``."""
 
     def __init__(self, store: Store, is_wanted: Callable[[int, Kind], bool]) -> None:
-        """``is_wanted`` tells if a missing file may be fetched when it is opened."""
+        """``is_wanted`` returns True if a missing file may be fetched when it is opened."""
         self._store = store
         self._is_wanted = is_wanted
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry, `nodes.ABSENT` if there is none."""
         parsed = names.parse_split(node - nodes.DEBUG_BUCKET, name)
         if parsed is None:
             return nodes.ABSENT
@@ -187,9 +188,9 @@ class DebugLinks:
         return nodes.of_id(ordinal, slot)
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries whose offset is beyond ``after``: name, node, offset.
+        """Yield the entries whose offset is beyond ``after``: name, node, offset.
 
-        Offsets are made of ordinals though the order is that of build IDs: a listing goes on
+        Offsets are made from ordinals, although the order is that of build IDs: a listing resumes
         behind the build ID with that ordinal.
         """
         first = bytes([node - nodes.DEBUG_BUCKET])
@@ -198,14 +199,16 @@ class DebugLinks:
             ordinal, second = divmod(after, 2)
             last = self._store.index.build_id(ordinal)
             if last is None or last[:1] != first:
-                return  # gone, or an offset of another directory
+                return  # removed, or an offset of another directory
             if not second:
                 yield from self._links(last, ordinal, after)
         for build_id, ordinal in self._store.index.build_ids_with_prefix(first, last):
             yield from self._links(build_id, ordinal, 0)
 
     def target(self, node: int) -> bytes:
-        """The target of a link made by `lookup`; its detail is how many directories it goes up."""
+        """Return the target of a link made by `lookup`; its detail is the number of directories to
+        go up.
+        """
         build_id = self._store.index.build_id(nodes.ordinal_of(node))
         depth = node & nodes.DETAIL_MASK or _DEPTH
         if build_id is None or depth > _DEPTH_MAX:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``<id>/``: the directory of a build ID, and the files in it that all other trees lead to.
+"""``<id>/``: the directory of a build ID with its files, to which all other trees lead.
 
-<id>/{elf,debug,...}       the best file of each kind, see `names.KIND_OF`
-<id>/path                  the paths that it was seen at
-<id>/variants/<sha256>     every file that was ever seen with the build ID, served or not
-<id>/*.dwp                 the package of its split DWARF
+<id>/{elf,debug,...} the best file of each kind, see `names.KIND_OF` <id>/path the paths that it was
+seen at <id>/variants/<sha256> every file that was ever seen with the build ID, served or not
+<id>/*.dwp the package of its split DWARF
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 
 _RECENT = 512
-_NOTED_SHIFT: Final = 16  # of the kind, in the detail of a node with a note
+_NOTED_SHIFT: Final = 16  # for the kind, in the detail of a node with a note
 _KINDS = tuple(Kind)
 _PACKAGE_NAMES: Final = frozenset(
     name + names.DWP_SUFFIX
@@ -68,7 +67,7 @@ class IdDirectories:
     def __init__(
         self, store: Store, *, zero_scripts: bool, shared: Attributes, may_come: MayCome | None
     ) -> None:
-        """``shared`` are the attributes of directories, which belong to the store.
+        """``shared`` are the attributes of directories, which are those of the store.
 
         ``may_come`` is that of `View`.
         """
@@ -76,8 +75,8 @@ class IdDirectories:
         self._may_come = may_come
         self._zero_scripts = zero_scripts
         self._shared = shared
-        # Results of the latest lookups, for the getattr and open that follow them. An outdated
-        # entry does no harm: the bytes of a node never change.
+        # Results of the latest lookups, for the following getattr and open. An outdated entry does
+        # no harm, because the bytes of a node never change.
         self._recent: dict[int, Artifact] = {}
         self._variants = _Variants(store, self.node_of)
         self._packages = _Packages(store)
@@ -85,11 +84,11 @@ class IdDirectories:
         self._noted = NotedFiles(store)
 
     def forget(self) -> None:
-        """Forget modes and owners of files: a commit may have changed them."""
+        """Forget cached modes and owners of files, because a commit may have changed them."""
         self._recent.clear()
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry, `nodes.ABSENT` if there is none."""
         if node & nodes.SLOT_BITS:
             if nodes.slot_of(node) == nodes.SLOT_SECTIONS:
                 raise NeedsReading
@@ -118,7 +117,7 @@ class IdDirectories:
         return nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries whose offset is beyond ``after``: name, node, offset."""
         if node & nodes.SLOT_BITS:
             if nodes.slot_of(node) == nodes.SLOT_VARIANTS:
                 yield from self._variants.children(node, after)
@@ -129,9 +128,10 @@ class IdDirectories:
                 yield name, found, offset
 
     def is_wanted(self, ordinal: int, kind: Kind) -> bool:
-        """Return True if a file that is not here may be fetched when it is opened.
+        """Return True if a missing file may be fetched when it is opened.
 
-        That is debuginfo of a build ID that is in a file, and no other program's.
+        This holds for debuginfo of a build ID that is in a file and not shared by unrelated
+        programs.
         """
         if self._may_come is None or kind is not Kind.DEBUGINFO:
             return False
@@ -144,7 +144,7 @@ class IdDirectories:
         return not self._store.aliases.is_ambiguous(ordinal) and self._may_come(raw, kind)
 
     def wanted_in(self, node: int) -> tuple[BuildId, Kind] | None:
-        """Build ID and kind of a file that `is_wanted`; None for other nodes."""
+        """Return build ID and kind of a file that `is_wanted`; None for other nodes."""
         kind = node & nodes.DETAIL_MASK
         if not nodes.is_wanted(node) or kind not in _KINDS:
             return None
@@ -152,14 +152,14 @@ class IdDirectories:
         return None if raw is None else (BuildId(raw), Kind(kind))
 
     def section(self, node: int, name: bytes) -> int:
-        """The node of an entry of a directory of sections. Reads the file.
+        """Return the node of an entry of a directory of sections. Reads the file.
 
         Raises OSError, `IntegrityError`.
         """
         return self._sections.find(nodes.ordinal_of(node), name)
 
     def section_of(self, node: int) -> tuple[Artifact, bool]:
-        """The file that a section is of, and True if scripts in it read as zeros.
+        """Return the file of a section, and True if scripts in it read as zeros.
 
         Raises OSError(ESTALE) if it is gone from the store.
         """
@@ -167,16 +167,16 @@ class IdDirectories:
         return artifact, self._is_zeroed(artifact)
 
     def is_public_package(self, node: int, name: bytes) -> bool:
-        """Return True if everybody may know of a .dwp file under that name."""
+        """Return True if all users may know of a .dwp file under that name."""
         return self._packages.is_public(nodes.ordinal_of(node), name)
 
     def file(self, ordinal: int, kind: Kind) -> int:
-        """The node of the best variant of an artifact, `nodes.ABSENT` if there is none."""
+        """Return the node of the best variant of an artifact, `nodes.ABSENT` if there is none."""
         artifact = self._store.index.artifact(ordinal, kind)
         return nodes.ABSENT if artifact is None else self.node_of(artifact)
 
     def node_of(self, artifact: Artifact) -> int:
-        """The node of a file, the same in all listings."""
+        """Return the node of a file, the same in all listings."""
         kind = artifact.kind
         slot = kind | nodes.SLOT_ZEROED if artifact.scripts and self._is_zeroed(artifact) else kind
         node = nodes.of_id(artifact.ordinal, slot, artifact.variant)
@@ -186,7 +186,7 @@ class IdDirectories:
         return node
 
     def attributes(self, node: int) -> Attributes:
-        """Attributes of a file; raises OSError(ESTALE) if it is gone from the store."""
+        """Return the attributes of a file; raises OSError(ESTALE) if it is gone from the store."""
         artifact = self._recent.get(node)
         if artifact is not None:  # as after each lookup
             return of_artifact(artifact)
@@ -205,7 +205,8 @@ class IdDirectories:
         return of_artifact(self._artifact(node))
 
     def held_in(self, node: int) -> tuple[Artifact, bool] | None:
-        """The artifact of a file, and True if its scripts read as zeros; None for other nodes.
+        """Return the artifact of a file, and True if its scripts read as zeros; None for other
+        nodes.
 
         Raises OSError(ESTALE) if it is gone from the store.
         """
@@ -215,7 +216,8 @@ class IdDirectories:
         return self._artifact(node), bool(slot & nodes.SLOT_ZEROED)
 
     def open(self, node: int, *, wait: bool) -> FileContent | None:
-        """Open a file; None if all of it has to be read first, and the caller cannot ``wait``.
+        """Open a file; return None if all of it has to be read first and the caller cannot
+        ``wait``.
 
         Raises OSError(ESTALE) if it is gone from the store.
         """
@@ -235,17 +237,17 @@ class IdDirectories:
             return None if blob is None else FileContent(b"", zeros, blob)
         except IntegrityError:
             self._recent.pop(node, None)
-            self._artifact(node)  # it was removed meanwhile, unless it should be there
+            self._artifact(node)  # it was removed meanwhile, unless it should exist
             raise
 
     def text(self, node: int, viewer: Viewer | None) -> bytes:
-        """The text of ``path`` or ``README`` for a viewer; all of it for None."""
+        """Return the text of ``path`` or ``README`` for a viewer; all of it for None."""
         if nodes.slot_of(node) == nodes.SLOT_README:
             return _AMBIGUOUS
         return self._text(nodes.ordinal_of(node), viewer)
 
     def noted(self, artifact: Artifact, *, wait: bool) -> int:
-        """The node of a file with the note of the adopted ID that it goes by, as perf wants it.
+        """Return the node of a file with the note of its adopted ID, for perf.
 
         Raises `NeedsReading` unless it may ``wait``, OSError, `IntegrityError`.
         """
@@ -259,7 +261,7 @@ class IdDirectories:
     def _of_noted(self, node: int) -> Artifact:
         kind, variant = divmod(node & nodes.DETAIL_MASK, 1 << _NOTED_SHIFT)
         found = None
-        if kind in _KINDS:  # another number was made up
+        if kind in _KINDS:  # another number is invalid
             ordinal = nodes.ordinal_of(node)
             found = self._store.index.artifact_variant(ordinal, Kind(kind), variant)
         if found is None:
@@ -270,7 +272,7 @@ class IdDirectories:
         artifact = self._recent.get(node)
         if artifact is None:
             kind, variant = nodes.slot_of(node) & nodes.KIND_MASK, node & nodes.DETAIL_MASK
-            # A number that was made up may hold any.
+            # An invalid number may have any value.
             if kind in _KINDS and variant <= nodes.VARIANT_MAX:
                 artifact = self._store.index.artifact_variant(
                     nodes.ordinal_of(node), Kind(kind), variant
@@ -287,7 +289,9 @@ class IdDirectories:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, True if it may have led elsewhere) for a build ID seen at these."""
+        """Yield (directory, name, True if it may have led elsewhere) for a build ID seen at these
+        places.
+        """
         directory = nodes.of_id(ordinal)
         for name in names.KIND_OF:
             yield directory, name, True
@@ -299,7 +303,7 @@ class IdDirectories:
         yield from self._packages.spellings(ordinal, origins)
 
     def may_read_any(self, ordinal: int, viewer: Viewer) -> bool:
-        """Return True if a viewer may read one of the files of a build ID at least."""
+        """Return True if a viewer may read at least one of the files of a build ID."""
         mask, artifact_of = self._store.index.kinds(ordinal), self._store.index.artifact
         for kind in _KINDS:
             if mask >> kind & 1:
@@ -314,17 +318,18 @@ class IdDirectories:
         )
 
     def _artifacts(self, ordinal: int) -> Iterator[Artifact]:
-        """All files of a build ID, served or not."""
+        """Yield all files of a build ID, served or not."""
         mask = self._store.index.kinds(ordinal)
         if mask:
-            # None of it may be served, and there is some.
+            # The build ID has files, but none of them may be served.
             mask |= 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
         for kind in _KINDS:
             if mask >> kind & 1:
                 yield from self._store.index.variants_after(ordinal, kind)
 
     def _attributes_of_text(self, ordinal: int, size: int) -> Attributes:
-        # Readable by users who may read one of the files, as far as one owner and group express it.
+        # Readable by users who may read one of the files, as far as one owner and group can express
+        # it.
         most, chosen = openness(0), None
         for artifact in self._artifacts(ordinal):
             if chosen is None or openness(artifact.mode) > most:
@@ -335,7 +340,7 @@ class IdDirectories:
             raise stale()
         return Attributes(
             stat.S_IFREG | chosen.mode & 0o444,
-            # The kernel has one size for all: what everybody may know. To read gives all.
+            # The kernel has one size for all users: that of the public part. A read returns all.
             size,
             self._shared.mtime_ns,
             chosen.uid,
@@ -344,14 +349,15 @@ class IdDirectories:
         )
 
     def _text(self, ordinal: int, viewer: Viewer | None) -> bytes:
-        # Viewers want to know where the binary was. Its debug file has a place of its own, which
-        # is of use only where no binary was seen.
+        # Viewers want the place of the binary. Its debug file has another place, which is useful
+        # only if no binary was seen.
         records = self._store.index.origins(ordinal)
         origins = [each for each in records if may_see(viewer, each.origin)]
         binaries = [each for each in origins if set(each.kinds) != {Kind.DEBUGINFO}]
         paths = dict.fromkeys(record.origin.path for record in binaries or origins)
-        # A newline within a path is written as in /proc/PID/maps, so that a line is a path; so is
-        # what else a terminal would obey, because people show this file on theirs.
+        # A newline within a path is escaped as in /proc/PID/maps, so that each line is a path;
+        # other characters that a terminal interprets are escaped, too, because people print this
+        # file.
         return b"".join(CONTROL.sub(_octal, path) + b"\n" for path in paths)
 
 
@@ -361,7 +367,7 @@ def _octal(found: re.Match[bytes]) -> bytes:
 
 # --- variants/ -----------------------------------------------------------------------------------
 
-# Offsets in a listing: the kind, then one more than the number of the variant.
+# Offsets in a listing: the kind, then the number of the variant plus one.
 _KIND_SHIFT = 17
 _VARIANT_MASK = (1 << _KIND_SHIFT) - 1
 
@@ -369,17 +375,17 @@ _VARIANT_MASK = (1 << _KIND_SHIFT) - 1
 class _Variants:
     """The directories ``variants``.
 
-    A variant that is served is the same node as ``<id>/elf`` or ``<id>/debug``. A file that is of
-    two kinds is listed once, as the first of them.
+    A served variant is the same node as ``<id>/elf`` or ``<id>/debug``. A file of two kinds is
+    listed once, under the first of them.
     """
 
     def __init__(self, store: Store, node_of: Callable[[Artifact], int]) -> None:
-        """``node_of`` gives the node of a file, the same in all listings."""
+        """``node_of`` returns the node of a file, the same in all listings."""
         self._store = store
         self._node_of = node_of
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry, `nodes.ABSENT` if there is none."""
         digest = names.parse_digest(name)
         if digest is None:
             return nodes.ABSENT
@@ -393,7 +399,7 @@ class _Variants:
         return self._node_of(artifact)
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries whose offset is beyond ``after``: name, node, offset."""
         ordinal = nodes.ordinal_of(node)
         first, last = after >> _KIND_SHIFT, (after & _VARIANT_MASK) - 1
         for kind in Kind:
@@ -408,8 +414,8 @@ class _Variants:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, True if it may have led elsewhere), also of files just removed, as far
-        as their origins tell.
+        """Yield (directory, name, True if it may have led elsewhere), also for files just removed,
+        as far as their origins have them.
         """
         directory = nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
         digests = {record.digest for record in origins}
@@ -423,18 +429,18 @@ class _Variants:
 
 
 class _Packages:
-    """The packages of split DWARF, by the names debuggers look for.
+    """The packages of split DWARF, under the names that debuggers look up.
 
-    Debuggers take the name of the file that has the skeleton units, with ``.dwp`` behind it; gdb
-    takes that of the binary, in the directory of the debug file. So lookups find it by all names
-    that the binary was seen under, and only those of files in the same directory are listed.
+    Debuggers append ``.dwp`` to the name of the file with the skeleton units; gdb uses the name of
+    the binary, in the directory of the debug file. So lookups accept all names under which the
+    binary was seen, and listings have only those of files in the same directory.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def lookup(self, ordinal: int, name: bytes) -> int | None:
-        """The ordinal whose debuginfo is the package of a build ID with that name."""
+        """Return the ordinal of the package of a build ID under that name."""
         package = self._package(ordinal)
         if package is None:
             return None
@@ -443,7 +449,7 @@ class _Packages:
         return None
 
     def is_public(self, ordinal: int, name: bytes) -> bool:
-        """Return True if everybody may know of a name: of a public path, or of no path."""
+        """Return True if all users may know of a name: one of a public path, or of no path."""
         if name in _PACKAGE_NAMES:
             return True
         records = self._store.index.origins(ordinal)
@@ -452,9 +458,11 @@ class _Packages:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """(directory, name, True if it may have led elsewhere) for a build ID seen at these places.
+        """Yield (directory, name, True if it may have led elsewhere) for a build ID seen at these
+        places.
 
-        The names are those of its package, or if it is a package itself, in its owner's directory.
+        The names are those of its package; if it is a package itself, those in its owner's
+        directory.
         """
         build_id = self._store.index.build_id(ordinal)
         owner = None if build_id is None else names.package_owner(build_id)
@@ -482,7 +490,7 @@ class _Packages:
 
 
 def _package_names(origins: Iterable[OriginRecord]) -> dict[bytes, None]:
-    """The names of the package for the names that a binary was seen under."""
+    """Return the names of the package for the names under which a binary was seen."""
     return dict.fromkeys(
         record.origin.path.rpartition(b"/")[2] + names.DWP_SUFFIX for record in origins
     )
@@ -499,10 +507,10 @@ _REMEMBERED: Final = 512
 class Sections:
     """``<id>/section/<name>``: sections of the debuginfo, or else of the executable.
 
-    gdb asks debuginfod for a section before it loads a whole debug file for its index. Sections
-    are served as they are in the file, compressed or not. The directory is not listed, because a
-    copy of the tree would have everything twice. `find` and `open` read the file and may wait for
-    a disk: they are for a thread of their own.
+    gdb asks debuginfod for a section before it loads a whole debug file for its index. Sections are
+    served as they are in the file, compressed or not. The directory is not listed, because a copy
+    of the tree would have all bytes twice. `find` and `open` read the file and may wait for a disk,
+    so they must run in a thread.
     """
 
     def __init__(self, store: Store) -> None:
@@ -510,7 +518,7 @@ class Sections:
         self._known: dict[int, ByteRange] = {}
 
     def find(self, ordinal: int, name: bytes) -> int:
-        """The node of a section of a build ID, `nodes.ABSENT` if there is none.
+        """Return the node of a section of a build ID, `nodes.ABSENT` if there is none.
 
         Reads the file. Raises OSError, `IntegrityError`.
         """
@@ -527,7 +535,7 @@ class Sections:
         return nodes.ABSENT
 
     def artifact(self, node: int) -> Artifact:
-        """The file that a section is of. Raises OSError(ESTALE) if it is gone from the store."""
+        """Return the file of a section. Raises OSError(ESTALE) if it is gone from the store."""
         detail = node & nodes.DETAIL_MASK
         kind = Kind.EXECUTABLE if detail & _EXECUTABLE_BIT else Kind.DEBUGINFO
         ordinal, variant = nodes.ordinal_of(node), detail & _VARIANT_MAX
@@ -537,10 +545,12 @@ class Sections:
         return artifact
 
     def attributes(self, node: int) -> Attributes:
-        """The attributes of the file, with the size of the section. Raises OSError(ESTALE)."""
+        """Return the attributes of the file, with the size of the section. Raises
+        OSError(ESTALE).
+        """
         artifact = self.artifact(node)
         size = self._extent(node, artifact).size
-        # Volatile, since a change of the file's mode is not told for its sections.
+        # Volatile, because changes of the file's mode are not announced for its sections.
         return msgspec.structs.replace(of_artifact(artifact), size=size, volatile=True)
 
     def open(self, node: int, *, zeroed: bool) -> FileContent:
@@ -554,19 +564,19 @@ class Sections:
         return FileContent(b"", _within(artifact.scripts, extent) if zeroed else (), section)
 
     def _extent(self, node: int, artifact: Artifact) -> ByteRange:
-        """The extent of a section in its file, which is read if the extent was forgotten."""
+        """Return the extent of a section in its file; read the file if the extent is not cached."""
         extent = self._known.get(node)
         if extent is None:
             headers = self._headers(artifact)
             number = node >> _NUMBER_SHIFT & _NUMBER_MAX
             if number >= len(headers) or not _is_inside(headers[number], artifact):
-                raise stale()  # a number that was made up
+                raise stale()  # an invalid number
             extent = ByteRange(headers[number].offset, headers[number].size)
             self._remember(node, extent)
         return extent
 
     def _headers(self, artifact: Artifact) -> list[SectionHeader]:
-        """The first section headers of a file."""
+        """Return the first section headers of a file."""
         whole = ByteRange(0, artifact.size)
         with Section(self._store.open_blob(artifact.digest), whole) as part:
             found = Headers(part.read_at, artifact.size)
@@ -579,7 +589,7 @@ class Sections:
 
 
 class Section(Blob):
-    """A part of the content of a blob, which it closes."""
+    """A part of the content of a blob; `close` also closes the blob."""
 
     __slots__ = ("_blob", "_extent")
 
@@ -592,7 +602,9 @@ class Section(Blob):
         self._extent = extent
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to ``size`` bytes from ``offset``; raises OSError(ESTALE) if the file was written."""
+        """Return up to ``size`` bytes from ``offset``; raises OSError(ESTALE) if the file was
+        written to.
+        """
         size = min(size, max(self._extent.size - offset, 0))
         data = self._blob.pread(size, self._extent.offset + offset)
         if self._blob.was_written():
@@ -601,7 +613,9 @@ class Section(Blob):
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """Descriptor and offset of the section in the file; None if the blob is compressed."""
+        """Return descriptor and offset of the section in the file; None if the blob is
+        compressed.
+        """
         found = self._blob.extent
         return None if found is None else (found[0], found[1] + self._extent.offset)
 
@@ -620,13 +634,13 @@ class Section(Blob):
 
 
 def _is_inside(header: SectionHeader, artifact: Artifact) -> bool:
-    """Return True if a section has bytes, all of them in the file."""
+    """Return True if a section has bytes, and all of them are in the file."""
     is_there = header.type not in (SHT_NOBITS, SHT_NULL) and header.size > 0
     return is_there and header.offset + header.size <= artifact.size
 
 
 def _within(extents: tuple[ByteRange, ...], part: ByteRange) -> tuple[ByteRange, ...]:
-    """The parts of extents that lie in a part of a file, counted from its start."""
+    """Return the parts of extents within a part of a file, counted from its start."""
     found = []
     for each in extents:
         start = max(each.offset, part.offset)

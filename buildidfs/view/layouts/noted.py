@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that go by an adopted ID, as perf wants them: with a note that says so.
+"""Files with an adopted ID in the form for perf: with a note of that ID.
 
-Only perf's tree has them so; ``<id>/elf`` is the exact bytes. Header and tail are made while
-reading, from the headers of the file; a directory of `layouts.perf` leads to them.
+Only perf's tree has this form; ``<id>/elf`` has the exact bytes. Header and tail are made on
+reading, from the headers of the file. The directories of `layouts.perf` contain these files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMEMBERED: Final = 64
 
 
 class NotedFiles:
-    """Opens files with the note of the build ID that they go by."""
+    """Opens files with a note of their adopted ID."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -35,18 +35,20 @@ class NotedFiles:
         return artifact.digest in self._known
 
     def attributes(self, artifact: Artifact) -> Attributes:
-        """Attributes of the file with its note. Raises OSError, `IntegrityError`."""
+        """Return the attributes of the file with its note. Raises OSError, `IntegrityError`."""
         attributes, parts = of_artifact(artifact), self.parts(artifact)
         return attributes if parts is None else msgspec.structs.replace(attributes, size=parts.size)
 
     def open(self, artifact: Artifact) -> Blob:
-        """Open the file; the exact bytes if no note fits in. Raises OSError, `IntegrityError`."""
+        """Open the file; the exact bytes if the note cannot be added. Raises OSError,
+        `IntegrityError`.
+        """
         parts = self.parts(artifact)
         blob = self._store.open_blob(artifact.digest)
         return blob if parts is None else NotedBlob(blob, parts)
 
     def parts(self, artifact: Artifact) -> Noted | None:
-        """Return the parts that differ from the exact bytes; None if no note fits in."""
+        """Return the parts that differ from the exact bytes; None if the note cannot be added."""
         if artifact.digest not in self._known:
             build_id = self._store.index.build_id(artifact.ordinal) or b""
             with self._store.blobs.open(artifact.digest) as blob:
@@ -59,7 +61,7 @@ class NotedFiles:
 
 
 class NotedBlob(Blob):
-    """A blob with another header and a tail. It closes the blob."""
+    """A blob with another header and a tail; `close` also closes the blob."""
 
     __slots__ = ("_blob", "_parts")
 
@@ -72,7 +74,7 @@ class NotedBlob(Blob):
         self._parts = parts
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to ``size`` bytes from ``offset``; raises what the blob raises."""
+        """Return up to ``size`` bytes from ``offset``; raises the errors of the blob."""
         parts = self._parts
         end = min(offset + size, parts.size)
         if offset >= end:

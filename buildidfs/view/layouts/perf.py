@@ -4,7 +4,7 @@
     perf/<origpath>/<id>/{elf,debug,vdso,kallsyms}      real directories, the files of <id>/
     perf/.build-id/ab/cdef… -> ../../<origpath>/<id>    perf wants a link to a directory here
 
-perf crashes where it finds ``debug`` without ``elf`` (6.12, 7.2), so there is none.
+perf crashes if it finds ``debug`` without ``elf`` (6.12, 7.2), so no directory has only ``debug``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from buildidfs.view.layouts.id_dir import IdDirectories
 
 _SHOWN_KINDS = EXECUTABLE_BIT | 1 << Kind.VDSO | 1 << Kind.KALLSYMS
-"""Bits of kinds: perf is shown no directory without a file of one of them."""
+"""Bits of kinds: perf sees no directory without a file of one of them."""
 
 _BUCKETS_NAME = b".build-id"
 _NOTED = (Kind.EXECUTABLE, Kind.DEBUGINFO)
@@ -41,7 +41,7 @@ _PATH_MAX = 4096
 
 
 class PerfTree:
-    """Directories for the paths that executables were seen at."""
+    """Directories for the paths at which executables were seen."""
 
     def __init__(self, store: Store, ids: IdDirectories) -> None:
         self._store = store
@@ -51,7 +51,7 @@ class PerfTree:
     # --- <origpath> ------------------------------------------------------------------------
 
     def lookup(self, node: int, name: bytes) -> int:
-        """The node of an entry, `nodes.ABSENT` if there is none."""
+        """Return the node of an entry, `nodes.ABSENT` if there is none."""
         path = nodes.path_of(node)
         if name == _BUCKETS_NAME and path == 0:
             return nodes.PERF_BUCKETS
@@ -64,7 +64,7 @@ class PerfTree:
         return nodes.of_path(child) if child else nodes.ABSENT
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries whose offset is beyond ``after``: name, node, offset."""
+        """Yield the entries whose offset is beyond ``after``: name, node, offset."""
         path = nodes.path_of(node)
         if path == 0 and after < _OFFSET_BUCKETS:
             yield _BUCKETS_NAME, nodes.PERF_BUCKETS, _OFFSET_BUCKETS
@@ -77,15 +77,15 @@ class PerfTree:
             yield names.spell(build_id), node, _OFFSET_IDS + ordinal
 
     def is_public(self, node: int, name: bytes, child: int) -> bool:
-        """Return True if everybody may know of an entry."""
+        """Return True if all users may know of an entry."""
         path = nodes.path_of(node)
         ordinal = nodes.any_ordinal_of(child)
         if child == nodes.PERF_BUCKETS or (path == 0 and ordinal):
-            return True  # the latter tells of no path
+            return True  # the latter shows no path
         return self._paths.is_public(path, name, ordinal)
 
     def _adopted(self, name: bytes) -> int | None:
-        """The number of an adopted ID, whose directory no path has to lead to; it is not listed."""
+        """Return the ordinal of an adopted ID; its directory needs no path, and is not listed."""
         build_id = names.parse(name)
         ordinal = None if build_id is None else self._store.index.ordinal(build_id)
         if ordinal is None or not self._store.aliases.is_adopted(ordinal):
@@ -101,11 +101,11 @@ class PerfTree:
     # --- <origpath>/<id> -------------------------------------------------------------------
 
     def lookup_file(self, node: int, name: bytes, *, wait: bool = False) -> int:
-        """The node of a file in the directory of a build ID.
+        """Return the node of a file in the directory of a build ID.
 
-        The path decides between programs that share a build ID. perf wants to find in a file the
-        build ID that it goes by, even an adopted one. Raises `NeedsReading` if the file has to
-        be read for that, and it may not ``wait``.
+        If programs share a build ID, the path selects one of them. perf expects the build ID of the
+        directory in the file, even an adopted one. Raises `NeedsReading` if the file has to be read
+        for that, and the call may not ``wait``.
         """
         kind = names.PERF_KIND_OF.get(name)
         if kind is None:
@@ -124,7 +124,7 @@ class PerfTree:
         return self._ids.file(ordinal, kind)
 
     def _last_seen(self, path: int, ordinal: int, kind: Kind) -> Artifact | None:
-        """The file of a build ID that was last seen at a path."""
+        """Return the file of a build ID that was last seen at a path."""
         spelled = self._store.paths.spelled(path)
         for record in self._store.index.origins(ordinal):  # newest first
             if record.origin.path != spelled:
@@ -135,7 +135,7 @@ class PerfTree:
         return None
 
     def files(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of the directory of a build ID: name, node, offset."""
+        """Yield the entries of the directory of a build ID: name, node, offset."""
         for offset, (name, _) in enumerate(_ENTRIES[after:], after + 1):
             found = self.lookup_file(node, name, wait=True)
             if found:
@@ -144,7 +144,7 @@ class PerfTree:
     # --- .build-id/ab ----------------------------------------------------------------------
 
     def lookup_link(self, node: int, name: bytes) -> int:
-        """The node of a link in ``.build-id/ab``."""
+        """Return the node of a link in ``.build-id/ab``."""
         parsed = names.parse_split(node - nodes.PERF_BUCKET, name)
         if parsed is None or parsed[1]:
             return nodes.ABSENT
@@ -152,7 +152,7 @@ class PerfTree:
         return self._link(ordinal) if ordinal is not None else nodes.ABSENT
 
     def links(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-        """Entries of ``.build-id/ab``: name, node, offset."""
+        """Yield the entries of ``.build-id/ab``: name, node, offset."""
         first = bytes([node - nodes.PERF_BUCKET])
         last = self._store.index.build_id(after) if after else None
         if after and last is None:
@@ -163,18 +163,18 @@ class PerfTree:
                 yield names.split(build_id)[1], link, ordinal
 
     def target(self, node: int) -> bytes:
-        """The target of a link made by `lookup_link`, empty if it has none.
+        """Return the target of a link made by `lookup_link`, empty if it has none.
 
-        It is the same for all viewers, so for a place that not everybody may know of it leads to
-        the directory of the build ID instead, which has the same files; for an adopted ID, to one
-        in the root of this tree, since perf wants files with a note.
+        It is the same for all viewers. So for a private place it is the directory of the build ID
+        instead, which has the same files; for an adopted ID, it is a directory in the root of this
+        tree, because perf needs files with a note.
         """
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.index.build_id(ordinal)
         path = self._store.index.primary_path(ordinal)
         if build_id is None:
             return b""
-        if path is None:  # no path of it has a place in the tree, or the file is in a bucket
+        if path is None:  # none of its paths is in the tree, or the file is in a bucket
             return b"../../../" + names.spell(build_id)
         if not self._store.paths.has_publicly(path, ordinal):
             if self._store.aliases.is_adopted(ordinal):
@@ -189,7 +189,7 @@ class PerfTree:
         link = nodes.of_id(ordinal, nodes.SLOT_PERF_LINK)
         return link if 0 < len(self.target(link)) < _PATH_MAX else nodes.ABSENT
 
-    # --- names that a build ID brings about ------------------------------------------------
+    # --- names that exist because of a build ID ----------------------------------------------
 
     def spellings(self, ordinal: int, paths: list[bytes]) -> Iterator[tuple[int, bytes, bool]]:
         """Yield the names that files seen at ``paths`` have: (directory, name, True if changed)."""
