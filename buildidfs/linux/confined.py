@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The helper of `linux.sandbox`: it gives up its rights and becomes a program.
 
-It is a new Python, which has mapped nothing of its caller's, so that limits of memory hold for the
-program. It needs no /proc. Each program that reads debug information waits for its start, most of
-which is imports: `typing`, `contextlib`, `signal` and `linux.child` would triple its time.
+It is a new Python process without mappings of its caller, so that limits of memory hold for the
+program. It needs no /proc. Each program that reads debug information waits for the start of the
+helper, which is mostly imports: `typing`, `contextlib`, `signal` and `linux.child` would triple it.
 
 Source: credentials(7), capabilities(7), setrlimit(2), network_namespaces(7), landlock(7),
 seccomp(2).
