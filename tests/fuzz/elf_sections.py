@@ -76,16 +76,19 @@ def _seed_go() -> Iterator[bytes]:
 
 def _huge_go() -> Iterator[bytes]:
     """Many functions that share one long table, or one long name, and files that change in it."""
+    few = gowriter.Row(1, "/a.go", 1), gowriter.Row(1, "/b.go", 2)
+    rows = [gowriter.Row(1, "/a.go", at * 7919 % 100_000) for at in range(100_000)]
+    both = [
+        [gowriter.Row(1, files[at % len(files)], at % 3) for at in range(90_000)]
+        for files in (["/a.go"], ["/a.go", "/b.go"])
+    ]
     for magic in (gowriter.GO_1_2, gowriter.GO_1_16, gowriter.GO_1_20):
         form = gowriter.Form(magic)
-        few = gowriter.Row(1, "/a.go", 1), gowriter.Row(1, "/b.go", 2)
         yield gowriter.program([gowriter.Function("f", few * 60_000)], form)
         yield gowriter.program([gowriter.Function("f", few[:1], 15)] * 8000, form)
         yield gowriter.program([gowriter.Function("f" * 400_000, few)], form)
-        rows = [gowriter.Row(1, "/a.go", at * 7919 % 100_000) for at in range(100_000)]
         yield gowriter.program([gowriter.Function("f", rows)], form)
-        for files in (["/a.go"], ["/a.go", "/b.go"]):
-            shared = [gowriter.Row(1, files[at % len(files)], at % 3) for at in range(90_000)]
+        for shared in both:
             yield gowriter.program([gowriter.Function("f", shared, bare=16)] * 6000, form)
     yield filled(gowriter.table(_GO_FUNCTIONS[:1], 0, gowriter.Form())[:128])
     yield go_program(filled(b"\xf1\xff\xff\xff\0\0\1\x08", 900_000), headers=False)
