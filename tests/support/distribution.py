@@ -23,6 +23,9 @@ PLACE: Final = "buildidfs_turns"
 
 _TURNS: Final = "tests that take turns"
 
+# While its filesystems are silent, all that looks at each process of the host waits for them.
+_DISTURBING: Final = "test_silent_servers"
+
 
 class ByModule(LoadScopeScheduling):
     """Tests stay with their module, in the order of collection."""
@@ -49,7 +52,13 @@ def prepare(items: list[pytest.Item], place: Path) -> None:
     Within each part, tests/system comes before tests/unit, whose short modules fill the end.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not _takes_turns(item), item.path not in slow))
+
+    def order(item: pytest.Item) -> tuple[bool, ...]:
+        is_late = item.path.stem == _DISTURBING
+        is_unit = "unit" in item.path.parts
+        return not _takes_turns(item), item.path not in slow, is_late, is_unit
+
+    items.sort(key=order)
     part = place.with_name(f"{place.name}.{os.getpid()}")
     part.write_text(json.dumps([item.nodeid for item in items if _takes_turns(item)]))
     part.replace(place)
@@ -60,5 +69,7 @@ def _takes_turns(item: pytest.Item) -> bool:
 
 
 def workers() -> int:
-    """One more than there are processors: some tests wait more than they work."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than there are processors: many tests wait for others' answers, or for the end of a
+    time limit.
+    """
+    return len(os.sched_getaffinity(0)) + 2

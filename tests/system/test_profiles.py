@@ -25,9 +25,7 @@ from tests.support.perfwriter import PerfWriter
 from tests.support.waiting import lines, until
 from tests.support.watching import Watcher, watching
 
-pytestmark = [
-    pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.client, pytest.mark.slow,
-]  # fmt: skip
+pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.client, pytest.mark.slow]
 
 #: What perf is told, and what it writes then.
 FORMS = {
@@ -44,11 +42,13 @@ FORMS = {
 
 
 @pytest.fixture(scope="module")
-def place(scratch: Path) -> Path:
+def place(scratch: Path) -> Iterator[Path]:
     """A directory for these tests, and in it the one that all containers mount something over."""
     directory = scratch / "profiles"
     directory.mkdir()
-    return directory
+    yield directory
+    # One worker may run those that watch and the others, at different times.
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +192,7 @@ def is_captured(program: BuildIdFs, burner_: Burner) -> bool:
     return program("list", "--path", "*/app", check=False).out.count(burner_.build_id) > 0
 
 
+@pytest.mark.watch
 @pytest.mark.fuse
 @pytest.mark.parametrize(
     ("kind", "form"),
@@ -215,6 +216,7 @@ def test_profile_of_a_container_that_is_gone(
     assert after.by_function[program.function] >= 0.95 * after.total, after
 
 
+@pytest.mark.watch
 @pytest.mark.fuse
 @pytest.mark.parametrize(
     ("kind", "order"), [("tmpfs", "together"), ("overlay", "together"), ("tmpfs", "in-turn")]
@@ -259,6 +261,7 @@ def test_one_path_and_different_programs(
     assert all(label.startswith("mnt:") for label in containers.values())
 
 
+@pytest.mark.watch
 def test_bundle_and_pin_resolve_what_has_no_build_ids(
     watched: BuildIdFs, place: Path, directory: Path
 ) -> None:
@@ -289,6 +292,7 @@ def test_bundle_and_pin_resolve_what_has_no_build_ids(
     assert re.search(rf"^ +\d+\.\d % of the samples  {path}: no build ID", done.err, re.M), done
 
 
+@pytest.mark.watch
 def test_a_program_that_runs_from_a_memfd(watched: BuildIdFs, place: Path, directory: Path) -> None:
     """It is a file like others to a store that saw it; else nothing says that it is JIT."""
     program = burner(directory / "one", "one", 0.3)
@@ -315,6 +319,7 @@ def test_a_program_that_runs_from_a_memfd(watched: BuildIdFs, place: Path, direc
     assert path in {each["path"] for each in unresolved}
 
 
+@pytest.mark.watch
 def test_coverage_of_a_container_that_is_gone(
     watched: BuildIdFs, place: Path, directory: Path
 ) -> None:
@@ -397,6 +402,7 @@ def test_scan_captures_from_a_container_that_runs(
         assert each["container"].startswith("mnt:")
 
 
+@pytest.mark.watch
 def test_scan_captures_from_a_namespace_that_still_runs(directory: Path, hot: Burner) -> None:
     """The program has ended, but its container has not, and the journal knows where it was."""
     buildidfs = BuildIdFs(directory, directory / "watched")
