@@ -23,13 +23,19 @@ from tests.support.programs import build_id_of
 from tests.support.waiting import lines
 
 _SOURCE = """
+#include <signal.h>
 #include <time.h>
+#include <unistd.h>
 const char token[] = "%(token)s";
 static volatile unsigned long sink;
 static __attribute__((noinline)) void burn_%(name)s(void)
 {
     for (unsigned long i = 0; i < 20000; i++)
         sink += i ^ token[0];
+}
+static void end(int number)
+{
+    _exit(number != SIGTERM);
 }
 static double now(void)
 {
@@ -39,6 +45,7 @@ static double now(void)
 }
 int main(void)
 {
+    signal(SIGTERM, end);
     for (double end = now() + %(seconds)s; now() < end;)
         for (int i = 0; i < 100; i++)
             burn_%(name)s();
@@ -72,8 +79,8 @@ class Burner:
 def burner(directory: Path, name: str, seconds: float = 0.5, *options: str) -> Burner:
     """Build a program that no machine has seen before, with its symbols in it.
 
-    It uses ``seconds`` of processor time. ``options`` are those of gcc; its build ID is empty if
-    they leave it out.
+    It uses ``seconds`` of processor time, unless it is terminated before. ``options`` are those of
+    gcc; its build ID is empty if they leave it out.
     """
     directory.mkdir(parents=True)
     source = directory / "app.c"

@@ -3,9 +3,10 @@
 
 Each is a mount namespace in which one filesystem, invisible from outside, holds the program:
 tmpfs, ext4, xfs or squashfs on a loop device, an overlay, or the root filesystem of a container
-run by crun. Two processes run in it, ``hot spin`` and ``hot stuck``. A shell in the namespace
-waits on a pipe from the test: when the test says so, or is gone for whatever reason, it kills
-them and unmounts, and a filesystem that stays busy for ten seconds is a failure.
+run by crun. Two processes run in it, ``hot stuck`` and ``hot spin``, which is stopped except for
+`Container.spinning`: it would take a processor from other tests. A shell in the namespace waits
+on a pipe from the test: when the test says so, or is gone for whatever reason, it kills them and
+unmounts, and a filesystem that stays busy for ten seconds is a failure.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ from tests.support.mounts import is_mountpoint, loop_devices
 from tests.support.waiting import lines, until
 
 if TYPE_CHECKING:
+    from tests.support.clients import Argument
     from tests.support.programs import Program
 
 KINDS = ("tmpfs", "ext4", "xfs", "squashfs", "overlay", "crun")
@@ -103,6 +106,11 @@ class Container:
     _shell: subprocess.Popen[bytes]
     _directory: Path
 
+    def spinning(self, seconds: float = 0.3) -> list[Argument]:
+        """Return a command that lets ``hot spin`` compute for a while, as perf records it."""
+        script = 'kill -CONT "$1"; sleep "$2"; kill -STOP "$1"'
+        return [tool("sh"), "-c", script, "sh", str(self.spin), str(seconds)]
+
     def hide_debug(self) -> None:
         """Cover the debug files beside the program: a debugger inside finds none from now on."""
         for part in ("bin", "lib"):
@@ -171,6 +179,7 @@ def container(
             pids = re.search(r"^pid (\d+) (\d+)$", "\n".join(got), re.MULTILINE)
             assert pids is not None, got
             spin, stuck = int(pids[1]), int(pids[2])
+        os.kill(spin, signal.SIGSTOP)
         assert not is_mountpoint(root), "the filesystem is visible outside its namespace"
         app = "/app" if kind == "crun" else f"{root}/app"
         running = Container(kind, app, spin, stuck, label, shell, directory)

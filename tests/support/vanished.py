@@ -88,10 +88,9 @@ def vanished(kind: str, program: Program, directory: Path) -> Iterator[Vanished]
             [clients.tool("gcore", "gdb"), "-o", directory / "core", str(running.stuck)], check=True
         )
         target = ["-p", str(running.spin)]
-        window = [clients.tool("sleep"), "0.3"]
-        assert clients.perf_record(profile, window, *target).rc == 0
+        assert clients.perf_record(profile, running.spinning(), *target).rc == 0
         chains = ["--call-graph", "dwarf", "-F", "497"]
-        assert clients.perf_record(unwound, window, *target, *chains).rc == 0
+        assert clients.perf_record(unwound, running.spinning(), *target, *chains).rc == 0
         running.destroy()
         assert not os.path.exists(running.app), "the container's filesystem is still there"
         core = directory / f"core.{running.stuck}"

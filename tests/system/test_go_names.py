@@ -121,7 +121,7 @@ def test_perf_names_samples_of_a_program_that_is_gone(
     copy.write_bytes(program.read_bytes())
     copy.chmod(0o755)
     buildidfs("add", copy)
-    assert clients.perf_record(data, [tool("timeout"), "1", copy]).rc == 124
+    assert clients.perf_record(data, [tool("timeout"), "0.3", copy]).rc == 124
     copy.unlink()
     made(buildidfs, build_id)
     named = r"app +\[\.\] main\.(hotloop|mixed)\b"
@@ -140,7 +140,7 @@ def test_perf_names_samples_of_a_program_without_a_build_id(
     """Its debug file has the ID that the store has adopted for it."""
     program, data, repaired = (directory / name for name in ("app", "perf.data", "repaired.data"))
     go.build(program, go.source(), identified=False)
-    assert clients.perf_record(data, [tool("timeout"), "1", program]).rc == 124
+    assert clients.perf_record(data, [tool("timeout"), "0.3", program]).rc == 124
     buildidfs("add", program)
     program.unlink()
     (row,) = (json.loads(line) for line in buildidfs("list", "--json").out.splitlines()[:1])

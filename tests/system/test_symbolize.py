@@ -534,7 +534,7 @@ def profiled(scratch: Path, program: Program) -> tuple[BuildIdFs, Path]:
     with container("tmpfs", program, directory / "container") as running:
         made.scan(running.spin)
         target = ["-g", "-p", str(running.spin)]
-        recorded = perf_record(directory / "perf.data", [tool("sleep"), "0.3"], *target)
+        recorded = perf_record(directory / "perf.data", running.spinning(), *target)
         assert recorded.rc == 0, recorded
     return made, directory / "perf.data"
 

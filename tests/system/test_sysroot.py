@@ -77,8 +77,8 @@ def left(request: pytest.FixtureRequest, scratch: Path, program: Program) -> Ite
         buildidfs.scan(running.spin, running.stuck)
         inside = _inside(running)
         profile = directory / "perf.data"
-        window = [tool("sleep"), "0.3"]
-        assert clients.perf_record(profile, window, "-p", str(running.spin)).rc == 0
+        target = ["-p", str(running.spin)]
+        assert clients.perf_record(profile, running.spinning(), *target).rc == 0
         files = {"gcore": cores.gcore(running.stuck, directory)}
         name = running.label or _namespace(running.stuck)
         files["kernel"] = _crash(running, directory)
@@ -207,8 +207,8 @@ def test_perf_finds_debug_files_that_the_container_did_not_have(
     profile = directory / "perf.data"
     with container("tmpfs", program, directory / "container", debug="none") as running:
         buildidfs.scan(running.spin)
-        window = [tool("sleep"), "0.3"]
-        assert clients.perf_record(profile, window, "-p", str(running.spin)).rc == 0
+        target = ["-p", str(running.spin)]
+        assert clients.perf_record(profile, running.spinning(), *target).rc == 0
         name = _namespace(running.stuck)
         running.destroy()
     buildidfs("add", program.exe.debug, program.lib.debug)

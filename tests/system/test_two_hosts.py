@@ -99,8 +99,8 @@ def left(scratch: Path, heavy: Program) -> Iterator[Left]:
         with network.inside("a"), container("crun", heavy, home / "container") as running:
             host("scan", "proc", "--pid", str(running.spin), "--pid", str(running.stuck))
             made.core = gcore(running.stuck, home)
-            window = [tool("sleep"), "0.3"]
-            sampled = clients.perf_record(made.profile, window, "-p", str(running.spin))
+            target = ["-p", str(running.spin)]
+            sampled = clients.perf_record(made.profile, running.spinning(), *target)
             assert sampled.rc == 0, str(sampled)
             running.destroy()
             host("push", "--all", env=made.environ("a"))
