@@ -61,8 +61,7 @@ def at_path(
     found = _Places(store, label)
     spellings = (name for one in (path, *others) for name in (one, *names.merged(one)))
     for each in dict.fromkeys(spellings):
-        number = _number(store, each)
-        if number is not None:
+        if number := store.paths.number(filter(None, each.split(b"/"))):
             found.held(number, each)
         found.journal(store.journal.at(None, each))
     return found.last_first()
@@ -154,15 +153,6 @@ class _Places:
 def is_held(store: Store, build_id: BuildId) -> bool:
     """Return True if the store has bytes of a build ID."""
     return store.index.kinds(store.index.ordinal(build_id) or 0) != 0
-
-
-def _number(store: Store, path: bytes) -> int | None:
-    """Return the number of a path in the store's tree; None if no file was seen there."""
-    number: int | None = _ROOT
-    for name in path.split(b"/"):
-        if name and number is not None:
-            number = store.paths.child(number, name)
-    return number or None
 
 
 def _paths(store: Store) -> Iterator[tuple[int, bytes]]:

@@ -278,9 +278,7 @@ def _seen_paths(store: Store, incomplete: bytes) -> Iterator[str]:
     from itertools import islice
 
     directory, slash, start = incomplete.rpartition(b"/")
-    number: int | None = 0 if slash else None
-    for name in filter(None, directory.split(b"/")):
-        number = None if number is None else store.paths.child(number, name)
+    number = store.paths.number(filter(None, directory.split(b"/"))) if slash else None
     while number is not None:
         fitting = (each for each in store.paths.children(number) if each[0].startswith(start))
         found = list(islice(fitting, _COMPLETIONS))

@@ -81,10 +81,11 @@ def fetch(
 
     from buildidfs.app.fleet import fetch as fetching
     from buildidfs.model import Kind
+    from buildidfs.upstream.options import of_settings
 
     if not ids and not files:
         raise UsageError("nothing is named: give build IDs, or --for FILE")
-    options = fetching.options_of(session.settings, os.environ)
+    options = of_settings(session.settings.upstream, os.environ)
     if not options.urls:
         raise UsageError(fetching.NO_UPSTREAM)
     options = msgspec.structs.replace(options, offline=options.offline or offline)

@@ -24,7 +24,7 @@ from buildidfs import names
 from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve.debuginfod import KINDS
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query
-from buildidfs.store.index.locations import ROOT, components
+from buildidfs.store.index.locations import components
 from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
@@ -98,27 +98,16 @@ class _Search:
         raise BadRequest("the key of /metadata is glob, file or buildid")
 
     def _at(self, path: bytes) -> Iterator[_Row]:
-        number = self._number(components(path) or [])
-        if number != ROOT:
+        if number := self._store.paths.number(components(path) or ()):
             yield from self._hanging(number, path)
-
-    def _number(self, parts: list[bytes]) -> int:
-        """The number of a path; `ROOT` for one that nothing was seen at."""
-        number = ROOT
-        for part in parts:
-            child = self._store.paths.child(number, part)
-            if child is None:
-                return ROOT
-            number = child
-        return number
 
     def _matching(self, pattern: bytes) -> Iterator[_Row]:
         directory, _, name = pattern.rpartition(b"/")
         found = _SPECIAL.search(directory)
         fixed = directory if found is None else directory[: found.start()].rpartition(b"/")[0]
         parts = [part for part in fixed.split(b"/") if part]
-        start = self._number(parts)
-        if start == ROOT and parts:
+        start = self._store.paths.number(parts)
+        if start is None:
             return
         wanted = _translate(directory), _translate(name)
         yield from self._below(start, b"".join(b"/" + part for part in parts), wanted)

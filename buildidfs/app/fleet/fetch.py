@@ -48,11 +48,6 @@ Lacking = tuple[BuildId, Kind]
 """A file to fetch."""
 
 
-def options_of(settings: Settings, environ: Mapping[str, str]) -> Options:
-    """Return the servers and the limits for them. Raises `UsageError`."""
-    return of_settings(settings.upstream, environ)
-
-
 def check(options: Options) -> None:
     """Raise `UsageError` for an invalid URL or a missing Python package."""
     for server in servers_of(options, Spool(b"/", options.max_size), b"/", ""):
@@ -158,7 +153,7 @@ def agent_maker(
 
     Raises `UsageError`.
     """
-    options = options_of(settings, environ)
+    options = of_settings(settings.upstream, environ)
     if not options.urls:
         return None
     check(options)

@@ -344,12 +344,9 @@ def plain(path: bytes) -> bytes:
 
 def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
     """Return the captures at a path as candidates."""
-    number = 0
-    for name in filter(None, path.split(b"/")):
-        child = store.paths.child(number, name)
-        if child is None:
-            return
-        number = child
+    number = store.paths.number(filter(None, path.split(b"/")))
+    if number is None:
+        return
     for ordinal in store.paths.ids(number):
         for record in store.index.origins(ordinal):
             if record.origin.path == path:

@@ -97,6 +97,13 @@ class PathTree:
         value = self._env.get(self._names, schema.U32.pack(parent) + name)
         return None if value is None else schema.number_in(value)
 
+    def number(self, names: Iterable[bytes]) -> int | None:
+        """Return the number of the path with these names; None if nothing was seen there."""
+        number: int | None = ROOT
+        for name in names:
+            number = None if number is None else self.child(number, name)
+        return number
+
     def is_public(self, parent: int, name: bytes) -> bool:
         """Return True if all users could read a file at or below ``name`` in ``parent``."""
         if not 0 < len(name) <= _NAME_MAX:
