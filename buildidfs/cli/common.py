@@ -173,11 +173,9 @@ class Session:
         return words + ["-v"] * self.verbosity + ["-q"] * -self.verbosity
 
     @contextmanager
-    def capturing(
-        self, doing: str = "Capturing", noun: str = "file"
-    ) -> Iterator[tuple[Store, Line | None]]:
+    def capturing(self, doing: str = "Capturing") -> Iterator[tuple[Store, Line | None]]:
         """Open the store for captures, which is made if there is none, and show the progress."""
-        with self.open_store(create=True) as store, self.progress(doing, noun) as show:
+        with self.open_store(create=True) as store, self.progress(doing) as show:
             yield store, show
 
     def open_store(self, *, create: bool = False) -> Store:
