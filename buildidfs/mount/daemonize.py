@@ -197,7 +197,8 @@ def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:
     """Take a mount of ours away, and wait for the end of its process if it is of this store.
 
     The process records what was opened before it ends, so that until then the store is in use. If
-    a file is still open, the process goes on, and is not waited for. Raises `MountError`.
+    a file is still open, or another mount namespace has a copy of the mount, the process goes on,
+    and is not waited for. Raises `MountError`.
     """
     import os
     import select

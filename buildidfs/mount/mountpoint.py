@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -17,7 +18,8 @@ import msgspec
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import MountError, UsageError
 from buildidfs.formats import proc_text
-from buildidfs.linux import mounts
+from buildidfs.linux import mounts, namespaces, procfs
+from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,8 +66,8 @@ def prepare(point: bytes, *, allow_other: bool) -> None:
 def unmount(point: bytes) -> bool:
     """Unmount a mount of buildidfs; open files stay readable until they are closed.
 
-    True if it was in use, and therefore only detached. Raises `MountError` if there is none, or it
-    may not be unmounted.
+    Return True if its filesystem goes on: a file is open, or another mount namespace has a copy of
+    the mount. Raises `MountError` if there is none, or it may not be unmounted.
     """
     shown = os.fsdecode(point)
     point = resolved(point)
@@ -75,10 +77,26 @@ def unmount(point: bytes) -> bool:
     owner = int(proc_text.option(top.super_options, b"user_id") or 0)
     if os.geteuid() not in (0, owner):
         raise MountError(f"{shown} is a mount of {_user(owner)}: only {_may(owner)} can unmount it")
-    is_in_use = take_away(point)
-    if is_in_use:
+    if take_away(point):
         log.info("%s is in use: it goes when the last open file is closed", shown)
-    return is_in_use
+        return True
+    if _has_copy(top.dev):
+        log.info("%s goes on in other mount namespaces, until they end", shown)
+        return True
+    return False
+
+
+def _has_copy(device: tuple[int, int]) -> bool:
+    """Return True if a process that we may look at has a mount of a filesystem of ours."""
+    namespaces_seen = set()
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError), closing_fd(procfs.open_pid(pid)) as pid_fd:
+            namespace = namespaces.mnt(pid_fd)
+            if namespace not in namespaces_seen:
+                namespaces_seen.add(namespace)
+                if device in mounts.own_mount_devices(procfs.mountinfo(pid_fd)):
+                    return True
+    return False
 
 
 def _user(uid: int) -> str:
