@@ -52,7 +52,8 @@ class Environment(NamedTuple):
     """``before`` are the words before a command, a function of a new directory, with ``env``.
 
     Of ``stdin`` there are several kinds; "closed" is for commands that read nothing. What makes
-    ``notes`` is told with a warning on standard error.
+    ``notes`` is told with a warning on standard error. A command that is to be
+    ``alone`` there has another state of its own, or of its processes, than a fork would have.
     """
 
     name: str
@@ -61,6 +62,12 @@ class Environment(NamedTuple):
     stdin: str = "pipe"
     root_only: bool = False
     notes: str = ""
+    alone: bool = False
+
+    @property
+    def is_for_one(self) -> bool:
+        """True if a command must be a program that was started there, and not a fork of one."""
+        return self.alone or self.stdin != "pipe"
 
 
 def _words(*words: Argument) -> Callable[[Path], Sequence[Argument]]:
@@ -128,8 +135,8 @@ ENVIRONMENTS: Sequence[Environment] = (
     Environment("1 GiB of data", _limited(f"--data={_GIB}")),
     Environment("100 open files", _limited("--nofile=100")),
     Environment("48 open files", _limited("--nofile=48")),
-    Environment("one process", _limited("--nproc=1"), root_only=True),
-    Environment("100 processes", _limited("--nproc=100")),
+    Environment("one process", _limited("--nproc=1"), root_only=True, alone=True),
+    Environment("100 processes", _limited("--nproc=100"), alone=True),
     Environment("small stack", _limited("--stack=262144")),
     Environment("unlimited stack", _limited("--stack=unlimited")),
     Environment("cores", _limited("--core=unlimited")),
@@ -141,13 +148,13 @@ ENVIRONMENTS: Sequence[Environment] = (
     Environment("input from a file", stdin="file"),
     Environment("input from a socket", stdin="socket"),
     Environment("input from a terminal", stdin="terminal"),
-    Environment("no standard error", _shell("exec 2>&-")),
+    Environment("no standard error", _shell("exec 2>&-"), alone=True),
     Environment("no input nor standard error", _shell("exec 2>&-"), stdin="closed"),
     # what a process inherits
     Environment("directory deleted", _shell('mkdir "$D/gone"; cd "$D/gone"; rmdir "$D/gone"')),
     Environment("umask 077", _shell("umask 077")),
     Environment("umask 0", _shell("umask 0")),
-    Environment("ended children ignored", _shell("trap '' CHLD")),
+    Environment("ended children ignored", _shell("trap '' CHLD"), alone=True),
     Environment("signals ignored", _shell("trap '' HUP INT PIPE TERM XFSZ")),
     Environment("new session", _words("setsid", "--wait")),
     Environment("nice", _words("nice", "-n", "19")),
@@ -239,9 +246,17 @@ ENVIRONMENTS: Sequence[Environment] = (
     Environment("unmapped user namespace", _words("unshare", "--user")),
     Environment("network namespace", _words("unshare", "--net"), root_only=True),
     Environment(
-        "PID namespace", _words("unshare", "--pid", "--fork", "--mount-proc"), root_only=True
+        "PID namespace",
+        _words("unshare", "--pid", "--fork", "--mount-proc"),
+        root_only=True,
+        alone=True,
     ),
-    Environment("PID namespace, other /proc", _words("unshare", "--pid", "--fork"), root_only=True),
+    Environment(
+        "PID namespace, other /proc",
+        _words("unshare", "--pid", "--fork"),
+        root_only=True,
+        alone=True,
+    ),
     Environment(
         "hidden processes", _mounting("mount -t proc -o hidepid=2 proc /proc"), root_only=True
     ),
@@ -252,7 +267,12 @@ ENVIRONMENTS: Sequence[Environment] = (
         root_only=True,
     ),
     # control groups
-    Environment("four tasks", lambda place: _in_cgroup(place, "pids.max", 4), root_only=True),
+    Environment(
+        "four tasks",
+        lambda place: _in_cgroup(place, "pids.max", 4),
+        root_only=True,
+        alone=True,
+    ),
 )
 
 

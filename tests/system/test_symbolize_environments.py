@@ -18,11 +18,12 @@ import pytest
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.environments import ENVIRONMENTS, USER, Environment, as_user, cgroup
+from tests.support.in_turn import Command, run_in_turn
 from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.programs import build_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 pytestmark = [pytest.mark.client, pytest.mark.root, pytest.mark.slow]
 
@@ -99,40 +100,55 @@ def standard_input(kind: str, text: str, place: Path) -> Iterator[int]:
         yield reading
 
 
-def ask(
-    subject: Subject, environment: Environment, user: str, way: str, place: Path
-) -> subprocess.CompletedProcess[str]:
-    """Run the program once."""
-    place.mkdir()
-    words: list[str | Path] = {
+def command(subject: Subject, user: str, way: str, place: Path) -> Command:
+    words = {
         "argument": ["symbolize", subject.request],
         "input": ["symbolize"],
         "perf script": ["symbolize", "--perf-script"],
         "bundle": ["bundle", subject.build_id, "-o", str(place / "made"), "--json"],
     }[way]
     text = {"input": f"{subject.request}\n", "perf script": subject.script}.get(way, "")
-    argv = [*environment.before(place), *COMMAND, "--store", subject.store(user), *words]
+    return Command(["--store", str(subject.store(user)), *words], text)
+
+
+def ask(
+    subject: Subject, environment: Environment, user: str, ways: Sequence[str], place: Path
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run the program once for each way."""
+    place.mkdir()
+    before = environment.before(place)
     if user == "user":
         os.chown(place, USER, USER)
-        argv = [*as_user(place), *argv]
+        before = [*as_user(place), *before]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     for name, value in environment.env.items():
         variables.pop(name, None)
         if value is not None:
             variables[name] = f"{value}:{ROOT}" if name == "PYTHONPATH" else value
     if environment.stdin == "closed":
-        argv = ["/bin/sh", "-c", 'exec "$@" 0<&-', "sh", *argv]
-    with standard_input(environment.stdin, text, place) as reading:
-        return subprocess.run(
-            [os.fspath(word) for word in argv],
+        before = ["/bin/sh", "-c", 'exec "$@" 0<&-', "sh", *before]
+    argv = [os.fsdecode(word) for word in before]
+    commands = [command(subject, user, way, place) for way in ways]
+    if not environment.is_for_one:
+        return run_in_turn(argv, commands, variables, ROOT)
+    (only,) = commands
+    with standard_input(environment.stdin, only.text, place) as reading:
+        done = subprocess.run(
+            [*argv, *COMMAND, *only.words],
             stdin=reading, capture_output=True, text=True, errors="replace", check=False,
             timeout=120, cwd=ROOT, env=variables,
         )  # fmt: skip
+    return [done]
 
 
-def failure(subject: Subject, environment: Environment, user: str, way: str, place: Path) -> str:
+def failure(
+    subject: Subject,
+    environment: Environment,
+    user: str,
+    way: str,
+    done: subprocess.CompletedProcess[str],
+) -> str:
     """What is wrong with an answer; nothing if it is the right one."""
-    done = ask(subject, environment, user, way, place)
     well = {
         "argument": f"{subject.request} main {subject.directory}/subject.c:1",
         "input": f"{subject.request} main {subject.directory}/subject.c:1",
@@ -157,8 +173,10 @@ def test_environment(subject: Subject, environment: Environment) -> None:
     ways = [way for way in WAYS if way != "argument"]
     if environment.stdin != "pipe":
         ways = [way for way in WAYS if environment.stdin != "closed" or way not in READING]
+    together = [[way] for way in ways] if environment.is_for_one else [ways]
     said = []
-    for number, (user, way) in enumerate(itertools.product(users, ways)):
+    for number, (user, part) in enumerate(itertools.product(users, together)):
         place = subject.directory / f"{ENVIRONMENTS.index(environment)}-{number}"
-        said.append(failure(subject, environment, user, way, place))
+        for way, done in zip(part, ask(subject, environment, user, part, place), strict=True):
+            said.append(failure(subject, environment, user, way, done))
     assert not any(said), "\n".join(filter(None, said))
