@@ -26,13 +26,11 @@ class MountInfo(msgspec.Struct, frozen=True):
     """
 
     mount_id: int
-    parent_id: int
     dev: tuple[int, int]
     root: bytes
     mount_point: bytes
     options: bytes
     fstype: bytes
-    source: bytes
     super_options: bytes
 
 
@@ -61,17 +59,15 @@ def mounts_in(text: bytes) -> Iterator[MountInfo]:
         try:
             # Any number of optional fields stands between the mount options and the hyphen.
             hyphen = fields.index(b"-", 6)
-            fstype, source, super_options = fields[hyphen + 1 : hyphen + 4]
+            fstype, _, super_options = fields[hyphen + 1 : hyphen + 4]
             major, _, minor = fields[2].partition(b":")
             yield MountInfo(
                 int(fields[0]),
-                int(fields[1]),
                 (int(major), int(minor)),
                 unescape(fields[3]),
                 unescape(fields[4]),
                 fields[5],
                 unescape(fstype),
-                unescape(source),
                 super_options,
             )
         except (ValueError, IndexError):

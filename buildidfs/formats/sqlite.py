@@ -8,6 +8,7 @@ write-ahead log beside the file is not read. Source: https://www.sqlite.org/file
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -112,33 +113,28 @@ class Database:
             raise Unusable("a table that is no tree")
 
     def _child(self, page: _Page, number: int) -> int:
-        low, high = 0, len(page.cells)
-        while low < high:
-            middle = (low + high) // 2
-            last, _ = _varint(page.data, page.cells[middle] + 4)
-            low, high = (middle + 1, high) if last < number else (low, middle)
-        return _u32(page.data, page.cells[low]) if low < len(page.cells) else page.right
+        def last(cell: int) -> int:
+            return _varint(page.data, cell + 4)[0]
+
+        at = bisect_left(page.cells, number, key=last)
+        return _u32(page.data, page.cells[at]) if at < len(page.cells) else page.right
 
     def _row_in(self, page: _Page, number: int) -> list[Value]:
-        low, high = 0, len(page.cells)
-        while low < high:
-            middle = (low + high) // 2
-            size, at = _varint(page.data, page.cells[middle])
-            found, at = _varint(page.data, at)
-            if found == number:
-                return _record(self._payload(page, size, at))
-            low, high = (middle + 1, high) if found < number else (low, middle)
-        return []
+        def identity(cell: int) -> int:
+            return _varint(page.data, _varint(page.data, cell)[1])[0]
+
+        index = bisect_left(page.cells, number, key=identity)
+        if index == len(page.cells) or identity(page.cells[index]) != number:
+            return []
+        size, at = _varint(page.data, page.cells[index])
+        return _record(self._payload(page, size, _varint(page.data, at)[1]))
 
     def _search(self, number: int, text: bytes, found: list[int], depth: int) -> None:
         page = self._page(number)
         if page.kind not in (_INDEX_LEAF, _INDEX_INTERIOR) or not depth:
             raise Unusable("an index that is no tree")
-        low, high = 0, len(page.cells)
-        while low < high:
-            middle = (low + high) // 2
-            key, _ = self._entry(page, middle)
-            low, high = (middle + 1, high) if key < text else (low, middle)
+        cells = range(len(page.cells))
+        low = bisect_left(cells, text, key=lambda cell: self._entry(page, cell)[0])
         for cell in range(low, len(page.cells) + 1):
             is_last = cell == len(page.cells)
             if page.kind == _INDEX_INTERIOR:

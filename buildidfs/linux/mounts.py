@@ -13,6 +13,7 @@ import select
 import struct
 from typing import Final, NamedTuple
 
+from buildidfs.formats import proc_text
 from buildidfs.linux import machine, syscalls
 
 FILESYSTEM_TYPE = b"fuse.buildidfs"
@@ -97,17 +98,9 @@ def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
 
     Capture skips files on them, which are in a store already. Malformed lines are skipped.
     """
-    devices = set()
-    for line in text.splitlines():
-        # Blanks within fields are written as \040, so " - " is the separator.
-        head, separator, tail = line.partition(b" - ")
-        if not separator or tail.partition(b" ")[0] != FILESYSTEM_TYPE:
-            continue
-        fields = head.split(b" ")
-        major, colon, minor = fields[2].partition(b":") if len(fields) > 2 else (b"", b"", b"")
-        if colon and major.isdigit() and minor.isdigit():
-            devices.add((int(major), int(minor)))
-    return devices
+    mark = b" - %b " % FILESYSTEM_TYPE  # blanks within fields are escaped
+    lines = (line for line in text.split(b"\n") if mark in line)
+    return {mount.dev for mount in proc_text.mounts_in(b"\n".join(lines))}
 
 
 def umount2(path: bytes, flags: int = 0) -> None:

@@ -12,6 +12,7 @@ import functools
 import os
 import struct
 
+from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, procfs, syscalls
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet
@@ -263,12 +264,8 @@ def _cgroup_hierarchy() -> tuple[bytes, int] | None:
         text = mounts.mountinfo()
     except OSError:
         return None
-    for line in text.splitlines():
-        head, _, tail = line.partition(b" - ")
-        fields = head.split(b" ")
-        # With another root, the mount shows only a part, or another cgroup namespace. No system
-        # mounts the hierarchy at a name with a blank, which would be escaped.
-        if tail.startswith(b"cgroup2 ") and fields[3] == b"/" and b"\\" not in fields[4]:
-            major, _, minor = fields[2].partition(b":")
-            return fields[4], os.makedev(int(major), int(minor))
+    for mount in proc_text.mounts_in(text):
+        # With another root, the mount shows only a part, or another cgroup namespace.
+        if mount.fstype == b"cgroup2" and mount.root == b"/":
+            return mount.mount_point, os.makedev(*mount.dev)
     return None

@@ -26,6 +26,7 @@ from buildidfs.formats.perf.attributes import (
     SAMPLE_TIME,
     pack_attr,
 )
+from buildidfs.formats.proc_text import mappings_in
 from buildidfs.linux import syscalls
 from buildidfs.linux.file_ops import closing_fd
 
@@ -263,14 +264,11 @@ def build_ids_leak() -> bool | None:
 def _own_programs() -> list[bytes]:
     """Return files that this process runs; their first page is therefore in the page cache."""
     with open("/proc/self/maps", "rb") as file:
-        lines = [line.split(None, 5) for line in file]
+        mappings = list(mappings_in(file.read()))
     paths = [
-        fields[5].rstrip(b"\n")
-        for fields in lines
-        if b"x" in fields[1]
-        and fields[5:]
-        and fields[5].startswith(b"/")
-        and not fields[5].endswith(b" (deleted)\n")
+        each.path
+        for each in mappings
+        if each.executable and each.path.startswith(b"/") and not each.deleted
     ]
     return list(dict.fromkeys(paths))[:_MOST_FILES]
 

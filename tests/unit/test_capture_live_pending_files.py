@@ -372,5 +372,5 @@ def test_many_shares_cost_no_more_than_one() -> None:
     assert len(pins) == 2000
     assert len(set(shares_taken(pins))) == 2000
     assert pins._waiting._by_size == {}, "nothing is kept for who has nothing"
-    assert pins._waiting._most_bytes.largest() is None
+    assert pins._waiting.most_bytes.largest() is None
     pins.close()

@@ -155,9 +155,9 @@ class _Waiting:
 
     def __init__(self) -> None:
         self._by_size: dict[_Share, _Sorted] = {}
-        self._most_files = _Ranking()
-        self._most_slow = _Ranking()
-        self._most_bytes = _Ranking()
+        self.most_files = _Ranking()
+        self.most_slow = _Ranking()
+        self.most_bytes = _Ranking()
         self.by_age = _Sorted()
         self.bytes = 0
 
@@ -176,26 +176,15 @@ class _Waiting:
 
     def _count(self, entry: _Entry, sign: int) -> None:
         weight = sign * (1 if entry.pending.share == HOST else 2)
-        self._most_files.add(entry.share, weight)
+        self.most_files.add(entry.share, weight)
         if entry.pending.slow:
-            self._most_slow.add(entry.share, weight)
+            self.most_slow.add(entry.share, weight)
         # A file counts for at least a byte, so that the largest share has a file to let go.
-        self._most_bytes.add(entry.share, weight * (entry.size + 1))
+        self.most_bytes.add(entry.share, weight * (entry.size + 1))
         self.bytes += sign * entry.size
 
-    def of_most_files(self) -> _Entry | None:
-        """Return the entry to let go if there are too many files."""
-        return self._biggest(self._most_files)
-
-    def of_most_slow(self) -> _Entry | None:
-        """Return the entry to let go if too many may not answer."""
-        return self._biggest(self._most_slow)
-
-    def of_most_bytes(self) -> _Entry | None:
-        """Return the entry to let go if there are too many bytes."""
-        return self._biggest(self._most_bytes)
-
-    def _biggest(self, ranking: _Ranking) -> _Entry | None:
+    def biggest(self, ranking: _Ranking) -> _Entry | None:
+        """Return the entry to let go if a limit is exceeded that shares are ranked for."""
         share = ranking.largest()
         return None if share is None else self._by_size[share].last()
 
@@ -435,14 +424,14 @@ class PendingFiles:
         waiting = self._waiting
         if self._slow > max(self.max_count // _SLOW_SHARE, 1):
             reason = "too many files wait for filesystems that may not answer"
-            if (entry := waiting.of_most_slow()) is not None:
+            if (entry := waiting.biggest(waiting.most_slow)) is not None:
                 return entry, reason
         if len(self._entries) > self.max_count:
             reason = f"more than {self.max_count} files wait to be copied"
-            if (entry := waiting.of_most_files()) is not None:
+            if (entry := waiting.biggest(waiting.most_files)) is not None:
                 return entry, reason
         room = max(self.max_bytes - self._bytes_in_work, self.max_bytes // 2)
-        if waiting.bytes > room and (entry := waiting.of_most_bytes()) is not None:
+        if waiting.bytes > room and (entry := waiting.biggest(waiting.most_bytes)) is not None:
             return entry, f"more than {self.max_bytes >> 20} MiB wait to be copied"
         return None
 

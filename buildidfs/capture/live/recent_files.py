@@ -116,16 +116,7 @@ class HostFiles:
         if len(self._known) >= _MOST or len(self._paths) >= 2 * _MOST:
             self._known.clear()
             self._paths.clear()
-        seen = (
-            identity.dev,
-            identity.ino,
-            identity.size,
-            identity.mtime_ns,
-            identity.ctime_ns,
-            identity.mode,
-            identity.uid,
-            identity.gid,
-        )
+        seen = _FILE.unpack_from(file_key(identity))  # in the order of `_stat`
         key = (record.dev, record.inode, record.generation)
         self._known[record.path] = (key, seen)
         self._paths[place] = record.path

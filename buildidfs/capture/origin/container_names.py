@@ -358,17 +358,6 @@ def _joined(said: Iterator[ContainerNames]) -> ContainerNames:
 
 _here = EngineNames()
 
-
-def names_of(origin: Origin) -> ContainerNames:
-    """See `EngineNames.of`, for this host."""
-    return _here.of(origin)
-
-
-def meet(origin: Origin) -> None:
-    """See `EngineNames.meet`, for this host."""
-    _here.meet(origin)
-
-
-def names_of_cgroup(cgroup_path: bytes) -> ContainerNames:
-    """See `EngineNames.of_cgroup`, for this host."""
-    return _here.of_cgroup(cgroup_path)
+names_of = _here.of
+meet = _here.meet
+names_of_cgroup = _here.of_cgroup

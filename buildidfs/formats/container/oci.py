@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import msgspec
@@ -207,14 +208,9 @@ def digest_of(data: bytes, kind: str) -> str:
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
     """Return Docker's ID of each layer together with those below it, the lowest first."""
-    found: list[str] = []
-    for diff_id in diff_ids:
-        if not found:
-            found.append(diff_id)
-            continue
-        both = f"{found[-1]} {diff_id}".encode()
-        found.append(f"sha256:{hashlib.sha256(both).hexdigest()}")
-    return found
+    return list(
+        accumulate(diff_ids, lambda below, own: digest_of(f"{below} {own}".encode(), "sha256"))
+    )
 
 
 def short(digest: str) -> str:

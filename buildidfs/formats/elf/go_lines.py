@@ -16,12 +16,14 @@ import re
 from bisect import bisect_left
 from itertools import accumulate
 from struct import Struct
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from buildidfs.formats.elf.gopclntab import Function, GoTable
+
+_T = TypeVar("_T")
 
 VERSION: Final = 4
 """The version of DWARF; all consumers know it."""
@@ -70,8 +72,8 @@ class Lines:
         self._out = out
         self._buffer = bytearray()
         self._opcodes = _Opcodes()
-        self._signed = _Signed()
-        self._first_line = _FirstLine()
+        self._signed = _Remembered(_signed)
+        self._first_line = _Remembered(_first_line)
         self._set_file: dict[int, bytes] = {}
         self.files: list[bytes] = []
         self.size = 0
@@ -219,7 +221,7 @@ class _Opcodes(dict[bytes, bytes]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._steps = _Steps()
+        self._steps = _Remembered(lambda value: _step(_signed(value)))
 
     def __missing__(self, pair: bytes) -> bytes:
         code = pair[0]
@@ -243,34 +245,23 @@ class _Opcodes(dict[bytes, bytes]):
         return found
 
 
-class _Steps(dict[bytes, tuple[bytes, int]]):
-    """Caches the result of `_step` for the bytes of a difference of lines."""
+class _Remembered(dict[bytes, _T]):
+    """Caches a bounded number of the results of a function of some bytes."""
 
-    def __missing__(self, value: bytes) -> tuple[bytes, int]:
-        found = _step(_signed(value))
-        if len(self) < _KEYS_MAX:
-            self[value] = found
-        return found
+    def __init__(self, find: Callable[[bytes], _T]) -> None:
+        super().__init__()
+        self._find = find
 
-
-class _Signed(dict[bytes, int]):
-    """Caches the result of `_signed`."""
-
-    def __missing__(self, number: bytes) -> int:
-        found = _signed(number)
+    def __missing__(self, number: bytes) -> _T:
+        found = self._find(number)
         if len(self) < _KEYS_MAX:
             self[number] = found
         return found
 
 
-class _FirstLine(dict[bytes, bytes]):
-    """Caches the opcodes that set the first line of a function."""
-
-    def __missing__(self, number: bytes) -> bytes:
-        found = _line(_signed(number) - 2)  # from -1, because DWARF's lines begin at 1
-        if len(self) < _KEYS_MAX:
-            self[number] = found
-        return found
+def _first_line(number: bytes) -> bytes:
+    """Return the opcodes that set the first line of a function."""
+    return _line(_signed(number) - 2)  # from -1, because DWARF's lines begin at 1
 
 
 def _pairs(body: bytes) -> list[bytes]:

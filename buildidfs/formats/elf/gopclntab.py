@@ -137,8 +137,8 @@ class GoTable:
         order.
         """
         header, rows = self._header, self._rows
-        record = Struct(header.order + f"{header.record_start}xI8xIII4xI")
-        short = Struct(header.order + f"{header.record_start}xI8xIII")
+        record = Struct(header.order + f"{header.field}xI8xIII4xI")
+        short = Struct(header.order + f"{header.field}xI8xIII")
         form = short if header.version == GO_1_2 else record
         text, records, size = self._text, header.offsets.records, form.size
         window, start, last = b"", 0, -1
@@ -209,11 +209,6 @@ class _Header(NamedTuple):
     def field(self) -> int:
         """Return the size of a field of the table of functions."""
         return 4 if self.version == GO_1_18 else self.word
-
-    @property
-    def record_start(self) -> int:
-        """Return the size of the first field of a record: the entry, as address or offset."""
-        return self.field
 
     @property
     def table_bytes(self) -> int:

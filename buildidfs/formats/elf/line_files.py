@@ -116,11 +116,9 @@ class _Tables:
         """Yield the files of all units."""
         at = 0
         for _ in range(_UNITS_MAX):
-            cursor, offsets = Cursor(self._lines.read(at, 12), self._little), 4
+            cursor = Cursor(self._lines.read(at, 12), self._little)
             try:
-                length = cursor.number(4)
-                if length == 0xFFFFFFFF:
-                    length, offsets = cursor.number(8), 8
+                length, offsets = cursor.unit_length()
             except Malformed:
                 return
             start = at + cursor.at

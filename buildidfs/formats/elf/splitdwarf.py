@@ -137,6 +137,11 @@ class Cursor:
                 return value
         raise Malformed
 
+    def unit_length(self) -> tuple[int, int]:
+        """Read the length of a unit; return it, and the size of offsets in the unit, 4 or 8."""
+        length = self.number(4)
+        return (self.number(8), 8) if length == 0xFFFFFFFF else (length, 4)
+
     def string(self) -> bytes:
         """Return the bytes up to a NUL."""
         end = self.data.find(b"\0", self.at)
@@ -177,11 +182,9 @@ class _Reader:
         at = 0
         for _ in range(most):
             head = self._info(at, _UNIT_BYTES) if at < self._size else b""
-            cursor, offsets = Cursor(head, self._little), 4
+            cursor = Cursor(head, self._little)
             try:
-                length = cursor.number(4)
-                if length == 0xFFFFFFFF:
-                    length, offsets = cursor.number(8), 8
+                length, offsets = cursor.unit_length()
             except Malformed:
                 return
             at += cursor.at + length
