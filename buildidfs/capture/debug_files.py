@@ -27,7 +27,7 @@ from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.formats.elf import splitdwarf
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.linux import openat2, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
@@ -90,12 +90,8 @@ class Opener:
 
     def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
         """Pin the file at a path of a root (O_PATH), and return its identity."""
-        path_fd = openat2.open_in_root(root_fd, path, os.O_PATH)
-        try:
+        with closing_on_error(openat2.open_in_root(root_fd, path, os.O_PATH)) as path_fd:
             return path_fd, statx.identity(path_fd)
-        except BaseException:
-            os.close(path_fd)
-            raise
 
     def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
         """Return a descriptor that reads a pinned regular file, and True if it reads a copy."""

@@ -9,6 +9,7 @@ from typing import Final
 from buildidfs.formats.elf import identify as elf_identify
 from buildidfs.formats.elf import identity
 from buildidfs.linux import file_ops
+from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.model import Absence, BuildId, is_shared
 
 _COPIES: Final = "/var/tmp"
@@ -57,12 +58,8 @@ def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile |
 
 def memory_file(name: bytes, data: bytes | bytearray) -> int:
     """Make a file in memory with ``data``, and return its descriptor. Raises OSError."""
-    fd = os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)
-    try:
+    with closing_on_error(os.memfd_create(os.fsdecode(name), os.MFD_CLOEXEC)) as fd:
         file_ops.write_fully(fd, data)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

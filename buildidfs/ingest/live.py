@@ -31,7 +31,7 @@ from buildidfs.ingest.committer import Trouble, delay
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.ingest.scan import StoreMemo
 from buildidfs.linux import openat2
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
@@ -536,10 +536,6 @@ class CaughtFiles:
 
 
 def _opened(path_fd: int) -> tuple[int, BuildId | None]:
-    fd = openat2.reopen_regular(path_fd)
-    try:
+    with closing_on_error(openat2.reopen_regular(path_fd)) as fd:
         found = elf_file.identify(fd)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd, found if isinstance(found, BuildId) else None

@@ -16,23 +16,26 @@ from __future__ import annotations
 import errno
 import os
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
-from buildidfs.errors import Recapturable
+from buildidfs.errors import BuildIdFsError, Recapturable
 from buildidfs.formats.elf import identity
-from buildidfs.ingest import aliases, derived
+from buildidfs.ingest import derived
 from buildidfs.ingest.batch import WithMini, discard
 from buildidfs.linux import file_ops, statx
 from buildidfs.model import (
     OWNER,
     Absence,
+    AdoptedId,
     Alias,
     AliasType,
     BuildId,
+    Digest,
     FileIdentity,
     Kind,
     Quality,
@@ -42,6 +45,7 @@ from buildidfs.model import (
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged, Store
 
 if TYPE_CHECKING:
+    from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.store import Held
 
 
@@ -250,7 +254,7 @@ def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
     described = elf_file.describe(fd)
     if isinstance(described, Absence):
         return ()
-    return aliases.of_file(store, fd, held.size, described, held.digest)
+    return _aliases(store, fd, held.size, described, held.digest)
 
 
 def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
@@ -274,10 +278,59 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         described.segments,
         supplement=described.supplement,
         truncated=bool(described.truncated),
-        aliases=aliases.of_file(store, staged.fd, staged.size, described, staged.digest),
-        codes=aliases.codes(store, described, staged.digest),
+        aliases=_aliases(store, staged.fd, staged.size, described, staged.digest),
+        codes=_codes(store, described, staged.digest),
         shared=described.shared,
         derive=pinned.kind is None and described.is_stripped_go,
     )
     mini = derived.unpacked(store, staged, described, sighting) if pinned.kind is None else None
     return capture if mini is None else WithMini(**msgspec.structs.asdict(capture), mini=mini)
+
+
+# --- aliases -------------------------------------------------------------------------------------
+
+# The code hash is one more SHA-256 over much of a file. Only files have one that can be of use to
+# it: those without a build ID, which may have an unstripped twin, and those whose build ID is that
+# of another file as well, which may be unrelated.
+
+# With three the build ID is known to be shared.
+_OTHERS: Final = 3
+
+
+def _aliases(
+    store: Store, fd: int, size: int, described: ElfFile, own: Digest
+) -> tuple[Alias, ...]:
+    """The aliases of an open file with the digest ``own``. Raises OSError."""
+    is_nameless = isinstance(described.build_id, AdoptedId)
+    is_debug = described.kinds == (Kind.DEBUGINFO,)
+    has_others = not is_debug and any(_others(store, described, own))
+    code = is_nameless or has_others
+    return identity.aliases(described, elf_file.reader(fd), size, code=code, crc=is_debug)
+
+
+def _codes(store: Store, described: ElfFile, own: Digest) -> tuple[tuple[Digest, Alias], ...]:
+    """The code hashes of other executables with the same build ID, as far as they are missing."""
+    if isinstance(described.build_id, AdoptedId) or Kind.EXECUTABLE not in described.kinds:
+        return ()
+    found = []
+    for digest in _others(store, described, own):
+        if any(alias.type is AliasType.CODE for alias in store.aliases.of(digest)):
+            continue
+        try:
+            with store.blobs.open(digest) as blob:
+                head = blob.read_at(0, identity.HTL_PART)
+                code = identity.code_hash(head, blob.read_at, blob.size)
+        except (OSError, BuildIdFsError):
+            continue  # damaged, or removed meanwhile
+        if code:
+            found.append((digest, Alias(AliasType.CODE, code)))
+    return tuple(found)
+
+
+def _others(store: Store, described: ElfFile, own: Digest) -> list[Digest]:
+    """The first other executables with the build ID of a file."""
+    ordinal = store.index.ordinal(described.build_id)
+    if ordinal is None:
+        return []
+    variants = store.index.variants_after(ordinal, Kind.EXECUTABLE)
+    return [each.digest for each in islice(variants, _OTHERS + 1) if each.digest != own][:_OTHERS]

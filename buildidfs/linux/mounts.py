@@ -99,6 +99,8 @@ def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
     Capture skips files on them, which are in a store already. Malformed lines are skipped.
     """
     mark = b" - %b " % FILESYSTEM_TYPE  # blanks within fields are escaped
+    if mark not in text:
+        return set()
     lines = (line for line in text.split(b"\n") if mark in line)
     return {mount.dev for mount in proc_text.mounts_in(b"\n".join(lines))}
 

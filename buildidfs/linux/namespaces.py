@@ -115,8 +115,11 @@ def mnt_ns_id(pid_fd: int) -> int:
     Returns 0 if the kernel does not report it (before commit e8e43a1fcc5c, Linux 6.11). Raises
     OSError as `of` does.
     """
-    with closing_fd(open_mnt(pid_fd)) as fd:
+    fd = open_mnt(pid_fd)
+    try:
         return mnt_ns_id_of(fd)
+    finally:
+        os.close(fd)
 
 
 def open_mnt(pid_fd: int) -> int:

@@ -18,7 +18,6 @@ import stat
 import struct
 
 from buildidfs.linux import syscalls
-from buildidfs.linux.file_ops import closing_fd
 
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
@@ -102,8 +101,11 @@ def open_regular_in_root(root_fd: int, path: bytes) -> int:
 
     A file of another type is not opened: OSError(EINVAL) is raised. Raises OSError.
     """
-    with closing_fd(open_in_root(root_fd, path, os.O_PATH)) as path_fd:
+    path_fd = open_in_root(root_fd, path, os.O_PATH)
+    try:
         return reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
 
 
 def reopen_regular(path_fd: int) -> int:
@@ -207,8 +209,10 @@ class _Walk:
         if last_nofollow or not stat.S_ISLNK(os.fstat(fd).st_mode):
             self._entered.append(fd)
             return
-        with closing_fd(fd):
+        try:
             target = os.readlink(b"", dir_fd=fd)
+        finally:
+            os.close(fd)
         self._symlinks += 1
         if self._symlinks > _MAX_SYMLINKS:
             raise self._error(errno.ELOOP)

@@ -18,7 +18,6 @@ import struct
 from collections.abc import Iterator
 
 from buildidfs.linux import openat2, syscalls
-from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Mapping
 
 _CHUNK = 1 << 16
@@ -41,8 +40,11 @@ def open_pid(pid: int) -> int:
 
 def read_text(pid_fd: int, name: bytes) -> bytes:
     """Read a text file of the process. Raises OSError."""
-    with closing_fd(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)) as fd:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
         return _read_all(fd)
+    finally:
+        os.close(fd)
 
 
 def _read_all(fd: int) -> bytes:
@@ -61,12 +63,14 @@ def open_files(pid_fd: int) -> list[bytes]:
     Raises OSError.
     """
     fd = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
-    with closing_fd(fd):
+    try:
         found = []
         for name in os.listdir(fd):
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 found.append(os.readlink(os.fsencode(name), dir_fd=fd))
         return found
+    finally:
+        os.close(fd)
 
 
 def maps(pid_fd: int) -> bytes:
@@ -196,8 +200,11 @@ def open_map_file(pid_fd: int, start: int, end: int) -> int:
     # O_PATH pins the inode before the check: between a stat and an open of the link the process
     # could map a device in its place.
     name = map_file_name(start, end)
-    with closing_fd(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)) as path_fd:
+    path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
         return openat2.reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
 
 
 def open_root(pid_fd: int) -> int:
@@ -215,8 +222,11 @@ def read_memory(pid_fd: int, address: int, size: int) -> bytes:
     """
     if not 0 <= address <= _OFFSET_MAX:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-    with closing_fd(os.open(b"mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)) as fd:
+    fd = os.open(b"mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
         return os.pread(fd, size, address)
+    finally:
+        os.close(fd)
 
 
 # PROCMAP_QUERY (commit ed5d583a88a9, Linux 6.11): the kernel skips data and anonymous memory, and

@@ -29,6 +29,7 @@ from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
 from buildidfs.formats.elf.header import MAGIC
 from buildidfs.linux import file_ops
+from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -451,16 +452,13 @@ class Spool:
         Raises OSError.
         """
         fd = memory_file(b"member", b"") if size <= MEMORY_BYTES else self._unnamed()
-        try:
+        with closing_on_error(fd):
             if extents is None:
                 for piece in pieces:
                     file_ops.write_fully(fd, piece)
             else:
                 os.ftruncate(fd, size)
                 _write_extents(fd, pieces, extents)
-        except BaseException:
-            os.close(fd)
-            raise
         return fd
 
     def end(self) -> None:

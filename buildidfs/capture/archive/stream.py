@@ -17,7 +17,7 @@ from buildidfs.capture.elf_file import memory_file
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Damaged, Packing
 from buildidfs.formats.elf.sections import zstd_sections
-from buildidfs.linux.file_ops import write_fully, write_fully_at
+from buildidfs.linux.file_ops import closing_on_error, write_fully, write_fully_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,15 +213,12 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
         return None
     memory_fd = memory_file(b"module", b"")
     size = 0
-    try:
+    with closing_on_error(memory_fd):
         for piece in plain(chunks(fd), packing):
             size += len(piece)
             if size > limit:
                 raise CannotDecompress(f"more than {limit} bytes when decompressed")
             write_fully(memory_fd, piece)
-    except BaseException:
-        os.close(memory_fd)
-        raise
     return memory_fd
 
 

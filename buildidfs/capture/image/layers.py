@@ -108,7 +108,6 @@ class TarLayer:
         self._verified: FileIdentity | None = None
 
     def verify(self) -> None:
-        """See `Layer`."""
         with self._files.open(self._path) as region:
             self._verified = statx.identity(region.fd)
             if self._size is not None and region.size != self._size:
@@ -122,7 +121,6 @@ class TarLayer:
             raise IntegrityError(f"layer {self.name} does not have that digest")
 
     def access(self) -> Access:
-        """See `Layer`."""
         return self._files.access(self._path)
 
     def _content(self, region: Region) -> Iterator[bytes]:
@@ -183,7 +181,6 @@ class DirectoryLayer:
         os.close(self._open())
 
     def access(self) -> Access:
-        """See `Layer`."""
         with closing_fd(self._open()) as fd:
             return access_of(fd)
 
@@ -191,8 +188,6 @@ class DirectoryLayer:
         return openat2.open_in_root(self._root_fd, self._path, os.O_PATH | os.O_DIRECTORY)
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
-        """See `Layer`."""
-
         def look(file: walk.OpenFile, reach: _ReachOf) -> Iterator[Found]:
             return self._elf(file, viewers, context, reach)
 
@@ -201,8 +196,6 @@ class DirectoryLayer:
     def plain_files(
         self, names: LayerNames, is_wanted: IsWanted, context: Context
     ) -> Iterator[PlainFile | Unreadable]:
-        """See `Layer`."""
-
         def look(file: walk.OpenFile, reach: _ReachOf) -> Iterator[PlainFile | Unreadable]:
             size = os.fstat(file.fd).st_size
             if not is_wanted(file.path, size):
@@ -371,7 +364,6 @@ class DirectoryFiles:
             yield Region(fd, 0, os.fstat(fd).st_size)
 
     def access(self, path: bytes) -> Access:
-        """See `Files`."""
         with self.open(path) as region:
             return access_of(region.fd)
 
@@ -402,7 +394,6 @@ class ArchiveFiles:
 
     @contextlib.contextmanager
     def open(self, path: bytes) -> Iterator[Region]:
-        """See `Files`."""
         name = installed(path)
         for _ in range(_LINKS_MAX):
             if name not in self._links:
@@ -414,7 +405,6 @@ class ArchiveFiles:
         yield region
 
     def access(self, path: bytes) -> Access:
-        """See `Files`."""
         return self._access
 
 

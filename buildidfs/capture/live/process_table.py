@@ -21,7 +21,6 @@ from typing import Final
 from buildidfs.capture.live.protocol import Place
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
-from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet
 
 _MOST_PROCESSES: Final = 1 << 16
@@ -230,10 +229,13 @@ def place(pid: int, home: Home, host: int) -> Place:
     # If a process is gone, it is unknown to which root its paths were relative.
     its_cgroup, number, chrooted = home.cgroup, home.cgroup_id, True
     try:
-        with closing_fd(procfs.open_pid(pid)) as pid_fd:
+        pid_fd = procfs.open_pid(pid)
+        try:
             chrooted = os.readlink(b"root", dir_fd=pid_fd) != b"/"
             if numbers.mnt == host:
                 its_cgroup, number = _cgroup(pid_fd)
+        finally:
+            os.close(pid_fd)
     except OSError:
         pass
     return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted)

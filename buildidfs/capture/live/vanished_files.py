@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import namespaces, openat2, procfs, statx
-from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -141,8 +140,10 @@ class Finder:
         ``namespace_fd`` is the mount namespace of the process, or -1 if it is not held.
         """
         for root_fd in self._roots(record, home, namespace_fd):
-            with closing_fd(root_fd):
+            try:
                 fd = _look_up(root_fd, record)
+            finally:
+                os.close(root_fd)
             if fd >= 0:
                 return fd
         return -1
@@ -172,21 +173,26 @@ class Finder:
             root_fd = self._visitor.open_root(namespace_fd)
         except OSError:
             return
-        with closing_fd(root_fd):
+        try:
             yield os.dup(root_fd)
             text = self._visitor.mountinfo(namespace_fd, _MOST_TEXT)
             mounts = [each for each in proc_text.mounts_in(text) if each.dev == record.dev]
             for mount in mounts[:_MOST_MOUNTS]:
                 with contextlib.suppress(OSError):
                     yield openat2.open_cached_in_root(root_fd, mount.mount_point)
+        finally:
+            os.close(root_fd)
 
 
 def _root_of(pid: int, mnt: int) -> int:
     """Open the root of a process, which has to be in the mount namespace ``mnt``."""
-    with closing_fd(procfs.open_pid(pid)) as pid_fd:
+    pid_fd = procfs.open_pid(pid)
+    try:
         if namespaces.mnt(pid_fd) != mnt:
             raise ProcessLookupError
         return procfs.open_root(pid_fd)
+    finally:
+        os.close(pid_fd)
 
 
 def _look_up(root_fd: int, record: Mapped) -> int:

@@ -17,7 +17,7 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import credentials, namespaces, procfs
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import Absence, BuildId, FileIdentity
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class FuseFiles:
         finally:
             for user in users:
                 os.close(user)
-        try:
+        with closing_on_error(fd):
             binary = elf_file.describe(fd)
             if isinstance(binary, Absence):
                 if build_id is None:
@@ -143,7 +143,4 @@ class FuseFiles:
                 raise OSError(errno.ESTALE, f"not the bytes that are mapped: {binary}")
             if build_id not in (None, binary.build_id):
                 raise OSError(errno.ESTALE, f"not the bytes that are mapped: {binary.build_id}")
-        except BaseException:
-            os.close(fd)
-            raise
         return Owned(identity, fd, binary=binary)

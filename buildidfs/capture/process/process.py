@@ -25,7 +25,7 @@ from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
 from buildidfs.linux import credentials, machine, openat2, procfs, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ class Process:
 
     @property
     def namespaces(self) -> NamespaceSet:
-        """Return its namespaces."""
         return self.surroundings.namespaces
 
     @property
@@ -223,13 +222,10 @@ class Process:
     def pin_and_read(self, mapping: Mapping) -> tuple[int, FileIdentity]:
         """`pin`, then read a byte, which shows if the filesystem answers at all."""
         fd, identity = self.pin(mapping)
-        try:
+        with closing_on_error(fd):
             if stat.S_ISREG(identity.mode):
                 with closing_fd(openat2.reopen_regular(fd)) as readable:
                     os.pread(readable, 1, 0)
-        except BaseException:
-            os.close(fd)
-            raise
         return fd, identity
 
     def _pin_map_file(self, mapping: Mapping, *, ask: bool) -> tuple[int, FileIdentity]:
@@ -268,16 +264,13 @@ class Process:
         if mapping.deleted or not mapping.path.startswith(b"/"):
             raise OSError(errno.EPERM, "has no name any more; needs CAP_CHECKPOINT_RESTORE")
         fd = openat2.open_in_root(self.root_fd, self.path_in_root(mapping), os.O_PATH)
-        try:
+        with closing_on_error(fd):
             identity = statx.identity(fd)
             same = (os.makedev(*mapping.dev), mapping.inode) == (identity.dev, identity.ino)
             if not same and not self._proven(fd, mapping):
                 raise OSError(
                     errno.EPERM, "its name leads to another file; needs CAP_CHECKPOINT_RESTORE"
                 )
-        except BaseException:
-            os.close(fd)
-            raise
         return fd, identity
 
     def _proven(self, path_fd: int, mapping: Mapping) -> bool:

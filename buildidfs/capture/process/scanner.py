@@ -40,7 +40,7 @@ from buildidfs.formats import proc_text
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -309,11 +309,8 @@ class _Scan:
                 if process.pins_unasked:
                     raise
             else:
-                try:
+                with closing_on_error(path_fd):
                     return path_fd, self._helper.look(mapping.dev, path_fd)
-                except BaseException:
-                    os.close(path_fd)
-                    raise
 
         def pin_and_read() -> tuple[int, FileIdentity]:
             return process.pin_and_read(mapping)
@@ -355,11 +352,8 @@ class _Scan:
             sighting = self._sighting(process, path, identity, trust)
         else:
             fd = openat2.reopen_regular(path_fd)
-        try:
+        with closing_on_error(fd):
             described = elf_file.describe(fd)
-        except BaseException:
-            os.close(fd)
-            raise
         yield PinnedFile(self._reached(sighting, process, path_fd), fd, is_copy=is_copy)
         if isinstance(described, ElfFile):
             yield from self._debug_files(process, path, described, trust)

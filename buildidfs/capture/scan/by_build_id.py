@@ -36,7 +36,7 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import BuildId, Sighting
 
 if TYPE_CHECKING:
@@ -281,11 +281,8 @@ def _open(
         if (os.major(identity.dev), os.minor(identity.dev)) in own_mounts:
             return None
         fd = openat2.reopen_regular(path_fd)
-    try:
+    with closing_on_error(fd):
         answer = files.identify(fd)
-    except BaseException:
-        os.close(fd)
-        raise
     if isinstance(answer, BuildId) and answer in wanted:
         return fd, answer, identity
     os.close(fd)

@@ -29,7 +29,7 @@ from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.header import gnu_build_id
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import machine, namespaces, openat2, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import (
     EVERYBODY,
     Absence,
@@ -217,14 +217,10 @@ def running_build_id(root: bytes = b"") -> BuildId:
 
 def _open_if_shown(path: bytes) -> int:
     """Open kallsyms if it shows addresses; without permission it shows zeros."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing_on_error(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         text = os.pread(fd, _HEAD, 0)
         if not any(line.split(b" ", 1)[0].strip(b"0") for line in text.splitlines()):
             raise PermissionError(errno.EPERM, "shows no addresses; needs CAP_SYSLOG")
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

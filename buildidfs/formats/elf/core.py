@@ -411,7 +411,6 @@ class _Notes:
         return 28 if len(self.notes.get(_NT_PRPSINFO, b"")) <= 124 else 32
 
     def name(self) -> bytes:
-        """Return the name of the process."""
         at = self._name_at()
         return self.notes.get(_NT_PRPSINFO, b"")[at : at + 16].partition(b"\0")[0]
 
@@ -421,7 +420,6 @@ class _Notes:
         return self.notes.get(_NT_PRPSINFO, b"")[at : at + 80].partition(b"\0")[0].rstrip()
 
     def auxiliary(self) -> dict[int, int]:
-        """Return the auxiliary vector."""
         pair = struct.Struct(self._order + self._word * 2)
         desc = self.notes.get(_NT_AUXV, b"")
         return dict(pair.iter_unpack(desc[: len(desc) - len(desc) % pair.size]))

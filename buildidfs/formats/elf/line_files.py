@@ -113,7 +113,6 @@ class _Tables:
         self._text_left = 8 * self._lines.size + _BYTES_MAX
 
     def files(self) -> Iterator[LineFile]:
-        """Yield the files of all units."""
         at = 0
         for _ in range(_UNITS_MAX):
             cursor = Cursor(self._lines.read(at, 12), self._little)

@@ -327,7 +327,6 @@ class Events:
         self._layout = _Layout(order)
 
     def read(self, raw: Raw) -> Event | None:
-        """Decode a record."""
         kind = raw.kind
         if kind in (MMAP, MMAP2):
             return self.mapped(raw)
