@@ -2,8 +2,8 @@
 """Every binary a host ever ran, readable by build ID, after the container is gone.
 
 The public API is `Store`, `BuildId`, `Kind` and `Artifact`, described in docs/python.md, and the
-exceptions of `buildidfs.errors`. All else is private and may change with each version. Each name is
-imported when it is used first, so that ``import buildidfs`` costs nothing.
+exceptions of `buildidfs.errors`. All other names are private and may change with each version. Each
+name is imported on its first use, so ``import buildidfs`` costs nothing.
 """
 
 __version__ = "0.2.0"
@@ -13,7 +13,7 @@ _MODULES = {"Artifact": "model", "BuildId": "model", "Kind": "model", "Store": "
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is used first."""
+    """Import a public name on its first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

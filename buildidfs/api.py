@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public Python API, see docs/python.md: a store as build IDs, artifacts and their bytes.
 
-`buildidfs.Store` is this class. It hides ordinals, digests and transactions, which may change with
-each version; the signatures here do not.
+`buildidfs.Store` is the class `Store` of this module. It hides ordinals, digests and transactions,
+which may change with each version; the signatures here do not change.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Store:
         return self._store.match(text)
 
     def artifacts(self, build_id: BuildId) -> dict[Kind, Artifact]:
-        """Return what the store serves for a build ID; empty if it holds nothing."""
+        """Return the served artifacts of a build ID by kind; empty if the store has none."""
         ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
             return {}
@@ -93,15 +93,15 @@ class Store:
         return self._store.open_blob(artifact.digest)
 
     def read(self, artifact: Artifact) -> bytes:
-        """Return all bytes of an artifact. Raises what `open_blob` does."""
+        """Return all bytes of an artifact. Raises the errors of `open_blob`."""
         with self.open_blob(artifact) as blob:
             return blob.pread(blob.size, 0)
 
     def add(self, path: Path, *, build_id: BuildId | None = None) -> Summary:
         """Capture a file and the debug files that belong to it.
 
-        ``build_id`` is for a file that carries none. Raises `UsageError` if the store was opened
-        for reading, `StoreFull`, `StoreError`.
+        ``build_id`` is for a file without one. Raises `UsageError` if the store was opened for
+        reading, `StoreFull`, `StoreError`.
         """
         from buildidfs.app import capture
 
@@ -112,8 +112,8 @@ class Store:
         """Capture open files, each with the path to record it under.
 
         Takes the files one by one and does not close them; each needs a descriptor (`fileno`). Only
-        root may see the recorded paths in a mount, because the caller does not say who may reach
-        them. Raises what `add` does.
+        root may see the recorded paths in a mount, because it is unknown which users may reach
+        them. Raises the errors of `add`.
         """
         from buildidfs.ingest import Ingest
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of the program and the file they come from (buildidfs.toml(5)).
+"""The settings of the program and their file (buildidfs.toml(5)).
 
 This module knows the values and their defaults. It reads no environment and no command line:
-``cli`` hands over paths and overrides. Unknown keys are refused, because a misspelt key that is
-silently ignored is a setting that an operator believes in.
+``cli`` passes paths and overrides. Unknown keys are refused, because an operator would believe that
+a misspelt key has an effect.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Namespace = Literal["net", "uts", "ipc", "pid", "user", "mnt", "cgroup"]
 
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[store]``: where captured bytes are kept. An empty path means the default place."""
+    """``[store]``: the directory for captured bytes. An empty path means the default directory."""
 
     path: str = ""
 
 
 class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[container]``: a process is in a container when every namespace named is not init's."""
+    """``[container]``: a process is in a container if all these namespaces differ from init's."""
 
     namespaces: tuple[Namespace, ...] = ("mnt",)
 
@@ -40,8 +40,8 @@ class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[mount]``: options that ``buildidfs mount`` adds to those of its command line.
 
-    ``list_all`` lists for everybody what they may not read, too. ``fetch`` has missing debuginfo
-    fetched from the servers of ``[upstream]`` when it is opened.
+    ``list_all`` also lists files for users who may not read them. With ``fetch``, missing debuginfo
+    is fetched from the servers of ``[upstream]`` when it is opened.
     """
 
     options: tuple[str, ...] = ()
@@ -61,9 +61,8 @@ class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[watch]``: defaults of the options of ``buildidfs watch``.
 
-    ``metrics`` is an address or a FILE.prom, empty for none.
-    A file that is not copied yet is kept open for ``pin_seconds``, and all of them together may
-    have ``pin_bytes``.
+    ``metrics`` is an address or a FILE.prom, empty for none. A file that is not copied yet is kept
+    open for ``pin_seconds``, and all of these files together may have ``pin_bytes``.
     """
 
     pin_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30
@@ -73,10 +72,10 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
 
 class RetentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[retention]``: what a store may take, as sizes (`limit`) and ages (`seconds`).
+    """``[retention]``: limits of a store, as sizes (`limit`) and ages (`seconds`).
 
-    None is no limit, but for ``keep_free``, whose default depends on the filesystem. What was not
-    used for ``compress_after`` is compressed; None is never.
+    None is no limit, except for ``keep_free``, whose default depends on the filesystem. Blobs
+    unused for ``compress_after`` are compressed; None is never.
     """
 
     max_size: int | str | None = None
@@ -93,8 +92,8 @@ class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
 
 class TrustRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of ``[[trust.rules]]``: how far files are believed that were seen at such a path, in such
-    a container. Both are globs; None is any, and "" as a container is none.
+    """One of ``[[trust.rules]]``: the trust in files that were seen at such a path in such a
+    container. Both are globs; None matches any, and "" as a container means none.
     """
 
     level: Literal["unknown", "container", "package", "host"]
@@ -103,13 +102,13 @@ class TrustRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrustSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[trust]``: of the rules the first that fits decides; without one, where it was seen."""
+    """``[trust]``: the first rule that fits decides; without one, the place of the file decides."""
 
     rules: tuple[TrustRule, ...] = ()
 
 
 class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[up]``: what ``buildidfs up`` runs; an empty mount point means /buildid."""
+    """``[up]``: the programs of ``buildidfs up``; an empty mount point means /buildid."""
 
     mountpoint: str = ""
 
@@ -117,10 +116,10 @@ class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[serve]``: defaults of the options of ``buildidfs serve``; with ``listen`` ``up`` runs it.
 
-    A client may have ``rate`` requests answered a second, 0 is no limit, and has ``timeout``
-    seconds to send a request and to take a part of the answer. ``fetch`` asks the servers of
-    ``[upstream]``, if there are any, for what is not there. With ``drop`` the page takes profiles
-    and core files. With ``home_redirect`` a browser that asks for ``/`` is sent there.
+    ``rate`` is the number of requests per second of one client, 0 for no limit. A client has
+    ``timeout`` seconds to send a request and to take a part of the answer. ``fetch`` gets missing
+    files from the servers of ``[upstream]``. With ``drop`` the page takes profiles and core files.
+    ``home_redirect`` is the target for a browser that requests ``/``.
     """
 
     listen: str = ""
@@ -137,8 +136,8 @@ TierTrust = Literal["unknown", "container", "package"]
 
 
 class RemoteTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of ``[[remote.tiers]]``: a bucket that is read before ``[remote] url``, and how far its
-    files are believed at most.
+    """One of ``[[remote.tiers]]``: a bucket that is read before ``[remote] url``, and the highest
+    trust that its files get.
     """
 
     url: str
@@ -148,12 +147,12 @@ class RemoteTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RemoteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[remote]``: the bucket that the hosts of a fleet push to.
 
-    Files that not everybody could read go to the bucket ``private``, or nowhere. ``rate`` is in
-    bytes a second, 0 is no limit. With ``push``, ``up`` pushes what is captured. Objects that are
-    older than half of ``keep`` are touched as long as this host has the file; None is never.
+    Files that not all users could read go to the bucket ``private``, or nowhere. ``rate`` is in
+    bytes per second, 0 for no limit. With ``push``, ``up`` pushes captured files. Objects older
+    than half of ``keep`` are touched as long as this host has the file; None is never.
 
-    With ``read``, mounts and servers read what the store lacks from ``tiers`` and from ``url``,
-    whose files are believed as far as ``trust`` at most. They ask for a newer filter every
+    With ``read``, mounts and servers read files that the store lacks from ``tiers`` and from
+    ``url``, whose files get the trust ``trust`` at most. They ask for a newer filter every
     ``refresh``.
     """
 
@@ -169,11 +168,11 @@ class RemoteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[upstream]``: servers to fetch from what the store lacks, in the order to ask them.
+    """``[upstream]``: servers for files that the store lacks, in the order in which they are asked.
 
-    A server has ``timeout`` seconds to answer; without a value, those of DEBUGINFOD_TIMEOUT, or 10.
-    Opens of a mount and requests wait ``wait`` seconds. ``remember_absent`` is how long a file is
-    not asked for again that no server has. ``offline`` leaves all servers behind a network out.
+    A server has ``timeout`` seconds to answer; the default is DEBUGINFOD_TIMEOUT, or 10. Opens of a
+    mount and requests wait ``wait`` seconds. A file that no server has is not requested again for
+    ``remember_absent``. ``offline`` skips all servers that need a network.
     """
 
     urls: tuple[str, ...] = ()
@@ -203,9 +202,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def size(value: int | str) -> int:
-    """Bytes from a number, or from text such as ``512MiB``, ``2G``, ``1.5 GB``.
+    """Return bytes from a number, or from text such as ``512MiB``, ``2G``, ``1.5 GB``.
 
-    K, M, G and T are powers of 1024 with or without "iB", of 1000 with "B". Raises `UsageError`.
+    K, M, G and T are powers of 1024 with or without "iB", and powers of 1000 with "B". Raises
+    `UsageError`.
     """
     if isinstance(value, int):
         return value
@@ -221,14 +221,14 @@ def size(value: int | str) -> int:
 
 
 class Limit(NamedTuple):
-    """A size in bytes, or (``share``) as a part of the filesystem; one of them is 0."""
+    """A size in bytes, or a ``share`` of the filesystem; one of them is 0."""
 
     bytes: int
     share: float = 0.0
 
 
 def limit(value: int | str) -> Limit:
-    """A size as `size` takes it, or a share of the filesystem such as ``80%``.
+    """Return a size as in `size`, or a share of the filesystem such as ``80%``.
 
     Raises `UsageError`.
     """
@@ -247,7 +247,7 @@ def limit(value: int | str) -> Limit:
 
 
 def seconds(value: int | str) -> int:
-    """Seconds from a number, or from text such as ``30d``, ``12h``, ``90m``, ``2w``.
+    """Return seconds from a number, or from text such as ``30d``, ``12h``, ``90m``, ``2w``.
 
     Raises `UsageError`.
     """
@@ -259,9 +259,9 @@ def seconds(value: int | str) -> int:
 
 
 def parse(text: str, name: str) -> Settings:
-    """Settings from the text of a configuration file; ``name`` is for messages.
+    """Return the settings in the text of a configuration file; ``name`` is for messages.
 
-    Raises `UsageError` naming the file and the key at fault.
+    Raises `UsageError` with the file and the wrong key.
     """
     given = _tables(text, name)
     for complaint in _unknown_keys(given, Settings):
@@ -303,11 +303,11 @@ def parse(text: str, name: str) -> Settings:
 
 def _tables(text: str, name: str) -> dict[str, Any]:
     """Return the tables of a TOML document. Raises `UsageError`."""
-    import tomllib  # not before there is a file
+    import tomllib  # imported only if there is a file
 
     try:
         return tomllib.loads(text)
-    except ValueError as error:  # also of a number with thousands of digits
+    except ValueError as error:  # also for a number with thousands of digits
         raise UsageError(f"{name}: not valid TOML: {error}") from error
     except RecursionError:
         raise UsageError(f"{name}: not valid TOML: nested too deeply") from None
@@ -340,11 +340,11 @@ _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "trust.rules": TrustRule,
     "remote.tiers": RemoteTier,
 }
-"""The keys whose value is a list of tables."""
+"""The keys whose values are lists of tables."""
 
 
 def _unknown_keys(given: dict[str, Any], kind: type[msgspec.Struct], at: str = "") -> Iterator[str]:
-    """Yield a complaint about each key that does not exist."""
+    """Yield a complaint about each unknown key."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in given.items():
         what = fields.get(key)
@@ -360,7 +360,7 @@ def _unknown_keys(given: dict[str, Any], kind: type[msgspec.Struct], at: str = "
 
 
 def _complaint(key: str, value: object, fields: Collection[str], at: str) -> str:
-    """Return the words for a key that does not exist, with the one that may be meant."""
+    """Return the complaint about an unknown key, with the most similar known one."""
     from difflib import get_close_matches
 
     shown = key[:40] if key.isprintable() else repr(key[:40])
@@ -388,7 +388,7 @@ _KINDS: Final = {
 
 
 def _in_words(message: str) -> str:
-    """Return an error of msgspec in the words of TOML."""
+    """Return an error of msgspec in terms of TOML."""
     said, _, place = message.partition(" - at `$.")
     key = place.removesuffix("`")
     if found := _EXPECTED.fullmatch(said):
@@ -418,7 +418,7 @@ def _literals(what: Any) -> str:
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
-    """Settings from a file; raises `UsageError` when it cannot be read or makes no sense."""
+    """Return the settings in a file; raises `UsageError` if it cannot be read or is invalid."""
     return parse(_read(path), os.fspath(path))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error a caller may see, and the exit code that goes with it.
+"""All errors that a caller may see, with their exit codes.
 
     BuildIdFsError                  1   a fault of the program itself
     ├── UsageError                  2   the request makes no sense as given
@@ -24,14 +24,14 @@
     ├── UpstreamError              50   no server could be asked for what the store lacks
     └── CapabilityError            60   a privilege is missing; the message says which
 
-``status`` answers with 4 (`DEGRADED`) and 5 (`LOSING`), too, which are no errors.
+``status`` also exits with 4 (`DEGRADED`) and 5 (`LOSING`), which are not errors.
 
 A process ended by signal N exits with 128+N; `Interrupted` is outside of the tree. Codes are part
-of the interface: scripts rely on them, so a class may be added but a number is never given another
-meaning. The mapping to exit codes happens once, in ``cli/main``; to errno once, in
+of the interface, because scripts rely on them: a class may be added, but a number never gets
+another meaning. The mapping to exit codes happens once, in ``cli/main``; to errno once, in
 ``mount/operations``.
 
-That a file is not ELF or carries no build ID is an answer (`model.Absence`), not an error.
+If a file is not ELF or has no build ID, that is an answer (`model.Absence`), not an error.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEGRADED: Final = 4
-"""An answer of ``status``: what runs works, but may miss some of what starts."""
+"""An exit code of ``status``: the programs run, but may miss some captures."""
 LOSING: Final = 5
-"""An answer of ``status``: what runs has just lost files."""
+"""An exit code of ``status``: the programs run, and have just lost files."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging for people and for journald: one line a message, on standard error.
+"""Logging for people and for journald: one line per message, on standard error.
 
-Modules log through ``logging.getLogger(__name__)`` and never configure anything; `setup` is
-called once by the command line.
+Modules log through ``logging.getLogger(__name__)`` and never configure logging; the command line
+calls `setup` once.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class _Formatter(logging.Formatter):
 def setup(verbosity: int, *, journald: bool = False) -> None:
     """Send log lines to standard error.
 
-    ``verbosity`` counts -v minus -q: 0 shows warnings, 1 what is being done, 2 everything, below
-    0 errors only. ``journald`` prefixes each line with its priority (sd-daemon(3)).
+    ``verbosity`` is the number of -v minus that of -q: 0 shows warnings, 1 also the steps of the
+    work, 2 everything, below 0 errors only. ``journald`` prefixes each line with its priority
+    (sd-daemon(3)).
     """
     level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(
         max(verbosity, -1), logging.DEBUG

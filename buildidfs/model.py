@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values everything else speaks of. Frozen, typed, no I/O.
+"""The values that all other modules use. Frozen, typed, no I/O.
 
-Words are used as the field uses them: a *build ID* names what the linker produced, a *digest*
-names bytes, and one build ID may have several *variants* (stripped, unstripped, re-signed,
-hostile). An *origin* says where bytes were seen; a *sighting* is the claim that a file was there;
-a *pinned file* (capture/base.py) is a sighting plus an open descriptor.
+Terms have their usual meaning: a *build ID* names the output of the linker, a *digest* names bytes,
+and one build ID may have several *variants* (stripped, unstripped, re-signed, hostile). An *origin*
+is the place at which bytes were seen; a *sighting* is the claim that a file was there; a *pinned
+file* (capture/base.py) is a sighting plus an open descriptor.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import msgspec
 from buildidfs.errors import InvalidBuildId
 
 try:
-    # hashlib exports the same, but loads OpenSSL: a tenth of the time of a short command.
+    # hashlib has the same, but imports OpenSSL: a tenth of the time of a short command.
     from _blake2 import blake2b as _blake2b
 except ImportError:
     from hashlib import blake2b as _blake2b
 
 
 def fingerprint(data: bytes, size: int = 16) -> bytes:
-    """Return the BLAKE2b hash of ``data`` in ``size`` bytes. On disk, as part of keys."""
+    """Return the BLAKE2b hash of ``data`` in ``size`` bytes. Keys on disk contain it."""
     return _blake2b(data, digest_size=size).digest()
 
 
 class BuildId(bytes):
     """The bytes of an NT_GNU_BUILD_ID note: 2 to 120 of them, 20 for most linkers.
 
-    Raises `InvalidBuildId` for any other length. 120 is the most for which
-    ``<hex>.debug`` still fits a directory entry (NAME_MAX 255). ``str()`` gives lower-case hex,
-    the spelling used at every border of the program.
+    Raises `InvalidBuildId` for any other length. 120 is the most for which ``<hex>.debug`` still
+    fits a directory entry (NAME_MAX 255). ``str()`` returns lower-case hex, the spelling in all
+    input and output of the program.
     """
 
     __slots__ = ()
@@ -69,32 +69,32 @@ class BuildId(bytes):
 class AdoptedId(BuildId):
     """The ID of a program that has no build ID of its own: its htlhash (`formats.elf.identity`).
 
-    Equal to a `BuildId` with the same bytes; the type only tells where it comes from.
+    It equals a `BuildId` with the same bytes; the type only marks its source.
     """
 
     __slots__ = ()
 
 
 _SHARED_IDS: Final = frozenset(
-    # Go 1.24 makes this of the Go build ID "redacted", which Bazel gives to all programs.
+    # Go 1.24 derives this from the Go build ID "redacted", which Bazel gives to all programs.
     (bytes.fromhex("498919aff001d8366249403a2544fba2d833084f"),)
 )
 
 
 def is_shared(build_id: bytes) -> bool:
-    """Return True for a build ID that is known to be that of unrelated programs."""
+    """Return True for a build ID that unrelated programs are known to have."""
     return build_id in _SHARED_IDS or not build_id.strip(b"\0")
 
 
 class AliasType(enum.IntEnum):
-    """The kind of an alias. On disk."""
+    """The kind of an alias. Values are part of the on-disk format."""
 
     HTL = 1
     GO = 2
     CODE = 3
     CRC32 = 4
     LINK = 5
-    """CRC-32 and name of the debug file that the file asks for; not a name of the file."""
+    """CRC-32 and name of the debug file to which the file refers; not a name of the file itself."""
 
 
 class Alias(NamedTuple):
@@ -122,10 +122,10 @@ class Digest(bytes):
 
 
 class Kind(enum.IntEnum):
-    """The kind of file that an artifact is to its readers.
+    """The kind of file that an artifact is for its readers.
 
     The values are part of the on-disk format. ``VDSO`` and ``KALLSYMS`` exist because perf looks
-    for them under names of their own; everything else is one of the first two.
+    them up under names of their own; every other file is one of the first two.
     """
 
     EXECUTABLE = 1
@@ -137,8 +137,8 @@ class Kind(enum.IntEnum):
 class Quality(enum.IntEnum):
     """The amount of debug information in a file; more is better. On disk as `stored`.
 
-    ``GOPCLNTAB`` is a debug file that was made of the table of a Go program: functions, files and
-    lines, but no types.
+    ``GOPCLNTAB`` is a debug file made from the table of a Go program: functions, files and lines,
+    but no types.
     """
 
     NONE = 0
@@ -149,7 +149,7 @@ class Quality(enum.IntEnum):
 
     @property
     def stored(self) -> int:
-        """The number on disk and in bundles."""
+        """Return the number on disk and in bundles."""
         return QUALITIES.index(self)
 
 
@@ -160,13 +160,13 @@ QUALITIES: Final = (
     Quality.DEBUGINFO,
     Quality.GOPCLNTAB,
 )
-"""The qualities by their number on disk, which is the order in which they were added."""
+"""The qualities by their number on disk, in the order in which they were added."""
 
 
 class Trust(enum.IntEnum):
     """The trust in the place at which a file was seen; more is better. On disk.
 
-    ``HOST`` is the host's own mount namespace and a file that only root can have written.
+    ``HOST`` means the host's own mount namespace, and a file that only root can have written.
     """
 
     UNKNOWN = 0
@@ -178,13 +178,13 @@ class Trust(enum.IntEnum):
 class Standing(enum.IntEnum):
     """The rank of a place among those with the same `Trust`; more is better. On disk as `stored`.
 
-    It tells files of root's apart by where they lie, since the root of a container without a user
-    namespace writes files of root's into every volume that it has: ``SYSTEM`` is a directory that
-    package managers keep (/usr, /lib, ...), ``INSTALLED`` one for what is installed besides
-    (/usr/local, /opt). ``GIVEN`` is what the operator handed over: a package, a directory, a rule.
-    ``ELSEWHERE`` is any other place that a file was only seen at. ``IMAGE`` is a container image,
-    which counts as a package, but was not made for this host. So does ``UPSTREAM``, a server that
-    the operator named, and that may be any host on the way to it.
+    It distinguishes files of root by their directories, because root of a container without a user
+    namespace writes files of root into every volume of the container. ``SYSTEM`` is a directory of
+    package managers (/usr, /lib, ...), ``INSTALLED`` one for other installed software (/usr/local,
+    /opt). ``GIVEN`` is for input of the operator: a package, a directory, a rule. ``ELSEWHERE`` is
+    any other place. ``IMAGE`` is a container image, which has the trust of a package, but was not
+    made for this host. ``UPSTREAM`` is a server that the operator named, with the trust of a
+    package, too; any host on the way to it could take its place.
     """
 
     IMAGE = 0
@@ -196,12 +196,12 @@ class Standing(enum.IntEnum):
 
     @property
     def stored(self) -> int:
-        """The number on disk."""
+        """Return the number on disk."""
         return STANDINGS.index(self)
 
     @classmethod
     def of_stored(cls, number: int) -> Standing:
-        """The standing with that number on disk. Raises ValueError if there is none."""
+        """Return the standing with that number on disk. Raises ValueError if there is none."""
         if not 0 <= number < len(STANDINGS):
             raise ValueError(f"no standing has the number {number}")
         return STANDINGS[number]
@@ -215,11 +215,11 @@ STANDINGS: Final = (
     Standing.SYSTEM,
     Standing.UPSTREAM,
 )
-"""The standings by their number on disk, which is the order in which they were added."""
+"""The standings by their number on disk, in the order in which they were added."""
 
 
 class Absence(enum.StrEnum):
-    """The reason why a file has no build ID: counted and reported, but not an error."""
+    """The reason why a file has no build ID: it is counted and reported, but not an error."""
 
     EMPTY = "empty file"
     NOT_ELF = "not an ELF file"
@@ -232,8 +232,8 @@ class Absence(enum.StrEnum):
 class NamespaceSet(msgspec.Struct, frozen=True, array_like=True):
     """Inode numbers of the seven namespaces of a process, in the order of PERF_RECORD_NAMESPACES.
 
-    0 is "not known". The numbers are reused by the kernel as soon as a namespace is gone: they
-    tell containers apart only at one moment (`Origin.mnt_ns_id` is never reused).
+    0 means unknown. The kernel reuses the numbers as soon as a namespace is gone, so they
+    distinguish containers only at one moment (`Origin.mnt_ns_id` is never reused).
     """
 
     net: int = 0
@@ -248,12 +248,12 @@ class NamespaceSet(msgspec.Struct, frozen=True, array_like=True):
 class FileIdentity(msgspec.Struct, frozen=True):
     """The result of stat(2) and statx(2) for an open file, by which it is recognised later.
 
-    ``scope`` makes (dev, ino) unambiguous. Device numbers of tmpfs, overlayfs and loop devices
-    are handed out again at once, and filesystem images with fixed times look alike, so there it
-    is the kernel's unique mount ID together with the boot ID; for other files on block devices it
-    is empty and ``dev`` decides. ``None`` says that nothing unambiguous is to be had (before
-    Linux 6.8), and the file has to be read.
-    Times are in nanoseconds, ``mode`` is st_mode with the type bits.
+    ``scope`` makes (dev, ino) unambiguous. Device numbers of tmpfs, overlayfs and loop devices are
+    reused at once, and filesystem images with fixed times look alike; for these ``scope`` is the
+    kernel's unique mount ID together with the boot ID. For other files on block devices it is
+    empty, because ``dev`` is enough. ``None`` means that nothing unambiguous is available (before
+    Linux 6.8), so the file has to be read. Times are in nanoseconds, ``mode`` is st_mode with the
+    type bits.
     """
 
     dev: int
@@ -284,19 +284,18 @@ EVERYBODY: Final = OWNER | GROUP | OTHERS
 
 
 class Access(msgspec.Struct, frozen=True):
-    """The permission bits of a file, as far as it can be reached with them, and its owners."""
+    """The permission bits that apply to a file where it is reachable, and its owner and group."""
 
     mode: int = 0o444
     uid: int = 0
     gid: int = 0
 
     def within(self, identity: FileIdentity, reach: int) -> tuple[FileIdentity, int]:
-        """Return the identity and reach of a member of this archive, from those that the archive
-        has.
+        """Return the identity and reach of a member of this archive, from those in the archive.
 
-        If not all users may read the archive, a member that all could read is for those who may
-        read the archive. A member of one user stays that user's if the archive is that user's as
-        well.
+        If not all users may read the archive, a member that all could read is for the readers of
+        the archive only. A member of one user remains that user's if the archive also belongs to
+        that user.
         """
         if self.mode & 0o444 == 0o444:
             return identity, reach
@@ -315,20 +314,20 @@ PUBLIC_ACCESS: Final = Access()
 class Origin(msgspec.Struct, frozen=True):
     """The place at which a file was seen.
 
-    ``path`` is the path as its users saw it, in their root, raw bytes; for what has no path it is
-    the name perf uses (``[vdso]``, ``[kernel.kallsyms]``). ``container`` is a label for people,
-    derived from namespaces and cgroup, empty on the host; never a key. ``scanner`` names what
-    saw it (proc, tree, kernel). ``apart`` has bit 1<<i set when the i-th of `NamespaceSet` was
-    another one than the host's at that time, as far as both were known: with ``cgroup`` all that
-    is needed to ask later what another definition of a container says. ``cgroup_id`` is the number
-    of the control group in the unified hierarchy, 0 where it is not known: unlike the path it is
-    not used again until the next boot. ``reach`` says for the owner of the file (4), its group (2)
-    and all others (1) whether all of them could get at it along this path, see
-    `capture.origin.path_access`; 0 if only root could, or if reach was not determined, because the
-    store knows that place of the file. ``archive`` is the path on the host of the package file that
-    the file is in, if only root may write to it. ``signature`` is the IMA signature that a package
-    has for the bytes, which is not verified here. ``standing`` is not kept with the place: it
-    raises that of the bytes, as ``trust`` does.
+    ``path`` is the path as its users saw it, in their root, raw bytes; if there is no path, it is
+    the name that perf uses (``[vdso]``, ``[kernel.kallsyms]``). ``container`` is a label for
+    people, derived from namespaces and cgroup, empty on the host; never a key. ``scanner`` is the
+    name of the scanner (proc, tree, kernel). ``apart`` has bit 1<<i set if the i-th of
+    `NamespaceSet` differed from the host's at that time, as far as both were known; with
+    ``cgroup``, another definition of a container can be applied later. ``cgroup_id`` is the number
+    of the control group in the unified hierarchy, 0 if unknown; unlike the path, it is not reused
+    until the next boot. ``reach`` has a bit for each class, the owner of the file (4), its group
+    (2) and all others (1), that is set if all members could reach the file along this path, see
+    `capture.origin.path_access`. It is 0 if only root could, or if it was not determined because
+    the store knows that place of the file. ``archive`` is the path on the host of the package file
+    that the file is in, if only root may write to it. ``signature`` is the IMA signature that a
+    package has for the bytes, which is not verified here. ``standing`` is not kept with the place:
+    it raises that of the bytes, as ``trust`` does.
     """
 
     path: bytes
@@ -349,13 +348,14 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def is_public(self) -> bool:
-        """True if all users could read the file there, and so may know of the place."""
+        """Return True if all users could read the file there, and so may know of the place."""
         return self.reach == EVERYBODY and self.identity.mode & 0o444 == 0o444
 
     @property
     def shown_mode(self) -> int:
-        """Permission bits of an artifact that was seen there: each those of the original, as far as
-        it could be reached, without writing and without set-ID.
+        """Return the permission bits of an artifact that was seen there.
+
+        These are the bits of the original that the reach allows, without write and set-ID bits.
         """
         mode = self.identity.mode & 0o555
         for who, bits in ((OWNER, 0o700), (GROUP, 0o070), (OTHERS, 0o007)):
@@ -365,11 +365,11 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class ContainerNames(msgspec.Struct, frozen=True):
-    """The names that people have for a container, as its engine has noted them down.
+    """The names of a container, as recorded by its engine.
 
     ``name`` is that of the container, ``pod`` and ``namespace`` those of its pod in Kubernetes.
-    ``image`` has the name and the ID of its image, a line for each that is known. Each is empty
-    if it is not known, and fit to be shown on a terminal.
+    ``image`` has the name and the ID of its image, one line for each known one. Each is empty if
+    unknown, and has printable characters only.
     """
 
     name: str = ""
@@ -379,7 +379,7 @@ class ContainerNames(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """``NAMESPACE/POD/NAME``, as far as they are known; empty if no name is."""
+        """Return ``NAMESPACE/POD/NAME``, the known parts; empty if no name is known."""
         return "/".join(part for part in (self.namespace, self.pod, self.name) if part)
 
     def fits(self, text: str) -> bool:
@@ -407,8 +407,8 @@ class Sighting(msgspec.Struct, frozen=True):
 class JitProcess(msgspec.Struct, frozen=True):
     """A process with generated code, and the file in which it writes the names of that code.
 
-    ``origin`` is where that file is; ``pid`` is the number of the process here, ``ns_pid`` the
-    number that it has itself. ``start_ticks`` is when it began, in clock ticks since the boot with
+    ``origin`` is that file; ``pid`` is the process ID here, ``ns_pid`` the process ID in the
+    process's own namespace. ``start_ticks`` is its start time, in clock ticks since the boot with
     that ID (hexadecimal), and ``start_ns`` the same as Unix time. ``machine`` is the e_machine of
     its code.
     """
@@ -423,11 +423,11 @@ class JitProcess(msgspec.Struct, frozen=True):
     origin: Origin
 
     MOST_BYTES: ClassVar[int] = 32 << 20
-    """The bytes of names that are kept of a process."""
+    """The most bytes of names that are kept for a process."""
 
     @property
     def name(self) -> bytes:
-        """The name that mappings of its generated code get in a profile."""
+        """Return the name for mappings of its generated code in a profile."""
         return b"[jit:%d]" % self.pid
 
 
@@ -444,10 +444,10 @@ class Artifact(msgspec.Struct, frozen=True):
     ``variant`` counts the variants of this (build ID, kind) in order of arrival and is never
     reused, so (ordinal, kind, variant) names bytes for ever. ``scripts`` are the extents of
     ``.debug_gdb_scripts`` sections; unless ``trust`` is HOST every front door shows them as zeros.
-    ``mode`` holds permission bits only. ``segments`` stands for what the program headers of an ELF
-    file say is loaded where, 0 where there is none: an executable and its debuginfo share it.
-    ``truncated`` says that debuggers refuse the file, see `ElfFile`. ``adopted`` says that the
-    build ID is not in the file: it is the htlhash of its bytes.
+    ``mode`` holds permission bits only. ``segments`` is a hash of the loaded segments in the
+    program headers of an ELF file, 0 if there are none: an executable and its debuginfo share it.
+    ``truncated`` is True if debuggers refuse the file, see `ElfFile`. ``adopted`` is True if the
+    build ID is not in the file, but is the htlhash of its bytes.
     """
 
     ordinal: int
@@ -470,9 +470,10 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def made_of(self) -> str:
-        """The section of the executable that a debug file was made of; empty if it was not made.
+        """Return the section of the executable from which a debug file was made; empty if it was
+        not made.
 
-        Debug files that were captured have a symbol table at least.
+        A captured debug file has at least a symbol table.
         """
         return _MADE_OF.get(self.quality, "") if self.kind is Kind.DEBUGINFO else ""
 
@@ -481,11 +482,11 @@ _MADE_OF: Final = {Quality.DYNSYM: ".gnu_debugdata", Quality.GOPCLNTAB: ".gopcln
 
 
 class Mapping(msgspec.Struct, frozen=True):
-    """One mapping of a process's address space, as PROCMAP_QUERY or /proc/PID/maps tells it.
+    """One mapping of a process's address space, from PROCMAP_QUERY or /proc/PID/maps.
 
     Addresses and offset in bytes. ``dev`` is (major, minor) as the memory map shows it, which on
     overlayfs and btrfs is not the st_dev of stat(2): never compare the two. ``path`` is empty for
-    anonymous memory; ``deleted`` says that the kernel marked the name as unlinked.
+    anonymous memory; ``deleted`` is True if the kernel marked the name as unlinked.
     """
 
     start: int

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of artifacts and build IDs for every client. No other module defines them.
 
-One artifact has many names, because each family of tools grew its own: debuginfod says
-``executable`` and ``debuginfo``, perf says ``elf`` and ``debug``, gdb and everything that follows
-it split the build ID into ``.build-id/ab/cdef…`` with ``.debug`` behind it. The only spelling of a
-build ID is lower-case hex: a second one would be a second name for the same directory, which no
-client needs and every listing would have to explain.
+One artifact has many names, because each family of tools has its own: debuginfod uses
+``executable`` and ``debuginfo``, perf uses ``elf`` and ``debug``, gdb and compatible tools split
+the build ID into ``.build-id/ab/cdef…`` and append ``.debug``. The only spelling of a build ID is
+lower-case hex: a second one would be another name for the same directory, which no client needs.
 
-Names are bytes, as in the directories they end up in.
+Names are bytes, like directory entries.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ PERF_KIND_OF: dict[bytes, Kind] = {
 SPELLINGS: dict[Kind, tuple[bytes, ...]] = {
     kind: tuple(name for name, other in KIND_OF.items() if other is kind) for kind in Kind
 }
-"""The other way round; the first is the one perf uses and people type."""
+"""The inverse of `KIND_OF`; the first spelling is the one that perf uses and people type."""
 
 PATH = b"path"
-"""The text file that says where an artifact was seen."""
+"""The text file with the places of an artifact."""
 
 VARIANTS = b"variants"
-"""The directory of everything that was ever seen with a build ID, by digest."""
+"""The directory of all files ever seen with a build ID, by digest."""
 
 SECTION = b"section"
 """The directory of the sections of a file, for debuginfod clients."""
@@ -56,16 +55,19 @@ DWP_SUFFIX = b".dwp"
 
 DEBUG_SUFFIX = b".debug"
 DWZ_MARK = b"/.dwz/"
-"""gdb and elfutils look for a dwz file below ``.dwz/`` with what follows this in its own path."""
+"""gdb and elfutils take the part of a dwz file's path after this mark, and look it up below
+``.dwz/``.
+"""
 
 MERGED = (b"lib", b"lib64", b"bin", b"sbin", b"lib32", b"libx32")
-"""Directories of the root that are links into /usr where distributions have merged the two."""
+"""Directories of the root that are links into /usr in distributions with a merged /usr."""
 
 
 def merged(path: bytes) -> list[bytes]:
-    """The other name of a path below /lib, /bin and their like, where these are links into /usr.
+    """Return the other name of a path below /lib, /bin and similar directories, if these are links
+    into /usr.
 
-    The dynamic loader, and so ldd(1), go by the one, the kernel by the other.
+    The dynamic loader, and so ldd(1), uses one name, the kernel the other.
     """
     is_in_usr = path.startswith(b"/usr/")
     first = path.removeprefix(b"/usr").split(b"/", 2)[1:2]
@@ -79,24 +81,24 @@ MAX_NAME = 255
 
 
 def spell(build_id: bytes) -> bytes:
-    """A build ID as a directory entry."""
+    """Return a build ID as a directory entry."""
     return hexlify(build_id)
 
 
 def parse(name: bytes) -> BuildId | None:
-    """The build ID that a directory entry spells; None if it is anything but lower-case hex."""
+    """Return the build ID in a directory entry; None if it is anything but lower-case hex."""
     try:
         raw = unhexlify(name)
     except ValueError:
         return None
-    # unhexlify takes either case: only what spells back to itself is the name
+    # unhexlify accepts either case, so the result must spell the same name
     if hexlify(raw) != name or not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
         return None
     return bytes.__new__(BuildId, raw)
 
 
 def bucket(name: bytes) -> int | None:
-    """The first byte of the build IDs below ``.build-id/<name>``; None if there are none."""
+    """Return the first byte of the build IDs below ``.build-id/<name>``; None if there are none."""
     if len(name) != 2:
         return None
     try:
@@ -115,7 +117,7 @@ def parse_split(first: int, name: bytes) -> tuple[BuildId, bool] | None:
 
 
 def parse_digest(name: bytes) -> Digest | None:
-    """The digest that a directory entry spells; None if it is anything but lower-case hex."""
+    """Return the digest in a directory entry; None if it is anything but lower-case hex."""
     if len(name) != 64:
         return None
     try:
@@ -126,15 +128,18 @@ def parse_digest(name: bytes) -> Digest | None:
 
 
 def split(build_id: bytes) -> tuple[bytes, bytes]:
-    """Directory and entry of a build ID below ``.build-id/`` (for debuginfo add ``.debug``)."""
+    """Return directory and entry of a build ID below ``.build-id/`` (for debuginfo add
+    ``.debug``).
+    """
     text = hexlify(build_id)
     return text[:2], text[2:]
 
 
 def package_id(build_id: BuildId) -> BuildId | None:
-    """Return the build ID under which a store keeps the ``.dwp`` file of a binary: it has none.
+    """Return the build ID under which a store keeps the ``.dwp`` file of a binary, which has none
+    itself.
 
-    None where the binary's is too long for that.
+    Returns None if the binary's build ID is too long for that.
     """
     if len(build_id) + len(DWP_SUFFIX) > BuildId.MAX_BYTES:
         return None
@@ -142,7 +147,7 @@ def package_id(build_id: BuildId) -> BuildId | None:
 
 
 def package_owner(build_id: BuildId) -> BuildId | None:
-    """The inverse of `package_id`; None for what does not look like one."""
+    """The inverse of `package_id`; None for other IDs."""
     if not build_id.startswith(DWP_SUFFIX):
         return None
     owner = build_id[len(DWP_SUFFIX) :]
@@ -199,7 +204,9 @@ def sources_id(build_id: bytes) -> BuildId | None:
 
 
 def kept_for(build_id: BuildId) -> BuildId:
-    """The build ID whose package of split DWARF or sources are kept under one; else that itself."""
+    """Return the build ID whose package or sources are kept under ``build_id``; else ``build_id``
+    itself.
+    """
     owner = package_owner(build_id)
     if owner is None and is_of_sources(build_id):
         owner = BuildId(build_id[len(SOURCES_PREFIX) :])

@@ -73,7 +73,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
 
 
 def _shown_by(line: Line | None) -> Callable[[str, int, int], None]:
-    """Return a function that shows the steps of a check."""
+    """Return a function that shows the progress of the steps of a check."""
     from buildidfs.app import check as checking
 
     step = ""

@@ -39,7 +39,7 @@ _ANYWHERE: Final = (
 def exit_status(
     examples: Sequence[str], codes: Mapping[int, str], *, of_program: bool = False
 ) -> str:
-    """The end of a help text: examples, then what the exit codes mean."""
+    """Return the end of a help text: examples, then the meanings of the exit codes."""
     lines = ["\b", "EXAMPLES:", *(f"  {line}" for line in examples), ""]
     lines += ["\b", "EXIT STATUS:", "  0   all is well"]
     for code, meaning in codes.items():
@@ -53,13 +53,13 @@ def exit_status(
 def _folded(meaning: str) -> list[str]:
     if len(meaning) <= _MEANING:
         return [meaning]
-    import textwrap  # only few texts need it
+    import textwrap  # few texts need it
 
     return textwrap.wrap(meaning, _MEANING)
 
 
 class Session:
-    """One run of the command: global options, resolved when a command asks for them."""
+    """One run of the command: global options, evaluated when a command needs them."""
 
     def __init__(
         self, store: str | None, config: str | None, verbosity: int, hostname: str | None = None
@@ -73,7 +73,7 @@ class Session:
             self.start_logging()
 
     def override(self, name: str, value: str | int) -> None:
-        """Take a global option that stands behind the command."""
+        """Apply a global option that follows the command."""
         if name == "store":
             self._store = str(value)
         elif name == "config":
@@ -86,34 +86,34 @@ class Session:
 
     @property
     def is_quiet(self) -> bool:
-        """True if only errors are to be printed."""
+        """True if only errors are printed."""
         return self.verbosity < 0
 
     def say_why_empty(self, why: str) -> None:
-        """Say on standard error why an answer is empty; the exit status does not change by it."""
+        """Print on standard error why an answer is empty; the exit status does not change."""
         from buildidfs.cli.output import one_line
 
         if not self.is_quiet:
             terminal.complain(one_line(why))
 
     def progress(self, description: str, noun: str = "file") -> AbstractContextManager[Line | None]:
-        """Return a line of progress where one is wanted, see `progress.progress`.
+        """Return a line of progress if one is wanted, see `progress.progress`.
 
-        With -v log lines say more, and would go through it.
+        With -v there is none: log lines show more, and would mix with it.
         """
         from buildidfs.cli.progress import progress
 
         return progress(description, noun, quiet=self.verbosity != 0)
 
     def start_logging(self) -> None:
-        """Set up logging; commands that never log do not pay for importing it."""
+        """Set up logging; commands that never log do not import it."""
         from buildidfs import log
 
         log.setup(self.verbosity, journald="JOURNAL_STREAM" in os.environ)
 
     @property
     def settings(self) -> Settings:
-        """The settings of the configuration file, or the defaults where there is none."""
+        """Return the settings of the configuration file, or the defaults if there is none."""
         if self._settings is None:
             from buildidfs import config
 
@@ -127,12 +127,12 @@ class Session:
 
     @property
     def hostname(self) -> str | None:
-        """The value of --hostname, if it was given."""
+        """Return the value of --hostname, if it was given."""
         return self._hostname
 
     @property
     def config_path(self) -> str | None:
-        """The configuration file that is read; None if there is none."""
+        """Return the configuration file that is read; None if there is none."""
         if self._config is not None:
             return self._config
         candidates = ["/etc/buildidfs.toml"]
@@ -143,9 +143,9 @@ class Session:
 
     @property
     def store_path(self) -> str:
-        """The store's directory: --store, $BUILDIDFS_STORE, [store] path, or the default."""
+        """Return the store's directory: --store, $BUILDIDFS_STORE, [store] path, or the default."""
         if self._config is not None:
-            _ = self.settings  # to say what is wrong with it, even if its store is not wanted
+            _ = self.settings  # to report its errors even if its store is not used
         if self._store:
             return self._store
         if self.config_path is not None and self.settings.store.path:
@@ -156,7 +156,7 @@ class Session:
         return os.path.join(os.path.expanduser(base), "buildidfs")
 
     def as_given(self, command: str) -> str:
-        """Return a command line to be copied, for the store that was named with ``--store``."""
+        """Return a command line for copying, with ``--store`` if it was given."""
         if not self._store or self._store == os.environ.get("BUILDIDFS_STORE"):
             return command
         import shlex
@@ -174,14 +174,14 @@ class Session:
 
     @contextmanager
     def capturing(self, doing: str = "Capturing") -> Iterator[tuple[Store, Line | None]]:
-        """Open the store for captures, which is made if there is none, and show the progress."""
+        """Open the store for captures, create it if it is absent, and show the progress."""
         with self.open_store(create=True) as store, self.progress(doing) as show:
             yield store, show
 
     def open_store(self, *, create: bool = False) -> Store:
         """Open the store for reading and writing; on a read-only filesystem for reading.
 
-        ``create`` is for those who capture: from then on room is made for it, see ``[retention]``.
+        With ``create``, for captures, the store makes room from then on, see ``[retention]``.
         """
         from buildidfs.linux import machine
         from buildidfs.store import Store
@@ -196,10 +196,10 @@ class Session:
 
 
 class AnyPath(click.Path):
-    """A path, completed as such, that click does not look at.
+    """A path with completion, which click does not check.
 
-    click would ask the filesystem, which may not answer, and refuse what may not be read, which
-    is for the command to say.
+    click would access the filesystem, which may not answer, and refuse unreadable files, which the
+    command should report itself.
     """
 
     def convert(
@@ -212,15 +212,15 @@ class AnyPath(click.Path):
 
 
 class _OfStore(click.types.StringParamType):
-    """Something that is completed from the store, which is opened for reading only."""
+    """An argument that is completed from the store, which is opened for reading only."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return the first completions; none if there is no store that can be read.
 
-        A name that a shell would have to quote is left out: a container may have chosen it, and
-        not all shells quote completions.
+        A name that a shell would have to quote is left out, because a container may have chosen it,
+        and not all shells quote completions.
         """
         from itertools import islice
 
@@ -252,7 +252,7 @@ class SeenPath(_OfStore):
 
 
 class BuildIdArgument(_OfStore):
-    """A build ID, a prefix of one that no other in the store has, or a path that it was seen at."""
+    """A build ID, a unique prefix of one in the store, or a path at which it was seen."""
 
     name = "id"
 
@@ -268,10 +268,10 @@ class BuildIdArgument(_OfStore):
 
 
 def _seen_paths(store: Store, incomplete: bytes) -> Iterator[str]:
-    """Yield the files and directories that may be meant, a directory with a slash.
+    """Yield matching files and directories, a directory with a slash.
 
-    A directory that is the only choice is replaced by its content: shells put a blank behind a
-    word that has one completion.
+    A directory that is the only match is replaced by its content, because shells append a blank to
+    a unique completion.
     """
     from itertools import islice
 
@@ -290,7 +290,7 @@ def _seen_paths(store: Store, incomplete: bytes) -> Iterator[str]:
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """The names in a list with commas between them."""
+    """Return the names in a list separated by commas."""
     if value is None:
         return None
     from buildidfs.model import NamespaceSet
@@ -306,7 +306,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name behind the last comma."""
+    """Complete the name after the last comma."""
     from buildidfs.model import NamespaceSet
 
     before, comma, start = incomplete.rpartition(",")
@@ -326,7 +326,7 @@ namespaces_option = click.option(
 
 
 class ContainerArgument(_OfStore):
-    """A container: its label, the beginning of its ID, or a name that people have for it."""
+    """A container: its label, the beginning of its ID, or its name."""
 
     name = "container"
 
@@ -359,10 +359,10 @@ _EPOCH: Final = re.compile(r"@(\d{1,10})(?:\.(\d{1,9}))?")
 
 
 def point_in_time(text: str, now_ns: int) -> int:
-    """A point in time as a user says it, in nanoseconds of Unix time.
+    """Parse a point in time; return nanoseconds of Unix time.
 
-    So long ago (``90s``, ``10m``, ``2h``, ``3d``, ``1w``), a date with or without a time (ISO
-    8601; local unless it has an offset), or ``@`` and seconds of Unix time. Raises ValueError.
+    The text is an age (``90s``, ``10m``, ``2h``, ``3d``, ``1w``), a date with or without a time
+    (ISO 8601; local unless it has an offset), or ``@`` and seconds of Unix time. Raises ValueError.
     """
     if found := _AGO.fullmatch(text):
         return max(now_ns - int(found[1]) * _UNITS[found[2]] * _SECOND, 0)

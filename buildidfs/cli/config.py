@@ -29,7 +29,7 @@ _WITHOUT: Final = {
     "config": "no file",
     "upstream.timeout": "10s",
 }
-"""The meaning of an unset key without a value."""
+"""The meaning of an unset key."""
 _UNITS: Final[dict[str, Callable[[Any], str]]] = {
     "watch.pin-seconds": age,
     "watch.pin-bytes": size,
@@ -49,7 +49,7 @@ _UNITS: Final[dict[str, Callable[[Any], str]]] = {
     "upstream.max-size": size,
     "upstream.remember-absent": age,
 }
-"""How a person reads a number; a text stays as the file has it."""
+"""The form of a number for a person; a text stays as it is in the file."""
 
 
 _UPSTREAM: Final = {
@@ -57,7 +57,7 @@ _UPSTREAM: Final = {
     "upstream.timeout": "DEBUGINFOD_TIMEOUT",
     "upstream.headers-file": "DEBUGINFOD_HEADERS_FILE",
 }
-"""The variables that count for a setting: servers are added, else the file takes precedence."""
+"""The variables for a setting: their servers are added; for others the file takes precedence."""
 
 
 class _Value(NamedTuple):
@@ -155,7 +155,7 @@ def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
 
 
 def _with_environment(key: str, value: Any, source: str, text: str) -> tuple[Any, str]:
-    """Return a setting of ``[upstream]`` and its source, where a variable of debuginfod is set."""
+    """Return a setting of ``[upstream]`` and its source, if a variable of debuginfod is set."""
     variable = f"environment {_UPSTREAM[key]}"
     if key == "upstream.urls":
         return [*value, *text.split()], f"{source}, {variable}" if value else variable
@@ -170,7 +170,7 @@ def _with_environment(key: str, value: Any, source: str, text: str) -> tuple[Any
 
 
 def _of_option(ctx: click.Context, name: str) -> str:
-    """Return the source of a global option that was given, before or behind the command."""
+    """Return the source of a global option that was given, before or after the command."""
     from click.core import ParameterSource
 
     sources = {each.get_parameter_source(name) for each in (ctx, ctx.find_root())}

@@ -27,7 +27,7 @@ _HELD: Final = Cell(str, str, colour=lambda held: _COLOURS.get(held, "yellow"))
 
 
 def _held(row: Row) -> str:
-    """The best thing that the store has of it, in one word."""
+    """Return the best file that the store has of it, as one word."""
     if row.debuginfo:
         return "debuginfo"
     if row.symbols >= Quality.SYMTAB:
@@ -109,10 +109,10 @@ def show(
     fail_under: float | None = None,
     quiet: bool = False,
 ) -> int:
-    """Print what can be read and what not; the exit code.
+    """Print the rows that can be named and the others; return the exit code.
 
-    That is 30 if less than ``fail_under`` per cent have symbols, or there is nothing that could
-    have; 3 if not all of the input could be read, else 0.
+    It is 30 if less than ``fail_under`` per cent have symbols, or if there is nothing to name; 3 if
+    part of the input could not be read; else 0.
     """
     if layout.is_json:
         _json(coverage, names, layout)

@@ -75,7 +75,7 @@ def _general(finding: Finding) -> str:
 
 
 def _say_remedy(alike: list[Finding]) -> None:
-    """Print the remedy for the findings above it, which differs in their names at most."""
+    """Print the remedy for the findings above it, which differ at most in their names."""
     if alike and (remedy := alike[0].remedy):
         names = ", ".join(each.name for each in alike)
         text = remedy.replace(alike[0].name, names)
@@ -83,7 +83,7 @@ def _say_remedy(alike: list[Finding]) -> None:
 
 
 def _shown(findings: Iterator[Finding], failed: set[str], quiet: bool) -> Iterator[Finding]:
-    """Those to be shown; the areas in which something failed are added to ``failed``."""
+    """Yield the findings to be shown; add areas with a failure to ``failed``."""
     for finding in findings:
         if finding.state == "failed":
             failed.add(finding.area)

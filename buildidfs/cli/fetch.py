@@ -97,7 +97,7 @@ def fetch(
 
 
 def _report(session: Session, done: list[Fetched], *, json_: bool) -> int:
-    """Print what it came to; returns the exit status."""
+    """Print the results; return the exit status."""
     from buildidfs.upstream.fetcher import State
 
     counts = Counter(each.state for each in done)
@@ -132,7 +132,7 @@ def _report(session: Session, done: list[Fetched], *, json_: bool) -> int:
 
 
 def _complain(lacking: Sequence[Fetched]) -> None:
-    """Name the files that were not fetched, the first of them if there are many."""
+    """Name the files that were not fetched, up to a limit."""
     kinds: dict[tuple[BuildId, str], list[str]] = {}
     for each in lacking:
         kinds.setdefault((each.build_id, each.why), []).append(each.kind.name.lower())

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups of commands: loaded when called, listed by purpose, with global options anywhere.
 
-A command takes the global options behind its name, too, unless it has an option of the same
-spelling. For a mistyped command there is a suggestion, also for the names that other programs have
-for the same.
+A command also takes the global options after its name, unless it has an option of the same
+spelling. For a mistyped command there is a suggestion, also for names from other programs.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GLOBAL_OPTIONS: Final = (
     click.Option(["-v", "--verbose"], count=True, help="Log each step; -vv logs everything."),
     click.Option(["-q", "--quiet"], count=True, help="Show errors only."),
 )
-"""The options of the program, which stand before or behind the command."""
+"""The options of the program, before or after the command."""
 
 _KNOWN_ELSEWHERE: Final = {
     "cat": "get",
@@ -119,7 +118,7 @@ class LazyGroup(click.Group):
                     formatter.write_dl(rows)
 
     def _suggested(self, ctx: click.Context, name: str) -> str:
-        """Return the question for a command that may be meant, or nothing."""
+        """Return a question with the most similar command, or an empty text."""
         from difflib import get_close_matches
 
         spellings = dict(_spellings(self, ctx))
@@ -131,7 +130,7 @@ class LazyGroup(click.Group):
 
 
 def _spellings(group: click.Group, ctx: click.Context) -> Iterator[tuple[str, str]]:
-    """Yield what users may type for each command, and its name."""
+    """Yield the possible spellings of each command, and its name."""
     for name in group.list_commands(ctx):
         command = group.get_command(ctx, name)
         if isinstance(command, click.Group):
@@ -141,7 +140,7 @@ def _spellings(group: click.Group, ctx: click.Context) -> Iterator[tuple[str, st
 
 
 def _take_global_options(command: click.Command) -> None:
-    """Let a command take the global options that it has none of its own for."""
+    """Let a command take the global options that are not options of its own."""
     taken = {spelling for each in command.params for spelling in each.opts}
     for option in GLOBAL_OPTIONS:
         if taken.isdisjoint(option.opts):
@@ -152,11 +151,11 @@ def _take_global_options(command: click.Command) -> None:
 
 
 def _override(ctx: click.Context, param: click.Parameter, value: str | int | None) -> None:
-    """Take a global option that stands behind the command."""
+    """Apply a global option that follows the command."""
     if value is None or value == 0 or param.name is None:
         return
     root = ctx.find_root()
-    root.params[param.name] = value  # completion looks there
+    root.params[param.name] = value  # for completion
     if root.obj is not None:
         root.obj.override(param.name, value)
 

@@ -36,7 +36,7 @@ _MOST_LABELS = 5
 
 
 class _Line(NamedTuple):
-    """A row of the journal as a table shows it; several ``files`` lost for one reason share it."""
+    """A row of the journal in a table; several ``files`` lost for one reason share a row."""
 
     row: Row
     build_id: str | None
@@ -133,7 +133,7 @@ def _lines(
     names: tuple[str, ...] | None,
     labels: set[str],
 ) -> Iterator[_Line]:
-    """Yield the wanted rows; a few containers of the others are added to ``labels``."""
+    """Yield the wanted rows; add a few containers of other rows to ``labels``."""
     for row in rows:
         label = history.row_container(row, names)
         if not wanted(row):

@@ -31,7 +31,7 @@ class _Listed(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """The place of the executable, or else of the debug file."""
+        """Return the place of the executable, or else of the debug file."""
         return self.artifacts[0][1].origin
 
     @property
@@ -44,7 +44,7 @@ class _Listed(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of all artifacts, each file once."""
+        """Return the bytes of all artifacts, each file once."""
         return sum({artifact.digest: artifact.size for artifact, _ in self.artifacts}.values())
 
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def _package(row: Mapper) -> str | None:
-    """The package of a mapped file; of a deleted one that which is installed now."""
+    """Return the package of a mapped file; for a deleted file, of the file that is
+    installed now.
+    """
     if not row.package.name:
         return None
     now = "now " if row.deleted else ""
@@ -97,7 +99,7 @@ def which(
         if is_glob:
             places = history.at_paths(store, path, container)
         else:
-            # The name that ldd prints is a link, and the kernel tells what that leads to.
+            # The name that ldd prints is a link, and the kernel reports its target.
             here = [os.fsencode(os.path.realpath(path))] if container is None else []
             places = history.at_path(store, os.fsencode(path), container, others=here)
         recent = [place for place in places if place.last_seen_ns >= since]
@@ -222,7 +224,7 @@ def _mapper_fields(names: Names, mapper: Mapper) -> dict[str, object]:
 
 
 def _report_refused(refused: list[Unreadable]) -> int:
-    """Say what could not be looked at; the exit status."""
+    """Print the processes that could not be examined; return the exit status."""
     processes = [each for each in refused if each.path != b"/proc"]
     for each in refused:
         if each not in processes:

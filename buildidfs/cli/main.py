@@ -34,7 +34,7 @@ _PLAIN = {
     "is not a valid float range": "is not a number",
     " is not in the range x>=": " is less than ",
 }
-"""Words of click, and those that people know."""
+"""Texts of click, and clearer ones."""
 
 
 @click.group(
@@ -122,8 +122,8 @@ def cli(
 def run() -> NoReturn:
     """Run the command line of this process, and end the process.
 
-    The interpreter would take a seventh of the time of a short command to free what the kernel
-    frees at once. So the process ends without that, unless another thread has to end first.
+    The interpreter would take a seventh of the time of a short command to free memory, which the
+    kernel frees at once. So the process ends without that, unless another thread has to end first.
     """
     status = main()
     if sys.flags.dev_mode or threading.active_count() > 1:
@@ -136,13 +136,13 @@ def run() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; never lets a traceback out.
+    """Run the command line and return its exit status; never raises.
 
-    The one place where errors become exit codes (errors.py). With -vv the traceback of an
-    unknown error is shown as well, for a bug report.
+    This is the one place where errors become exit codes (errors.py). With -vv the traceback of an
+    unknown error is printed as well, for a bug report.
     """
-    # A command is over before there is garbage worth looking for; importing alone sets off dozens
-    # of collections.
+    # A command ends before there is garbage to collect; the imports alone would cause dozens of
+    # collections.
     gc.set_threshold(20_000, 20, 20)
     try:
         _prepare_streams()
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _report_usage(error)
     except (click.Abort, KeyboardInterrupt) as error:
-        if isinstance(error.__cause__, Interrupted):  # click raises Abort from it
+        if isinstance(error.__cause__, Interrupted):  # click raises Abort for it
             terminal.complain(f"interrupted: {error.__cause__}")
         return _INTERRUPTED
     except ReaderGone:
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report_usage(error: click.ClickException) -> int:
-    """One line on standard error for what click does not understand; the help if all is missing."""
+    """Print one line on standard error for wrong usage; the help if all arguments are missing."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         error.show()
         return error.exit_code
@@ -178,7 +178,7 @@ def _report_usage(error: click.ClickException) -> int:
 
 
 def _message(error: click.ClickException) -> str:
-    """Return the message; for an unknown option with at most one that is spelled alike."""
+    """Return the message; for an unknown option with at most one similar option."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()
     from difflib import get_close_matches
@@ -188,7 +188,7 @@ def _message(error: click.ClickException) -> str:
 
 
 def _report(error: Exception) -> int:
-    """One line on standard error for an exception, and its exit code."""
+    """Print one line on standard error for an exception; return its exit code."""
     known = next(_known(error), None)
     if known is not None:
         from buildidfs.cli.output import one_line
@@ -207,7 +207,7 @@ def _report(error: Exception) -> int:
 
 
 def _known(error: BaseException) -> Iterator[BuildIdFsError]:
-    """The errors of ours in an exception, looking into exception groups."""
+    """Yield our errors in an exception, also in exception groups."""
     if isinstance(error, BuildIdFsError):
         yield error
     elif isinstance(error, BaseExceptionGroup):
@@ -216,17 +216,17 @@ def _known(error: BaseException) -> Iterator[BuildIdFsError]:
 
 
 class ReaderGone(Exception):
-    """The reader of the output (head, less) is gone. No OSError: click would handle that."""
+    """The reader of the output (head, less) has ended. Not an OSError, which click would handle."""
 
 
 class _Output(io.FileIO):
-    """Standard output. Raises `UsageError` and `ReaderGone`, and is silent after that."""
+    """Standard output. Raises `UsageError` and `ReaderGone`, and drops later output."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            # Python would complain again when it flushes what is left.
+            # Python would report the error again when it flushes the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), _OUTPUT)
             if isinstance(error, BrokenPipeError):
                 raise ReaderGone from error
@@ -236,7 +236,7 @@ class _Output(io.FileIO):
 def _prepare_streams() -> None:
     """Make the standard streams of this process safe to use."""
     if None in (sys.stdin, sys.stdout, sys.stderr):
-        # The next files to be opened, those of the store, would become the streams.
+        # The next opened files, those of the store, would otherwise become the streams.
         while (fd := os.open(os.devnull, os.O_RDONLY)) <= _LAST:
             pass
         os.close(fd)

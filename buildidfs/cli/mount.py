@@ -104,7 +104,7 @@ def mount(
 
 
 def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Agent] | None:
-    """Return what makes the agent that fetches missing files, if that is wanted.
+    """Return a function that makes the agent that fetches missing files; None if it is disabled.
 
     Raises `UsageError`.
     """

@@ -35,7 +35,9 @@ _SHOWN_NAMELESS: Final = 20  # files that are named one by one
 
 
 def path_fields(raw: bytes, name: str = "path") -> dict[str, str]:
-    """``path``, and ``path_b64`` when the bytes are not UTF-8; or those of another ``name``."""
+    """Return ``path``, and ``path_b64`` if the bytes are not UTF-8; or the same for another
+    ``name``.
+    """
     try:
         return {name: raw.decode("utf-8")}
     except UnicodeDecodeError:
@@ -44,7 +46,7 @@ def path_fields(raw: bytes, name: str = "path") -> dict[str, str]:
 
 
 def json_line(values: Mapping[str, object]) -> None:
-    """Print one JSON object on a line of its own, with nothing in it that a terminal obeys."""
+    """Print one JSON object on a line of its own, without characters that a terminal interprets."""
     sys.stdout.buffer.write(names.json_escaped(_encode(values)) + b"\n")
 
 
@@ -56,7 +58,7 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as people read them: ``17.3 MiB``."""
+    """Return bytes for people: ``17.3 MiB``."""
     if count < 1024:
         return f"{count} B"
     step = min((count.bit_length() - 1) // 10, 4)
@@ -64,7 +66,7 @@ def size(count: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """Seconds as people write them: ``30d``, ``12h``."""
+    """Return seconds for people: ``30d``, ``12h``."""
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds and seconds % length == 0:
             return f"{seconds // length:g}{unit}"
@@ -82,13 +84,13 @@ def eviction(what: Tally | Evictions) -> str:
 
 
 def evicted_line(each: Evicted) -> str:
-    """One blob that was removed to make room."""
+    """Return a line about one blob that was removed to make room."""
     again = f": {each.again}" if each.again else ""
     return f"{each.build_id.hex()} {printable(each.path) or '-'} ({size(each.size)}){again}"
 
 
 def evicted_fields(what: Tally | Evictions, named: Iterable[Evicted]) -> dict[str, object]:
-    """The same for programs."""
+    """Return the same for programs."""
     return {
         "recapturable": what.again,
         "recapturable_bytes": what.again_bytes,
@@ -120,7 +122,7 @@ def limits(policy: Policy) -> str:
 
 
 def limits_fields(policy: Policy) -> dict[str, int | None]:
-    """The same for programs: bytes and seconds."""
+    """Return the same for programs: bytes and seconds."""
     return {
         "max_size": policy.max_size,
         "keep_free": policy.keep_free,
@@ -130,7 +132,7 @@ def limits_fields(policy: Policy) -> dict[str, int | None]:
 
 
 def moment(nanoseconds: int) -> str:
-    """Unix time in nanoseconds as local time, ISO 8601 to the second."""
+    """Return Unix time in nanoseconds as local time, ISO 8601 to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(nanoseconds // 1_000_000_000))
 
 
@@ -139,7 +141,7 @@ def report_scan(
 ) -> int:
     """Print the result of a scan, and return the exit status.
 
-    ``more`` are further fields of the JSON object. ``quiet`` leaves out what went well.
+    ``more`` are further fields of the JSON object. ``quiet`` leaves out successes.
     """
     if json_:
         _summary_json(summary, more)

@@ -32,7 +32,7 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
 
 
 class KeptArgument(BuildIdArgument):
-    """A build ID, or a profile or core file that speaks of some."""
+    """A build ID, or a profile or core file with build IDs."""
 
     name = "id"
 
@@ -141,7 +141,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
 
 
 def _unpinned(session: Session, what: str, count: int) -> bool:
-    """Say what became of it; True if there was nothing."""
+    """Print the result; return True if there was no pin."""
     shown = printable(os.fsencode(what))
     if not count:
         terminal.complain(f"{shown} was not pinned")
@@ -151,7 +151,7 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
 
 
 def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
-    """Pin what one argument means; True if it is a file of which some build IDs are not known."""
+    """Pin the build IDs of one argument; return True if a file has unknown build IDs."""
     from buildidfs.app import inputs
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import UsageError

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line on a terminal that says how far a command is.
+"""One line on a terminal with the progress of a command.
 
     Capturing   42%  1204 files  1.3 GiB  310/s  0:07 left  /usr/lib/libexample.so.6
 
-What is not known is left out. The line fits the terminal, is plain ASCII unless the locale has
-more, and is gone when the command prints its answer.
+Unknown values are left out. The line fits the terminal, is plain ASCII unless the locale has more
+characters, and disappears when the command prints its answer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _EVERY_S: Final = 0.1
-_SETTLED_S: Final = 2.0  # before that a rate and the time left say little
+_SETTLED_S: Final = 2.0  # before that, rate and remaining time are unreliable
 _SETTLED: Final = 0.01
-_LEAST_PATH: Final = 8  # columns; a path is left out if it had fewer
+_LEAST_PATH: Final = 8  # columns; a path is left out if it would have fewer
 
 
 class Line:
@@ -41,7 +41,7 @@ class Line:
         self._is_drawn = False
 
     def __call__(self, done: int, what: str, *, size: int = 0, share: float | None = None) -> None:
-        """Draw the line anew, unless that has just been done."""
+        """Draw the line again, unless it was drawn a moment ago."""
         now = self._clock()
         if now - self._drawn_at < _EVERY_S:
             return
@@ -53,12 +53,12 @@ class Line:
         self._is_drawn = True
 
     def restart(self) -> None:
-        """Begin with another step of the command; rate and time left are those of the step."""
+        """Start another step of the command; rate and remaining time are those of the step."""
         self._began = self._clock()
         self._drawn_at = -_EVERY_S
 
     def clear(self) -> None:
-        """Remove the line, so that something else can be printed; the next call draws it again."""
+        """Remove the line, so that other text can be printed; the next call draws it again."""
         if self._is_drawn:
             self._write("\r\x1b[K")
             self._is_drawn = False
@@ -86,7 +86,8 @@ class Line:
         return line
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone, which is no matter of the work
+        # the terminal is gone, which does not matter for the work
+        with contextlib.suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()
 
@@ -99,7 +100,7 @@ def _clock_time(seconds: float) -> str:
 
 @contextlib.contextmanager
 def progress(description: str, noun: str = "file", *, quiet: bool = False) -> Iterator[Line | None]:
-    """Yield a line while the block runs; None if standard error is no terminal, or ``quiet``."""
+    """Yield a line while the block runs; None if standard error is not a terminal, or ``quiet``."""
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield None
         return

@@ -185,7 +185,7 @@ def _prune(
     choices = _tallied(pruning.choices(), reasons)
     if layout.is_json or not session.is_quiet:
         layout.print(_CHOICES, choices, _choice_fields, most=most, more="--all")
-    for _ in choices:  # --limit bounds what is printed, not what is removed
+    for _ in choices:  # --limit limits the output, not the removal
         pass
     left = pruning.exceeded()
     if layout.is_json and not pruning.blobs:
@@ -207,7 +207,7 @@ def _prune(
 
 
 def _tallied(choices: Iterator[Choice], reasons: dict[str, list[int]]) -> Iterator[Choice]:
-    """Yield the same choices, and count blobs and bytes that go by the reason."""
+    """Yield the same choices; count removed blobs and bytes by reason."""
     for choice in choices:
         if choice.goes:
             tally = reasons.setdefault(choice.why, [0, 0])

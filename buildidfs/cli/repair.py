@@ -75,7 +75,7 @@ def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], jso
 
 
 def _assignment(store: Store, text: str) -> tuple[bytes, BuildId]:
-    """The path and the build ID in ``PATH=ID``; the beginning of one that the store knows will do.
+    """Return the path and the build ID in ``PATH=ID``; a unique prefix of a known ID is enough.
 
     Raises `UsageError`.
     """

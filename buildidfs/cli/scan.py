@@ -161,7 +161,7 @@ def scan_tree(
 def _tell_sources(
     session: Session, counts: SourceCounts, elsewhere: str, *, json_: bool
 ) -> dict[str, object]:
-    """Print counts, with what to say of files that are ``elsewhere``; returns fields for JSON."""
+    """Print counts, with a hint for files that are ``elsewhere``; return fields for JSON."""
     import msgspec
 
     if json_:
@@ -184,7 +184,7 @@ def _tell_sources(
 
 
 def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
-    """Print build ID and path of every file that a scan would take in; count the rest."""
+    """Print build ID and path of every file that a scan would capture; count the rest."""
     import sys
     from collections import Counter
 
@@ -514,7 +514,7 @@ def scan_image(
 def _report_archives(
     session: Session, summary: Summary, counts: dict[str, int], *, json_: bool, **more: object
 ) -> int:
-    """Print the number of capture and the summary; returns the exit status."""
+    """Print the number of archives and the summary; return the exit status."""
     (nouns, total), (_, unchanged) = counts.items()
     if not json_ and not session.is_quiet:
         known = f", {unchanged} of them unchanged" if unchanged else ""

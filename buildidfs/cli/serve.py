@@ -120,7 +120,8 @@ def serve(
 
 
 def _agent_of(session: Session) -> Callable[[], Agent] | None:
-    """Return what makes the agent that fetches missing files; None without upstream servers.
+    """Return a function that makes the agent that fetches missing files; None without upstream
+    servers.
 
     Raises `UsageError`.
     """

@@ -132,7 +132,7 @@ def up(
 def _check_options(
     mountpoint: str | None, foreground: bool, no_mount: bool, no_watch: bool, log: str | None
 ) -> None:
-    """Refuse what contradicts itself."""
+    """Refuse contradictory options."""
     for first, second, says in (
         (no_mount, no_watch, "--no-mount and --no-watch leave nothing to do"),
         (no_mount, mountpoint is not None, "--no-mount needs no MOUNTPOINT"),
@@ -143,7 +143,7 @@ def _check_options(
 
 
 def _metrics(metrics: str | None, no_watch: bool) -> str:
-    """Return the option of watch, whose working directory is another one. Raises `UsageError`."""
+    """Return the option for watch, which has another working directory. Raises `UsageError`."""
     if metrics is None:
         return ""
     if no_watch:
@@ -155,7 +155,7 @@ def _metrics(metrics: str | None, no_watch: bool) -> str:
 
 
 def _report_up(session: Session, *, is_new: bool) -> int:
-    """Say what runs where; the exit status."""
+    """Print which programs run on which store; return the exit status."""
     from buildidfs.app.service import up as daemon_up
 
     path = session.store_path
@@ -196,7 +196,7 @@ def _report_up(session: Session, *, is_new: bool) -> int:
 
 
 def _scan_instead(session: Session) -> None:
-    """Without following, capture at least what runs now."""
+    """If the watch cannot follow events, capture at least the running programs."""
     from buildidfs.app import capture
     from buildidfs.cli import output
     from buildidfs.errors import BuildIdFsError
@@ -264,7 +264,7 @@ def down(session: Session, timeout: float) -> None:
 
 
 def _name_others(stores: list[bytes]) -> None:
-    """Name the stores that are up still, each with the command that ends that."""
+    """Name the other stores with a running supervisor, each with the command that ends it."""
     import shlex
 
     for each in stores:
@@ -409,7 +409,7 @@ def _unreadable(facts: Mapping[str, object]) -> Iterator[str]:
 
 
 def _shown(text: str) -> str:
-    """Text that may have come from elsewhere, fit for a terminal."""
+    """Return text from other sources in printable characters."""
     return printable(text.encode(errors="replace"))
 
 

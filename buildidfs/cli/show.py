@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from buildidfs.model import Artifact, BuildId, Kind
     from buildidfs.store import OriginRecord
 
-_VARIANTS: Final = 10  # of a kind
+_VARIANTS: Final = 10  # for each kind
 _PLACES: Final = 20
 _INDENT: Final = 11
 
@@ -84,7 +84,7 @@ def show(
 
 
 class _Shown(NamedTuple):
-    """A build ID with all that is printed; ``names`` are the namespaces that make a container."""
+    """A build ID with all printed facts; ``names`` are the namespaces that define a container."""
 
     build_id: BuildId
     variants: dict[Kind, list[Artifact]]

@@ -98,7 +98,7 @@ def _say_of_store(session: Session, held: StoreStats, kept: str) -> None:
 
 
 def _say_of_host(host: Census, covered: int, coverage: float) -> None:
-    """Print what the running processes have open or mapped, and how much of it is held."""
+    """Print the files that running processes have open or mapped, and the share that is held."""
     from buildidfs.linux import credentials, machine
 
     _say(

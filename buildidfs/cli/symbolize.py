@@ -36,7 +36,7 @@ class _Program(click.types.StringParamType):
     name = "program"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name itself; anything else is wrong usage."""
+        """Return the name itself; anything else is wrong usage."""
         if _PROGRAM.fullmatch(value) is None:
             self.fail(
                 f"{value!r} is neither llvm-symbolizer[-VERSION] nor eu-addr2line", param, ctx
@@ -118,7 +118,7 @@ class _Request(NamedTuple):
 
 
 def _input() -> Iterator[str]:
-    """Requests on standard input."""
+    """Yield the requests on standard input."""
     for line in sys.stdin.buffer:
         text = line.decode("utf-8", "replace").strip()
         if text:
@@ -134,7 +134,7 @@ def _answer(
     file_offset: bool,
     json_: bool,
 ) -> int:
-    """Print what is at each address; the exit status."""
+    """Print the names at each address; return the exit status."""
     asked = named = 0
     reasons: dict[tuple[BuildId, str], int] = {}
     known: dict[str, BuildId] = {}
@@ -205,7 +205,7 @@ def _function(frame: Frame) -> str:
 
 
 def _place(frame: Frame) -> str:
-    """File, line and column, as far as they are known."""
+    """Return file, line and column, as far as they are known."""
     file = printable(frame.file.encode("utf-8", "surrogateescape")) or "??"
     return f"{file}:{frame.line}" + (f":{frame.column}" if frame.column else "")
 
@@ -224,9 +224,9 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
 
 
 def _filter(symbolizer: Symbolizer, listed: dict[bytes, BuildId], *, with_lines: bool) -> None:
-    """Copy standard input to standard output, with names where perf has found none.
+    """Copy standard input to standard output, and add names that perf has not found.
 
-    Says at the end on standard error what is left without, and why.
+    At the end it prints the remaining ones with the reasons on standard error.
     """
     from buildidfs.app.symbolize.script_filter import ScriptFilter
 

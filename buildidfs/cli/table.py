@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables, in the one form that all commands print them in.
+"""Tables in the common form of all commands.
 
 A command describes its columns once (`Column`), takes the options of tables (`options`) and gives
 the rows to `Layout.print`. On a terminal a table has a header, ages, rounded sizes and the first
@@ -34,7 +34,7 @@ SHORT_ID: Final = 12
 
 _MEASURED: Final = 200  # the first rows tell how wide the columns are
 _GAP: Final = "  "
-_NARROWEST: Final = 8  # a column that gives way keeps so much
+_NARROWEST: Final = 8  # the least width of a column that is cut
 _NONE: Final = "-"
 _SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
 _UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
@@ -43,7 +43,7 @@ _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class Cell(NamedTuple):
-    """The two forms of a value: for a person on a terminal, and in full for all else.
+    """The two forms of a value: for a person on a terminal, and in full for other output.
 
     ``right`` is for numbers; ``cut`` lets the column give way if the terminal is too narrow, and
     ``late`` only after all others; ``colour`` returns a colour for a terminal, or None.
@@ -58,7 +58,8 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple, Generic[Row]):
-    """A column: the name of its field, its header, its value in a row, and the form of that.
+    """A column: the name of its field, its header, a function for its value in a row, and the form
+    of the value.
 
     A terminal of less than ``least`` columns does not show it, unless the table is sorted by it.
     None is an empty cell.
@@ -72,7 +73,7 @@ class Column(NamedTuple, Generic[Row]):
 
 
 def named(columns: Sequence[Column[Row]], short: Callable[[str], str]) -> tuple[Column[Row], ...]:
-    """Return the columns with the names of containers, by their labels, instead of these."""
+    """Return the columns, with the names of containers in place of their labels."""
     return tuple(
         each._replace(value=functools.partial(_named, short, each.value))
         if each.field == "container"
@@ -86,7 +87,7 @@ def _named(short: Callable[[str], str], label: Callable[[Row], str], row: Row) -
 
 
 def ago(nanoseconds: int, now: float | None = None) -> str:
-    """Return a time as an age: ``3 min ago``; a date if that is long ago, or to come."""
+    """Return a time as an age: ``3 min ago``; a date if it is long ago, or in the future."""
     past = int((time.time() if now is None else now) - nanoseconds // 1_000_000_000)
     if not -60 < past < _AGES:
         return time.strftime("%Y-%m-%d", time.localtime(nanoseconds // 1_000_000_000))
@@ -109,7 +110,7 @@ def _kinds(kinds: Iterable[Kind]) -> str:
 TEXT: Final = Cell(_label, _label)
 LABEL: Final = Cell(_label, _label, cut=True)
 ANSWER: Final = LABEL._replace(late=True)
-"""The column that answers the question, such as a version or a reason: its end counts."""
+"""The column with the answer, such as a version or a reason, whose end matters."""
 BYTES: Final = Cell(printable, printable)
 PATH: Final = Cell(printable, printable, cut=True)
 COUNT: Final = Cell(str, str, right=True)
@@ -141,7 +142,7 @@ class Layout:
         return any(given)
 
     def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
-        """Return the rows in the order that was asked for, and not more than wanted."""
+        """Return the rows in the requested order, up to the limit."""
         if self._sort is not None:
             value = _column(columns, self._sort.removeprefix("-"), "--sort").value
             rows = sorted(
@@ -226,7 +227,7 @@ class Layout:
     ) -> list[Column[Row]]:
         """Return the columns that a terminal has room for.
 
-        If these are all rows, a narrow one does not show a column of names that is empty.
+        If these are all rows, a narrow terminal does not show an empty column of names.
         """
         empty = [
             each
@@ -250,8 +251,8 @@ def options(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of tables; it gets them as one argument ``layout``.
 
-    The command prints one of ``tables``; `Layout` refuses the fields that this one lacks. ``json``
-    is the help for ``--json``; empty for a command without that.
+    `Layout` refuses fields that the printed table lacks. ``json`` is the help for ``--json``; empty
+    for a command without that option.
     """
     columns = list({each.field: each for columns in tables for each in columns}.values())
     fields = ", ".join(each.field for each in columns)
@@ -376,7 +377,7 @@ def _line(
     cut: bool,
     colours_of: Row | None = None,
 ) -> str:
-    """Return a line of a table, in the colours that a row has."""
+    """Return a line of a table, in the colours of the row."""
     parts = []
     for number, (column, width, cell) in enumerate(zip(columns, widths, cells, strict=True), 1):
         text = terminal.cut(cell, width) if cut and column.cell.cut else cell

@@ -39,14 +39,16 @@ def has_unicode(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return True if a stream is a terminal with colours that the user wants (``NO_COLOR``)."""
+    """Return True if a stream is a terminal with colours, and the user wants them
+    (``NO_COLOR``).
+    """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb"):
         return False
     return stream.isatty()
 
 
 def coloured(text: str, colour: str | None) -> str:
-    """Return a text for standard output, in a colour if that is a terminal that has some."""
+    """Return a text for standard output, in a colour if that is a terminal with colours."""
     if colour is None or not has_colour(sys.stdout):
         return text
     import click
@@ -55,10 +57,10 @@ def coloured(text: str, colour: str | None) -> str:
 
 
 def say(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> None:
-    """Print a paragraph; a terminal gets it folded at words, and not wherever its lines end.
+    """Print a paragraph; for a terminal it is folded at words.
 
-    ``label`` stands in the first ``indent`` columns; it may be coloured. All further lines begin
-    with as many spaces. A word that is longer than a line, such as a path, stays whole.
+    ``label`` is in the first ``indent`` columns; it may be coloured. All further lines begin with
+    as many spaces. A word that is longer than a line, such as a path, stays whole.
     """
     import click
 
@@ -96,7 +98,7 @@ def cells(text: str) -> int:
 def cut(text: str, columns: int) -> str:
     """Return a text cut to a number of columns, by removing its middle.
 
-    The end is kept longest, for the name of a file tells more than its directories.
+    More of the end is kept, because the name of a file is more important than its directories.
     """
     if cells(text) <= columns:
         return text

@@ -90,12 +90,12 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
 
 
 def _has_terminal() -> bool:
-    """Return True if this process may read keys: a job in the background is stopped if it tries."""
+    """Return True if this process may read keys: a background job would be stopped."""
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         return False
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except OSError:  # the terminal is that of another session
+    except OSError:  # the terminal belongs to another session
         return False
 
 
@@ -109,7 +109,7 @@ def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> 
 
 @contextmanager
 def _named(path: str) -> Iterator[Sequence[Column[Row]]]:
-    """Yield the columns with the names of containers for their labels, from a store."""
+    """Yield the columns with the names of containers from a store in place of their labels."""
     from buildidfs.app.containers import Names
     from buildidfs.store import Store
 
@@ -118,7 +118,7 @@ def _named(path: str) -> Iterator[Sequence[Column[Row]]]:
 
 
 def _live(look: Callable[[], View], interval: float, layout: table.Layout, path: str) -> None:
-    """Draw anew until the user ends it."""
+    """Redraw until the user ends it."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -205,7 +205,7 @@ def _a_second(rate: float | None) -> str:
 def _keyboard() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits some seconds for a key, and returns the key or nothing.
 
-    Ctrl-C and SIGTERM are keys as well, so that the terminal is what it was at the end.
+    Ctrl-C and SIGTERM are returned as keys, too, so that the terminal is restored at the end.
     """
     import termios
     import tty

@@ -26,7 +26,7 @@ MODES = {
     "confined": "following this PID namespace only",
     "polling": "scanning every 2 s instead of following",
 }
-"""The modes of a watch that need more than one word."""
+"""The modes of a watch whose description needs more than one word."""
 _LOST = (
     ("let_go", "let go uncopied"),
     ("unpinned", "not opened"),
@@ -39,7 +39,7 @@ _LOST = (
     ("evicted", "removed that can be captured again"),
     ("evicted_for_good", "removed that cannot be captured again"),
 )
-"""Counters of losses, and their words in the line of counts, which buildidfs(1) explains."""
+"""Counters of losses, and their descriptions in the line of counts; see buildidfs(1)."""
 
 
 @click.command(
@@ -125,7 +125,7 @@ def watch(
 
 
 def one_line(facts: Mapping[str, Any]) -> str:
-    """Describe the state of a watch by its facts, in one line; empty if they are not of a watch."""
+    """Return one line about the state of a watch from its facts; empty for other facts."""
     if not {"mode", "captured", "held", "waiting"} <= facts.keys():
         return ""
     parts = [
@@ -142,8 +142,8 @@ def one_line(facts: Mapping[str, Any]) -> str:
 
 
 class Presenter:
-    """Tells of one watch. `event` may be called from any thread, and does not raise: that the
-    output cannot be written is no matter of who captures, and ends `turn`.
+    """Prints the progress of one watch. `event` may be called from any thread, and does not raise:
+    an error of the output must not disturb captures, and ends `turn`.
     """
 
     def __init__(self, *, json_: bool, quiet: bool) -> None:
@@ -160,7 +160,7 @@ class Presenter:
         self._failure: Exception | None = None
 
     def event(self, event: Event) -> None:
-        """Something was captured, or could not be."""
+        """Report that a file was captured, or could not be."""
         if not self._json or self._failure is not None:
             return
         origin = event.sighting.origin
@@ -177,7 +177,7 @@ class Presenter:
             self._failure = error
 
     def turn(self, state: WatchState, now: float) -> None:
-        """Show how it is doing, if it is time to. Raises what the output cannot be written for."""
+        """Print the state if it is time to. Raises errors of the output."""
         if self._failure is not None:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:
@@ -193,7 +193,7 @@ class Presenter:
         return one_line(self._facts(state))
 
     def end(self, state: WatchState) -> None:
-        """The last counts."""
+        """Print the last counts."""
         if self._is_open:
             click.echo()
         self._counts("stopped", state)

@@ -156,10 +156,10 @@ def _command(files: list[Explained]) -> str:
 
 def _print_remedy(session: Session, remedy: str, command: str) -> None:
     _print_clause("remedy", remedy)
-    if command:  # to be copied: it stays on one line
+    if command:  # for copying: it stays on one line
         click.echo(f"{'run':8}{one_line(session.as_given(command))}")
 
 
 def _print_clause(name: str, text: str) -> None:
-    """Print a clause behind its name."""
+    """Print a clause after its name."""
     terminal.say(one_line(text), label=name, indent=8)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a file into the store: stage its bytes, identify what was staged, commit in batches.
+"""The pipeline of a file into the store: stage its bytes, identify the staged bytes, commit in
+batches.
 
 One `pipeline` serves both uses. `Ingest` runs a scanner to its end and returns a `Summary`; `live`
-serves a watch until it is closed, and takes the files that the catcher sends. A hostile process may
-overwrite the source of a file at any moment, so `staging` records only what the staged bytes say.
-Nothing here knows the command line, or which process follows the kernel's events.
+serves a watch until it is closed, and takes the files from the catcher. A hostile process may
+overwrite the source of a file at any moment, so `staging` records only facts from the staged bytes.
+Nothing here knows the command line, or the process that follows the kernel's events.
 """
 
 from __future__ import annotations

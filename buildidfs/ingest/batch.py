@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that go into the index together, sightings that wait for it, and counts of a pipeline."""
+"""Rows that are committed together, sightings that wait for a commit, and counts of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from buildidfs.model import NamespaceSet
 
 
-# Enough to be worth a transaction: an fsync or two for each file, one for all rows.
+# Enough for one transaction: an fsync or two for each file, one for all rows.
 BATCH_FILES: Final = 128
 BATCH_BYTES: Final = 256 << 20
-# Rows without bytes cost next to nothing each.
+# A row without bytes costs next to nothing.
 BATCH_ROWS: Final = 4096
 
 # About 1 KiB each.
@@ -35,20 +35,20 @@ Job = TypeVar("Job")
 
 
 class WithMini(NewCapture, frozen=True, kw_only=True):
-    """A capture of an executable, and one of the debuginfo that was in it (`minidebug`)."""
+    """The captures of an executable and of the debuginfo in it (`minidebug`)."""
 
     mini: NewCapture
 
 
 class Batch(Generic[Job]):
-    """Rows to be committed together: captures with the job that each came from, files without a
-    build ID, sightings of unknown files (``seen``) and of known ones (``touched``).
+    """Rows to be committed together: captures, each with its job, files without a build ID,
+    sightings of unknown files (``seen``) and of known ones (``touched``).
     """
 
     __slots__ = ("absent", "captures", "most", "seen", "size", "touched")
 
     def __init__(self, most: int | None = None) -> None:
-        """``most`` bytes are staged for it at a time, if that is less than usual."""
+        """At most ``most`` bytes are staged for it at a time, if that is less than the default."""
         self.most = most
         self.captures: list[tuple[NewCapture, Job, Sequence[NewSeen]]] = []
         self.absent: list[NewAbsence] = []
@@ -60,7 +60,7 @@ class Batch(Generic[Job]):
         return bool(self.captures or self.absent or self.seen or self.touched)
 
     def add(self, capture: NewCapture, job: Job, entries: Sequence[NewSeen] = ()) -> None:
-        """Add one capture, and its ``entries`` for the journal; ``size`` counts staged bytes."""
+        """Add a capture, and its ``entries`` for the journal; ``size`` counts staged bytes."""
         self.captures.append((capture, job, entries))
         for each in _parts(capture):
             if isinstance(each.content, Staged):
@@ -72,7 +72,7 @@ class Batch(Generic[Job]):
         return captures + [each.mini for each in captures if isinstance(each, WithMini)]
 
     def is_full(self) -> bool:
-        """Return True if enough has come together to be worth a transaction."""
+        """Return True if there is enough for a transaction."""
         return (
             len(self.captures) >= BATCH_FILES
             or self.size >= min(BATCH_BYTES, self.most or BATCH_BYTES)
@@ -114,8 +114,8 @@ def _parts(capture: NewCapture) -> tuple[NewCapture, ...]:
 
 
 class _Row(msgspec.Struct):
-    """The first and last time that a build ID was seen at a place. ``held``: the store has its
-    bytes; ``noted``: it has no room for them.
+    """The first and last time that a build ID was seen at a place. ``held`` is True if the store
+    has its bytes, ``noted`` if it has no room for them.
     """
 
     first: Sighting
@@ -128,8 +128,8 @@ class _Row(msgspec.Struct):
 class Sightings:
     """Sightings that wait to be written, by place and build ID, each place once.
 
-    A build ID and its place are all that is left of a file whose bytes could not be kept: the last
-    thing to be lost while the store is full. ``dropped`` counts what had to be forgotten unwritten.
+    If the bytes of a file could not be kept, its build ID and place are all that is left; while the
+    store is full, these are lost last. ``dropped`` counts sightings that were dropped unwritten.
     Belongs to one thread at a time.
     """
 
@@ -144,15 +144,15 @@ class Sightings:
     def add(
         self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
     ) -> None:
-        """A file with ``build_id`` was seen; ``held`` says that its bytes were known then, and
-        ``noted`` that there was no room for them.
+        """Add the sighting of a file with ``build_id``; ``held`` is True if its bytes were known
+        then, and ``noted`` if there was no room for them.
         """
         self._add(_Row(sighting, sighting, build_id, held, noted))
         if len(self._rows) > self._most:
             self._shrink()
 
     def merge(self, others: Sightings) -> None:
-        """Add the entries of other batches that could not be written."""
+        """Merge the entries of other batches that could not be written."""
         newer, self._rows = self._rows, others._rows
         for row in newer.values():
             self._add(row)
@@ -191,10 +191,10 @@ class Sightings:
             old.noted |= row.noted
 
     def _shrink(self) -> None:
-        """Make room: merge the rows that a path has for the namespaces of one container.
+        """Make room: merge the rows of a path for the namespaces of one container.
 
-        So of the places that differ only in them the one seen last is kept. If that is not enough
-        a quarter goes, what was seen longest ago.
+        Of places that differ only in these, the one seen last is kept. If that is not enough, the
+        quarter of the entries that were seen longest ago is dropped.
         """
         kept: dict[tuple[bytes, bytes, str], _Place] = {}
         for place, row in self._rows.items():
@@ -224,9 +224,9 @@ class Results(msgspec.Struct):
     """Counts that every pipeline keeps; each may be read at any time.
 
     ``captured`` counts files whose bytes are new to the store (``copied_bytes`` of them), ``held``
-    files whose bytes it had, ``new_ids`` build IDs it did not know, ``noted`` recapturable files
-    that there is no room for. ``journaled`` counts entries of the journal, and ``unjournaled``
-    those that had to be dropped.
+    files whose bytes it had, ``new_ids`` build IDs that were new, ``noted`` recapturable files for
+    which there is no room. ``journaled`` counts entries of the journal, and ``unjournaled`` dropped
+    entries.
     """
 
     captured: int = 0
@@ -241,8 +241,9 @@ class Results(msgspec.Struct):
 class Summary(Results):
     """Counts of one scan.
 
-    ``files`` counts everything found. Each file is captured, held, ``absent`` (by reason), noted or
-    ``unreadable``. ``noted_bytes`` were not written to the store. ``removed`` is what made room.
+    ``files`` counts all files found. Each file is captured, held, ``absent`` (by reason), noted or
+    ``unreadable``. ``noted_bytes`` were not written to the store. ``removed`` counts the blobs
+    removed to make room.
     """
 
     files: int = 0
@@ -252,7 +253,7 @@ class Summary(Results):
     removed: Tally = msgspec.field(default_factory=Tally)
 
     def add(self, part: Summary) -> None:
-        """Add the counts of another scan to these."""
+        """Add the counts of another scan."""
         for field in msgspec.structs.fields(self):
             if field.type is int:
                 total = getattr(self, field.name) + getattr(part, field.name)
@@ -266,8 +267,8 @@ class Counters(Results):
     """Counts of a watch since its start.
 
     ``absent`` counts files without a build ID, ``unreadable`` files that could not be read,
-    ``let_go`` pending files that there was no time or room for, ``retried`` attempts that were put
-    off. ``store_error`` says why the store cannot be written, and is empty when it can;
+    ``let_go`` pending files for which there was no time or room, ``retried`` delayed attempts.
+    ``store_error`` is the reason why the store cannot be written, and empty if it can;
     ``store_full_since`` is Unix time in seconds, or 0.
     """
 

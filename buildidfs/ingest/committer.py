@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit the files that a pipeline has staged, in batches.
 
-A disk takes as long for one transaction as for a hundred, so a scan commits full batches. A file
-that was caught live is committed at once, since a user may wait for its name, or a moment later
-when more is coming. While a store that is watched cannot be written its captures are handed back,
+A disk takes as long for one row in a transaction as for a hundred, so a scan commits full batches.
+A file that was caught live is committed at once, because a user may wait for its name, or a moment
+later if more files are coming. While the store of a watch cannot be written, captures are returned,
 and sightings wait in memory.
 """
 
@@ -30,24 +30,26 @@ if TYPE_CHECKING:
 
 
 FAILURES: Final = (StoreError, IntegrityError)
-"""Errors of a store that cannot do what it is asked for."""
+"""Errors of a store that cannot do a requested operation."""
 
 Settled = Callable[[Batch[Job], CommitResult | BuildIdFsError, list[Sighting]], None]
-"""Called with a batch, its result or why nothing of it was written (what was staged for it is gone
-then), and the sightings of files that were taken for known and are not any more."""
+"""Called with a batch, its result, and the sightings of files that were taken for known and are no
+longer known. If nothing of the batch was written, the result is the error, and the staged bytes are
+gone.
+"""
 
-# The longest that anything waits for more to come.
+# The longest wait for further rows.
 _LATEST_S: Final = 0.25
-# A store with room for so many bytes counts as one that can be written.
+# A store with room for this many bytes counts as writable.
 _PROBE_BYTES: Final = 1 << 20
 
 
 class Committer(Generic[Job]):
-    """Takes captures and rows from any thread, and commits them in the one that calls `run`.
+    """Takes captures and rows from any thread, and commits them in the thread that calls `run`.
 
-    ``settled`` hears of each batch, in that thread, and must be quick. ``is_idle`` returns True
-    when nothing is coming at the moment; without it only full batches are committed before a
-    `flush`. ``trouble`` makes up for a store that cannot be written for a while.
+    ``settled`` is called for each batch in that thread, and must be quick. ``is_idle`` returns True
+    if no file is coming at the moment; without it only full batches are committed before a `flush`.
+    ``trouble`` handles a store that cannot be written for a while.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Committer(Generic[Job]):
         self._latest = math.inf if is_idle is None else _LATEST_S
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for the thread
-        self._room = threading.Condition(lock)  # for those who wait for it
+        self._room = threading.Condition(lock)  # for the waiting threads
         self._batch: Batch[Job] = Batch()
         self._batch_since = 0.0
         self._limit = BATCH_FILES
@@ -83,7 +85,7 @@ class Committer(Generic[Job]):
     # --- for the threads that stage ----------------------------------------------------------
 
     def add(self, capture: NewCapture, job: Job, entries: Sequence[NewSeen] = ()) -> None:
-        """Commit a capture soon, and with it ``entries`` of the journal."""
+        """Queue a capture for a commit, with ``entries`` for the journal."""
         with self._changed:
             if not self.ended:
                 self._begun()
@@ -103,7 +105,7 @@ class Committer(Generic[Job]):
         seen: Sequence[NewSeen] = (),
         touched: Sequence[Sighting] = (),
     ) -> None:
-        """Record soon that files have no build ID, or were seen, or that known ones were."""
+        """Queue rows: files without a build ID, sightings, and sightings of known files."""
         with self._changed:
             self._begun()
             self._batch.absent += absent
@@ -115,10 +117,10 @@ class Committer(Generic[Job]):
     def see(
         self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
     ) -> None:
-        """Put a sighting into the journal soon, or as soon as the store can be written.
+        """Queue a sighting for the journal; it is written when the store can be written.
 
-        ``held`` says that the store has the bytes, and takes this for one more place of them,
-        ``noted`` that there is no room for them, and that they can be had where it was seen.
+        ``held`` is True if the store has the bytes, and records one more place for them; ``noted``
+        if there is no room for the bytes of a recapturable file.
         """
         with self._changed:
             if not self._rows:
@@ -129,7 +131,7 @@ class Committer(Generic[Job]):
                 self._changed.notify()
 
     def wait_for_room(self) -> None:
-        """Wait until the staged files are few enough for one transaction."""
+        """Wait until the staged files fit into one transaction."""
         with self._room:
             while not self.ended and (
                 self._batch.is_full() or (len(self._rows) >= 2 * BATCH_ROWS and not self._trouble)
@@ -137,19 +139,19 @@ class Committer(Generic[Job]):
                 self._room.wait()
 
     def poke(self) -> None:
-        """Have a look at ``is_idle``: it has changed."""
+        """Check ``is_idle``, because it has changed."""
         with self._changed:
             if self._batch:
                 self._changed.notify()
 
     def failed(self, error: BuildIdFsError) -> None:
-        """Staging failed because of the store."""
+        """Record that staging failed because of the store."""
         with self._changed:
             self._note_failure(error)
             self._changed.notify()
 
     def lost(self) -> None:
-        """Note that a file was dropped because of the store; it may still exist later."""
+        """Record that a file was dropped because of the store; it may still exist later."""
         with self._changed:
             if self._trouble is not None:
                 self._trouble.lost()
@@ -157,7 +159,7 @@ class Committer(Generic[Job]):
     def flush(self, until: float = math.inf) -> bool:
         """Return True if everything was written by that time of ``time.monotonic()``.
 
-        Where no thread runs, the calling one does the work.
+        If no thread runs, the calling one does the work.
         """
         if not self._runs:
             while self._batch:
@@ -177,7 +179,7 @@ class Committer(Generic[Job]):
                 self._flushing -= 1
 
     def prepare(self, most_staged: int | None) -> None:
-        """Let a thread that calls `run` do the commits, in batches of at most that many bytes."""
+        """Let a thread that calls `run` commit, in batches of at most that many bytes."""
         self._runs = True
         self._batch.most = most_staged
 
@@ -190,7 +192,7 @@ class Committer(Generic[Job]):
             self._changed.notify()
 
     def abandon(self) -> None:
-        """Write nothing any more, because of a fault, and let no thread wait for it."""
+        """Write nothing any more after a fault, and release all waiting threads."""
         with self._changed:
             self.ended = self._ending = True
             for capture, _, _ in self._batch.captures:
@@ -239,7 +241,7 @@ class Committer(Generic[Job]):
             return batch, rows
 
     def _due(self, now: float) -> float:
-        """Return when there is something to do; ``now`` or before is at once."""
+        """Return the time of the next work; at or before ``now`` means at once."""
         due = self._rows_due(now)
         if self._trouble is not None and not self._ending:
             due = min(due, self._trouble.recover_at, self._trouble.probe_at)
@@ -276,7 +278,7 @@ class Committer(Generic[Job]):
         self._settled(Batch(), CommitResult(), unknown)
 
     def _keep(self, rows: Sightings, error: BuildIdFsError | None = None) -> None:
-        """Keep sightings that could not be written, for another try."""
+        """Keep sightings that could not be written for another attempt."""
         with self._changed:
             if error is not None:
                 self._note_failure(error, rows=True)
@@ -313,7 +315,9 @@ class Committer(Generic[Job]):
         self._settled(batch, result, unknown)
 
     def _refuse(self, batch: Batch[Job], error: BuildIdFsError) -> None:
-        """One that cannot be committed must not take the others with it again: do them singly."""
+        """A batch that could not be committed is committed one by one, so that a bad file does not
+        affect the others.
+        """
         with self._changed:
             self._limit = 1
             self._note_failure(error)
@@ -346,7 +350,7 @@ class Committer(Generic[Job]):
             trouble.announce()
 
     def _probed(self) -> BuildIdFsError | None:
-        """Try to write bytes, when no capture comes by to tell; return why that failed."""
+        """Test if bytes can be written while no capture shows it; return the error, if any."""
         fd = memory_file(b"probe", os.urandom(_PROBE_BYTES))
         try:
             self._store.stage(fd).close()
@@ -360,7 +364,7 @@ class Committer(Generic[Job]):
 FIRST_DELAY_S: Final = 1.0
 LAST_DELAY_S: Final = 10.0
 
-# The scan after a recovery is expensive, and a store that is full for one huge file only recovers
+# The scan after a recovery is expensive, and a store that is full only for one huge file recovers
 # again and again.
 _FIRST_PAUSE_S: Final = 10.0
 _LAST_PAUSE_S: Final = 600.0
@@ -375,11 +379,11 @@ def delay(tries: int) -> float:
 
 
 class Trouble:
-    """True while the store cannot be written. Belongs to one lock, and tells in ``counters``.
+    """True while the store cannot be written. Guarded by one lock; updates ``counters``.
 
-    Bytes and rows fail apart: an index has free pages when its filesystem has none. ``recover_at``
-    is the time of ``time.monotonic()`` at which to `announce` that what was lost meanwhile can be
-    looked for.
+    Bytes and rows fail separately: an index may have free pages if its filesystem has none.
+    ``recover_at`` is the time of ``time.monotonic()`` at which to `announce` that lost files can be
+    searched.
     """
 
     def __init__(self, counters: Counters, announce: Callable[[], None]) -> None:
@@ -419,7 +423,7 @@ class Trouble:
             _log.warning("%s; trying again until it can be written", error)
 
     def passed(self, *, rows: bool = False) -> None:
-        """Bytes could be written, or ``rows``."""
+        """Record that bytes, or ``rows``, could be written."""
         if not self:
             return
         if rows:
@@ -430,11 +434,11 @@ class Trouble:
             self._over()
 
     def lost(self) -> None:
-        """Note that a file was dropped because of the trouble; it may still exist later."""
+        """Record that a file was dropped because of the trouble; it may still exist later."""
         self._lost = True
 
     def recovered(self) -> None:
-        """Note that a scan now looks for the lost files."""
+        """Record that a scan now searches for the lost files."""
         self._lost, self.recover_at = False, math.inf
         self._quiet_since = time.monotonic()
 

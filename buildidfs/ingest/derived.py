@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debug files that are made of executables, for readers that do not make them themselves.
+"""Debug files made from executables, for readers that cannot make them.
 
-There are two kinds: the symbols that an executable carries in ``.gnu_debugdata`` are unpacked when
-it is staged, which takes milliseconds. The names of a stripped Go program are made of its
-``.gopclntab`` after it is committed, by `work` in a process of its own, which takes about a second
-for each ten megabytes of the table.
+There are two kinds. The symbols in ``.gnu_debugdata`` of an executable are unpacked when it is
+staged, which takes milliseconds. The names of a stripped Go program are made from its
+``.gopclntab`` after its commit, by `work` in a process of its own, which takes about a second for
+each ten megabytes of the table.
 
-Such a file is kept as debuginfo of the executable's build ID, with its place, and is shown as made
+Such a file is kept as debuginfo of the executable's build ID, with its place, and marked as made
 (`Artifact.made_of`). It is trusted no more than a package that the operator has given, and its
 `Quality` ranks below that of DWARF, so that real debuginfo replaces it.
 """
@@ -42,10 +42,10 @@ _LOCK: Final = b"run/derive.lock"
 def _staged(
     store: Store, fd: int, described: ElfFile, sighting: Sighting, quality: Quality
 ) -> NewCapture | None:
-    """Stage the open debug file that was made of an executable seen at that place.
+    """Stage an open debug file that was made from an executable seen at that place.
 
-    Returns None if it is not one of that executable, or if there is no room for it and the
-    executable is still there. Raises OSError, `StoreError`.
+    Returns None if it does not belong to that executable, or if there is no room for it and the
+    executable still exists. Raises OSError, `StoreError`.
     """
     try:
         staged = store.stage(fd, origin=sighting.origin)
@@ -67,7 +67,7 @@ def _capture(
         return None
     origin = sighting.origin
     identity = origin.identity
-    # Without a scope: a scan that meets this file again is to be told of the executable.
+    # Without a scope, so that a scan which meets this file again reads the executable.
     identity = msgspec.structs.replace(identity, scope=None, mode=identity.mode & ~_EXECUTE)
     origin = msgspec.structs.replace(
         origin,
@@ -87,7 +87,7 @@ def _capture(
 
 
 def _belongs(found: ElfFile, described: ElfFile) -> bool:
-    """Return True for a debug file that is that of the executable it came from."""
+    """Return True for a debug file of the executable from which it was made."""
     return (
         found.kinds == (Kind.DEBUGINFO,)
         and not found.truncated
@@ -102,13 +102,12 @@ def _belongs(found: ElfFile, described: ElfFile) -> bool:
 
 PACKED_MAX_BYTES: Final = 16 << 20
 UNPACKED_MAX_BYTES: Final = 64 << 20
-"""A larger one is left where it is: libxul's, among the largest, has half of this."""
+"""The largest unpacked size: libxul's, among the largest, has half of this."""
 
-# Sections of zeros that take no room come out of nearly nothing; tables of symbols are packed to
-# a fifth or a tenth.
+# Sections of zeros are packed to next to nothing; tables of symbols to a fifth or a tenth.
 _SMALL: Final = 1 << 20
 _RATIO: Final = 50
-# xz -9 takes 65 MiB.
+# xz -9 needs 65 MiB.
 _XZ_MEMORY: Final = 72 << 20
 _EXECUTE: Final = 0o111
 
@@ -121,12 +120,12 @@ def unpacked(
 ) -> NewCapture | None:
     """Stage the symbols in ``.gnu_debugdata`` of a staged executable, as debuginfo of last resort.
 
-    gdb, elfutils and lldb read them out of the executable. valgrind, bcc and perf (before commit
-    b10f74308e13, Linux 6.16) do not, and most programs of Fedora and its relatives ship no others.
-    They rank below every debuginfo with the same trust, and are trusted no more than a package, so
-    that a debuginfo package replaces them. Returns None if the executable has other symbols, if
-    these are damaged, too large or of another file, or if there is no room for them and the
-    executable is still there. Raises OSError, `StoreError`.
+    gdb, elfutils and lldb read them from the executable. valgrind, bcc and perf (before commit
+    b10f74308e13, Linux 6.16) do not, and most programs of Fedora and its relatives have no other
+    symbols. They rank below every debuginfo with the same trust, and get no more trust than a
+    package, so that a debuginfo package replaces them. Returns None if the executable has other
+    symbols, if these are damaged, too large or of another file, or if there is no room for them and
+    the executable still exists. Raises OSError, `StoreError`.
     """
     if described.mini is None or described.truncated or Kind.DEBUGINFO in described.kinds:
         return None
@@ -139,7 +138,9 @@ def unpacked(
 
 
 def _completed(fd: int, described: ElfFile) -> bytes | bytearray | None:
-    """The debug file with all symbols of the executable; None if it is none. Raises OSError."""
+    """Return the debug file with all symbols of the executable; None if it is invalid. Raises
+    OSError.
+    """
     where = described.mini
     if where is None or where.size > PACKED_MAX_BYTES:
         return None
@@ -153,13 +154,13 @@ def _completed(fd: int, described: ElfFile) -> bytes | bytearray | None:
 
 
 def _unpacked(packed: bytes, limit: int) -> bytes | None:
-    """Unpack xz data; None where it is damaged, or more than ``limit`` bytes."""
+    """Unpack xz data; None if it is damaged, or more than ``limit`` bytes."""
     import lzma
 
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
     try:
         data = decoder.decompress(packed, limit)
-        # The rest may be no more than the end of the stream.
+        # The rest may be just the end of the stream.
         if not decoder.eof and len(data) < limit:
             return None
         if not decoder.eof and decoder.decompress(b"", 1):
@@ -173,15 +174,15 @@ def _unpacked(packed: bytes, limit: int) -> bytes | None:
 
 
 def work(store: Store) -> None:
-    """Make the debug files that the store asks for (`Store.derivations`), until there are none.
+    """Make the debug files that the store requests (`Store.derivations`), until there are none.
 
     One process at a time does that; others wait for it. Raises OSError, `StoreError`.
     """
     with _alone(store.path):
         while wanted := store.derivations():
             for digest, build_id in wanted:
-                # A damaged blob has no names, and the check of the store reports it. A table that
-                # takes more memory than this process may have takes it at the next attempt, too.
+                # A damaged blob has no names; the check of the store reports it. If a table needs
+                # more memory than this process may have, the next attempt would fail, too.
                 with contextlib.suppress(IntegrityError, MemoryError):
                     _make(store, digest, build_id)
                 store.derived(digest)
@@ -229,14 +230,16 @@ def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
 
 
 def _place(store: Store, ordinal: int, digest: Digest) -> OriginRecord | None:
-    """The place where an executable was seen that most users may know of."""
+    """Return the place of an executable of which most users may know."""
     records = [each for each in store.index.origins(ordinal) if each.digest == digest]
     return max(records, key=lambda each: (each.origin.is_public, each.origin.trust), default=None)
 
 
 @contextlib.contextmanager
 def _alone(path: bytes) -> Iterator[None]:
-    """Keep other processes from the same work; the lock ends with the process."""
+    """Keep other processes from the same work; the kernel releases the lock at the end of the
+    process.
+    """
     name = os.path.join(path, _LOCK)
     os.makedirs(os.path.dirname(name), 0o700, exist_ok=True)
     with open(name, "ab") as file:

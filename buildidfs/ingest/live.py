@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline of a watch: takes the files that it sees into the store until it is closed.
+"""The pipeline of a watch: takes files into the store until it is closed.
 
 Two workers take the pending files, smallest first. The pending files of a filesystem that may not
-answer have a worker of their own, so that they delay no others, and so have the files of scans,
-which belong to processes that live: they can wait, and the scanner waits with them.
+answer have a worker of their own, so that they delay no others. So have the files of scans: they
+belong to living processes, so they can wait, and the scanner waits with them.
 
-A file that cannot be taken now for a reason that may pass (the store is full, the file is being
-written to) is tried again until its time in `PendingFiles` is over; then it is told of, and its
-build ID is in the journal.
+If a file cannot be taken now for a reason that may pass (the store is full, the file is being
+written to), it is tried again until its time in `PendingFiles` is over. Then it is reported, and
+the journal has its build ID.
 """
 
 from __future__ import annotations
@@ -46,59 +46,59 @@ if TYPE_CHECKING:
 
 
 ANSWER_S: Final = 10.0
-"""How long, in seconds, a filesystem may take for an answer."""
+"""Seconds that a filesystem may take for an answer."""
 
-# Files of scans that wait, open, to be staged.
+# Open files of scans that wait to be staged.
 _SCANNED_AT_ONCE: Final = 16
 _POLL_S: Final = 0.01
-# The one whose filesystem may not answer is left behind.
+# The worker for filesystems that may not answer is abandoned.
 _SLOW_END_S: Final = 1.0
-# Attempts at a file that is being written to are frequent at first: most writers are about to end.
+# If a file is being written to, attempts are frequent at first, because most writers end soon.
 _FIRST_DELAY_S: Final = 0.1
 _LAST_DELAY_S: Final = 1.0
-# Between two looks whether a file that was only noted is still there.
+# Seconds between two checks if a noted file still exists.
 _NOTED_S: Final = 1.0
-# Reasons for not being able to read a file that may pass.
+# Errors of reading a file that may pass.
 _PASSING: Final = frozenset((errno.ETXTBSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
 class Listener:
-    """Gets the results of files, in threads of `Live`; each method must be quick."""
+    """Receives the results for files, in threads of `Live`; each method must be quick."""
 
     def is_wanted(self, sighting: Sighting) -> bool:
         """Return True if a file that was seen there is to be captured."""
         return True
 
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
-        """The bytes of a file, new to the store, are there for good."""
+        """Called when the bytes of a file, new to the store, are durable."""
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
-        """A file was not captured, for a ``reason`` in words."""
+        """Called for a file that was not captured, with the ``reason``."""
 
     def unreadable(self, found: Unreadable) -> None:
-        """A scan could not read a file, or not look at a process."""
+        """Called for a file or process that a scan could not read."""
 
     def unpinned(self, sighting: Sighting, build_id: BuildId) -> None:
-        """The catcher could not keep a file open: only its build ID is known."""
+        """Called for a file that the catcher could not keep open: only its build ID is known."""
 
     def forget(self, key: bytes) -> None:
-        """The catcher is to send the file of this key again when it is mapped again."""
+        """Called to let the catcher send the file of this key again when it is mapped again."""
 
     def look_at(self, pid: int, share: str) -> None:
-        """A process is to be scanned soon, at the expense of a share of the scans."""
+        """Called to have a process scanned soon, at the expense of a share of the scans."""
 
     def recovered(self) -> None:
-        """The store can be written again after something was lost that a scan may find."""
+        """Called when the store can be written again, after losses that a scan may find."""
 
 
 class Live(Pipeline):
     """Takes the ``pending`` files into ``store`` with a number of ``workers``, until `close`.
 
-    ``listener`` hears what becomes of it. ``helper`` copies files on filesystems that may not
-    answer, and is closed with this.
+    ``listener`` gets the results. ``helper`` copies files on filesystems that may not answer, and
+    is closed with this object.
 
-    Methods may be called from any thread. They raise what ended a thread, should that happen: then
-    nothing goes into the store any more.
+    Methods may be called from any thread. If an error has ended a thread, they raise it, and no
+    further file is taken.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Live(Pipeline):
         self._pending = pending
         self._listener = listener
         self._helper = helper or FileHelper(min(ANSWER_S, pending.seconds))
-        self._scanned = 0  # files of scans that are not done with
+        self._scanned = 0  # files of scans that are not finished
         self._start()
         self._threads += [self._started(self._work_on_pending, "capture") for _ in range(workers)]
         self._threads.append(self._started(self._watch_time, "expire"))
         self._slow = self._started(self._work_slowly, "capture-slow")
 
-    # --- what is seen ------------------------------------------------------------------------
+    # --- sightings ---------------------------------------------------------------------------
 
     def take(self, item: Found) -> None:
         """Take a file that a scan found. Blocks while too many files are waiting."""
@@ -162,7 +162,9 @@ class Live(Pipeline):
         self._committer.add_rows(absent=[new])
 
     def let_go(self, gone: Iterable[LetGo]) -> None:
-        """Count files that were closed uncopied (`PendingFiles.put`), and keep their build IDs."""
+        """Count files that were closed without a copy (`PendingFiles.put`), and keep their build
+        IDs.
+        """
         for item in gone:
             pending, reason = item.pending, item.reason
             if pending.noted:
@@ -179,8 +181,8 @@ class Live(Pipeline):
     def flush(self, timeout: float) -> bool:
         """Wait until all files that can be captured now are durable and visible.
 
-        Returns False if it is not within ``timeout`` seconds. Files that wait for the end of a
-        writer, or for room in the store, are not waited for.
+        Returns False after ``timeout`` seconds. It does not wait for files that wait for the end of
+        a writer, or for room in the store.
         """
         until = time.monotonic() + timeout
         self._pending.look_again()
@@ -189,7 +191,7 @@ class Live(Pipeline):
             if time.monotonic() >= until:
                 return False
             self._committer.flush(min(until, time.monotonic() + _POLL_S))
-            time.sleep(_POLL_S)  # rare, and then short: nothing else needs to be told for it
+            time.sleep(_POLL_S)  # rare and short, so it needs no notification of its own
         return self._committer.flush(until)
 
     def close(self) -> None:
@@ -221,7 +223,7 @@ class Live(Pipeline):
             try:
                 wait, reason = staging.premature(pending.file.fd)
             except OSError:
-                wait, reason = 0.0, ""  # the attempt will tell
+                wait, reason = 0.0, ""  # the attempt will show it
             if wait:
                 self._put_off(pending, wait, reason)
             else:
@@ -260,8 +262,8 @@ class Live(Pipeline):
     def _capture(self, job: Job) -> Staging:
         if job.pending is None or not job.pending.slow:
             return super()._capture(job)
-        # This process neither reads such a file nor asks for its attributes (`file_helper`), and
-        # what the kernel had in memory when it was caught may be old.
+        # This process neither reads such a file nor gets its attributes (`file_helper`), and the
+        # kernel's cached attributes at the catch may be old.
         origin = job.sighting.origin
         device = _device(origin.identity)
         path_fd = job.pending.file.fd
@@ -274,7 +276,7 @@ class Live(Pipeline):
         return staging.capture(self._store, PinnedFile(sighting, fd, is_copy=True))
 
     def _entries(self, capture: NewCapture, job: Job) -> Sequence[NewSeen]:
-        """A watch journals each sighting, and the build ID that was there when it was caught."""
+        """A watch journals each sighting, with the build ID at the time of the catch."""
         entries = [NewSeen(capture.sighting, capture.build_id)]
         caught = job.pending.build_id if job.pending is not None else None
         if caught is not None and caught != capture.build_id:
@@ -282,7 +284,7 @@ class Live(Pipeline):
         return entries
 
     def _put_off(self, pending: PendingFile, wait: float, reason: str) -> None:
-        """Put a file off because it is too early, for a ``reason`` that may last, or for none."""
+        """Delay a file because it is too early, with or without a ``reason`` that may last."""
         if reason:
             wait = min(_FIRST_DELAY_S * 2.0 ** min(pending.tries, 16), _LAST_DELAY_S)
             pending.tries += 1
@@ -290,7 +292,7 @@ class Live(Pipeline):
             self._keep_id(pending.file, pending)
         self._pending.give_back(pending, wait, reason)
 
-    # --- what becomes of a file ---------------------------------------------------------------
+    # --- results for a file -------------------------------------------------------------------
 
     def _captured(self, job: Job, capture: NewCapture, outcome: Outcome) -> None:
         if outcome.refused:
@@ -307,10 +309,10 @@ class Live(Pipeline):
         self._not_committed([job], StoreError("the store has removed its bytes meanwhile"))
 
     def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
-        """Note files that are still there, and that there is no room for.
+        """Note files that still exist, and for which there is no room.
 
-        One that was just made waits for as long as pending files do: if it is deleted meanwhile,
-        it cannot be had again, and room is made for it.
+        A file that was just made waits as long as pending files do: if it is deleted meanwhile, it
+        is not recapturable any more, and room is made for it.
         """
         for job in jobs:
             pending = job.pending
@@ -328,7 +330,7 @@ class Live(Pipeline):
     def _absent(self, jobs: list[Job], outcome: NewAbsence) -> None:
         self._count(absent=len(jobs))
         for each in jobs:
-            self._keep_id(each.file, each.pending)  # the bytes that had its build ID are gone
+            self._keep_id(each.file, each.pending)  # the bytes with its build ID are gone
         self._revisit(jobs, outcome)
         self._release(jobs)
 
@@ -346,7 +348,7 @@ class Live(Pipeline):
         if job.pending is not None:
             self._put_off(job.pending, 0.0, reason)
             return
-        # The file of a scan waits like one that was caught.
+        # A file of a scan waits like a caught one.
         assert job.file is not None
         self._count(retried=1)
         pending = PendingFile(job.file, None, b"", time.monotonic(), tries=1)
@@ -358,7 +360,7 @@ class Live(Pipeline):
         self._not_committed([job], error)
 
     def _not_committed(self, jobs: list[Job], error: BuildIdFsError) -> None:
-        """Have pending files wait for another try; scans find theirs again."""
+        """Let pending files wait for another attempt; scans find theirs again."""
         for job in [each for of in jobs for each in self._finished(of)]:
             self._keep_id(job.file, job.pending)
             pending = job.pending
@@ -372,14 +374,18 @@ class Live(Pipeline):
                 self._release([job])
 
     def _forgotten(self, sighting: Sighting) -> None:
-        """Count a file whose bytes were removed for others: no loss while it is recapturable."""
+        """Count a file whose bytes were removed to make room: it is not a loss while it is
+        recapturable.
+        """
         if self._store.can_be_had(sighting.origin):
             self._count(noted=1)
         else:
             self._listener.failed(sighting, "the store has forgotten it")
 
     def _revisit(self, jobs: list[Job], outcome: NewCapture | NewAbsence) -> None:
-        """Have files that are not to be remembered caught again when they are mapped again."""
+        """Let the catcher send files again that are not to be remembered, when they are mapped
+        again.
+        """
         for job in jobs:
             if not outcome.remember and job.pending is not None:
                 self._listener.forget(job.pending.key)
@@ -390,7 +396,9 @@ class Live(Pipeline):
         self._listener.failed(sighting, reason, pending.build_id if pending is not None else None)
 
     def _keep_id(self, file: PinnedFile | None, pending: PendingFile | None) -> None:
-        """Put the build ID of an uncaptured file into the journal: that much is not to be lost."""
+        """Put the build ID of an uncaptured file into the journal, so that at least the
+        ID is kept.
+        """
         if file is None:
             return
         build_id = pending.build_id if pending is not None else file.build_id
@@ -402,7 +410,7 @@ class Live(Pipeline):
             self._committer.see(file.sighting, build_id)
 
     def _release(self, jobs: list[Job]) -> None:
-        """Close files that are done with."""
+        """Close finished files."""
         self._pending.done(*(job.pending for job in jobs if job.pending is not None))
         for job in jobs:
             if job.pending is None and job.file is not None:
@@ -411,14 +419,14 @@ class Live(Pipeline):
 
 
 def _device(identity: FileIdentity) -> tuple[int, int]:
-    """The number of the mount, since device numbers are handed out again."""
+    """Return the number of the mount, because device numbers are reused."""
     return identity.dev, int.from_bytes((identity.scope or b"")[-8:], "little")
 
 
 DENIED: Final = frozenset((errno.EPERM, errno.EACCES))
 """Errors of a file that a scan of its process may open in another way."""
 
-# For the first page of a file whose filesystem is made of others.
+# For the first page of a file on a stacked filesystem.
 _FIRST_LOOK_S: Final = 1.0
 # The catcher closes its copies first, see `protocol.Outbox`.
 _CLOSE_AFTER_S: Final = 0.5
@@ -426,9 +434,9 @@ _CLOSING_S: Final = 10.0
 
 
 class CaughtFiles:
-    """Takes caught files into ``pending``, for ``live``, whose ``listener`` hears of them.
+    """Passes caught files to ``pending``, for ``live``; ``listener`` gets the results.
 
-    Belongs to one thread. ``sightings`` says where they were seen, ``slow`` is what is known of
+    Belongs to one thread. ``sightings`` makes their sightings, ``slow`` has the known facts about
     mounts.
     """
 
@@ -451,7 +459,7 @@ class CaughtFiles:
         self._closer = Closer(delay=_CLOSE_AFTER_S)
 
     def take(self, caught: Caught, fd: int) -> None:
-        """Take over one file, which is open at ``fd`` (O_PATH), or only known of (-1)."""
+        """Take over one file, which is open at ``fd`` (O_PATH); -1 if only its data is known."""
         sighting = self._sightings.of(caught, fd)
         if not self._listener.is_wanted(sighting):
             self._closer.close([fd])
@@ -460,18 +468,20 @@ class CaughtFiles:
             self._listener.unpinned(sighting, caught.build_id)
             self._listener.forget(caught.key)
         elif fd < 0:
-            # We had no descriptor left to receive it with.
+            # We had no free descriptor to receive it.
             self._not_opened(caught, sighting, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         elif not self._is_known(caught, sighting, fd):
             self._take_new(caught, self._sightings.reached(sighting, caught, fd), fd)
 
     def close(self) -> None:
-        """Close what is left; safe to call twice."""
+        """Close the remaining descriptors; safe to call twice."""
         self._closer.finish(_CLOSING_S)
         self._sightings.close()
 
     def _is_known(self, caught: Caught, sighting: Sighting, fd: int) -> bool:
-        """Record the sighting of a file that the store knows; False if it does not."""
+        """Record the sighting of a file that the store knows; return False if it does
+        not know it.
+        """
         known = self._memo.recall(caught.identity)
         if known is None:
             return False
@@ -508,13 +518,13 @@ class CaughtFiles:
         self._listener.look_at(caught.pid, share)
 
     def _first_look(self, caught: Caught, path_fd: int) -> tuple[int, BuildId | None]:
-        """Return a descriptor to read a file from, and the build ID on its first page.
+        """Return a descriptor that reads a file, and the build ID on its first page.
 
-        Raises OSError: TimeoutError if what its filesystem is made of does not answer.
+        Raises OSError: TimeoutError if a layer of its filesystem does not answer.
         """
         if not self._slow.is_stacked(path_fd):
             return _opened(path_fd)
-        own = os.dup(path_fd)  # the thread that asks may be left behind with it
+        own = os.dup(path_fd)  # the thread may be abandoned with it
 
         def question() -> tuple[int, BuildId | None]:
             with closing_fd(own):
@@ -529,7 +539,7 @@ class CaughtFiles:
     def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
         self._listener.forget(caught.key)
         if error.errno in DENIED:
-            # A scan knows other ways.
+            # A scan has other ways.
             self._listener.look_at(caught.pid, self._sightings.share(sighting.origin))
         else:
             self._listener.failed(sighting, error.strerror or str(error))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of files into the store: found, staged by workers, committed in batches, counted.
+"""The pipeline of files into the store: found, staged by workers, committed in batches, counted.
 
     source -> queue -> workers (`staging`) -> `committer` -> results
 
-`Pipeline` is the way, the same for a scan and for a watch. `scan.Scan` ends: its source is a
-scanner, a store that fails ends it, and its result is a summary. `live.Live` goes on until it is
-closed: files that were caught wait beside the queue, open and with a deadline, and a store that
-fails is tried again.
+`Pipeline` is the common part of a scan and a watch. `scan.Scan` ends: its source is a scanner, a
+failure of the store ends it, and its result is a summary. `live.Live` continues until it is closed:
+caught files wait beside the queue, open and with a deadline, and a store that failed is tried
+again.
 
-Everything is bounded: the files that wait in the queue, those in a batch, and the bytes staged.
+All of these have limits: the files in the queue, the files in a batch, and the staged bytes.
 Threads start when there is a file to read, because the usual scan finds only known files.
 """
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A file in work, and others that are the same file seen at other places.
+    """A file in work, and further sightings of the same file at other places.
 
-    ``file`` is None for a place of which only the sighting is at hand. ``pending`` is the pending
-    file that ``file`` belongs to, if it was caught live.
+    ``file`` is None for a place with only a sighting. ``pending`` is the pending file of ``file``,
+    if it was caught live.
     """
 
     __slots__ = ("file", "more", "pending", "sighting")
@@ -58,8 +58,8 @@ class Job:
 class Pipeline(ABC):
     """Takes files into ``store`` with ``workers`` threads; at most ``most_queued`` files wait.
 
-    ``is_idle`` and ``trouble`` are those of `Committer`. Subclasses say what becomes of a file, in
-    methods that are called in any thread.
+    ``is_idle`` and ``trouble`` are those of `Committer`. Subclasses handle the results for a file,
+    in methods that are called in any thread.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Pipeline(ABC):
         self._most_staged: int | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for workers
-        self._room = threading.Condition(self._lock)  # for those who wait for them
+        self._room = threading.Condition(self._lock)  # for the waiting threads
         self._queue: deque[Job] = deque()
         self._jobs: dict[FileIdentity, Job] = {}
         self._threads: list[threading.Thread] = []  # that stage what is queued
@@ -100,7 +100,7 @@ class Pipeline(ABC):
     # --- threads -----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start to commit in a thread."""
+        """Start a thread that commits."""
         self._most_staged = self._store.most_staged
         self._committer.prepare(self._most_staged)
         self._commits = self._started(self._commit, "commit")
@@ -109,7 +109,8 @@ class Pipeline(ABC):
         def guarded() -> None:
             try:
                 work()
-            except BaseException as fault:  # the top of the thread: raised where it is seen
+            # the top of the thread: the error is raised where it is handled
+            except BaseException as fault:
                 self._fail(fault)
 
         thread = threading.Thread(target=guarded, name=f"buildidfs-{name}", daemon=True)
@@ -124,14 +125,16 @@ class Pipeline(ABC):
             raise
 
     def _fail(self, fault: BaseException) -> None:
-        """Let everybody know that nothing more is taken."""
+        """Stop all work because of a fault, and release all waiting threads."""
         with self._lock:
             self._fault = self._fault or fault
             self._changed.notify_all()
             self._room.notify_all()
 
     def _put(self, job: Job) -> bool:
-        """Queue a file, after a wait while too many are queued; False if none is taken any more."""
+        """Queue a file, after a wait while too many are queued; return False if none is taken any
+        more.
+        """
         with self._lock:
             while len(self._queue) >= self._most_queued and not self._is_over():
                 self._room.wait()
@@ -165,7 +168,7 @@ class Pipeline(ABC):
             return self._queue.popleft()
 
     def _rest(self) -> None:
-        """A thread has staged its file."""
+        """Record that a thread has staged its file."""
         with self._lock:
             self._busy -= 1
             is_last = not self._busy
@@ -202,7 +205,7 @@ class Pipeline(ABC):
     # --- one file ----------------------------------------------------------------------------
 
     def _begin(self, job: Job) -> bool:
-        """Return False if the same file is in work, and has taken the job along."""
+        """Add the job to the same file in work, and return False; True if there is none."""
         identity = job.sighting.origin.identity
         with self._lock:
             same = self._jobs.get(identity)
@@ -215,7 +218,7 @@ class Pipeline(ABC):
             return True
 
     def _stage(self, job: Job) -> None:
-        """Stage one file; returns when it waits to be committed, or its fate is known."""
+        """Stage one file; return when it waits for its commit, or has a result."""
         self._committer.wait_for_room()
         try:
             outcome = self._capture(job)
@@ -241,7 +244,7 @@ class Pipeline(ABC):
     def _settled(
         self, batch: Batch[Job], result: CommitResult | BuildIdFsError, unknown: list[Sighting]
     ) -> None:
-        """Go on with a batch that was committed, or could not be."""
+        """Continue with a batch that was committed, or could not be."""
         if isinstance(result, BuildIdFsError):
             self._not_committed([job for _, job, _ in batch.captures], result)
             return
@@ -265,7 +268,7 @@ class Pipeline(ABC):
             self._committer.add(there, other, self._entries(there, other))
 
     def _finished(self, job: Job) -> list[Job]:
-        """Return the job and those it took along; the next one of that file is staged again."""
+        """Return the job and the jobs added to it; the next one of that file is staged again."""
         identity = job.sighting.origin.identity
         with self._lock:
             if self._jobs.get(identity) is job:
@@ -274,13 +277,13 @@ class Pipeline(ABC):
         return [job, *more]
 
     def _count_captured(self, capture: NewCapture, outcome: Outcome) -> None:
-        """Count a file whose bytes the store has by now."""
+        """Count a file whose bytes the store has now."""
         self._count(new_ids=outcome.new_id)
         if not outcome.new_blob:
             self._count(held=1)
             return
         self._count(captured=1)
-        import logging  # a scan that finds only known files does without
+        import logging  # a scan that finds only known files does not need it
 
         log = logging.getLogger(__name__)
         if log.isEnabledFor(logging.INFO):
@@ -292,7 +295,7 @@ class Pipeline(ABC):
             for name, number in more.items():
                 setattr(self._results, name, getattr(self._results, name) + number)
 
-    # --- what becomes of a file ---------------------------------------------------------------
+    # --- results for a file -------------------------------------------------------------------
 
     def _capture(self, job: Job) -> Staging:
         """Stage a file, whose descriptor stays open. Raises `StoreError`, `IntegrityError`."""
@@ -305,15 +308,15 @@ class Pipeline(ABC):
 
     @abstractmethod
     def _captured(self, job: Job, capture: NewCapture, outcome: Outcome) -> None:
-        """The bytes are durable and visible, or were refused because of what they are."""
+        """The bytes are durable and visible, or were refused because of their content."""
 
     @abstractmethod
     def _gone(self, job: Job, build_id: BuildId) -> None:
-        """The store has removed the bytes, which it had, before they were recorded."""
+        """The store removed the bytes, which it had, before they were recorded."""
 
     @abstractmethod
     def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
-        """There is no room for a file that is still there; the first may be in the journal."""
+        """There is no room for files that still exist; the first may be in the journal."""
 
     @abstractmethod
     def _absent(self, jobs: list[Job], outcome: NewAbsence) -> None:
@@ -329,9 +332,10 @@ class Pipeline(ABC):
 
     @abstractmethod
     def _not_committed(self, jobs: list[Job], error: BuildIdFsError) -> None:
-        """The store could not record these captures (none: only rows); their staged bytes are
-        gone."""
+        """The store could not record these captures (none: only rows); their staged
+        bytes are gone.
+        """
 
     @abstractmethod
     def _forgotten(self, sighting: Sighting) -> None:
-        """A file that was taken for known is not known to the store any more."""
+        """A file that was taken for known is no longer known to the store."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scan into the store: a pipeline that ends with its scanner, or with a store that fails."""
+"""A scan into the store: a pipeline that ends with its scanner, or when the store fails."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from buildidfs.ingest.staging import Outcome as Staging
 
 REMOVED: Final = "the store has removed its bytes meanwhile: the next scan reads it"
-"""Why a file was not captured that the store knew when the scan came to it."""
+"""The reason why a file was not captured that the store knew when the scan came to it."""
 
 _WAITING_PER_WORKER: Final = 8
 _PROGRESS_S: Final = 0.1
-# A worker that comes back from the kernel waits this long for the scanner, which is all Python;
-# with the usual 5 ms a scan of /usr/lib takes a third longer.
+# A worker that returns from the kernel waits this long for the scanner, which is pure Python; with
+# the default of 5 ms a scan of /usr/lib takes a third longer.
 _SWITCH_INTERVAL_S: Final = 0.0005
 
 
 class StoreMemo:
-    """The store's memory of files, as scanners ask for it."""
+    """The store's memory of files, with the interface for scanners."""
 
     def __init__(self, store: Store) -> None:
         self._recall = store.index.recall
@@ -66,14 +66,14 @@ class Ingest:
         progress: Progress | None = None,
         share: Callable[[], float | None] = lambda: None,
     ) -> Summary:
-        """Take everything in; returns when it is durable and visible.
+        """Take all files into the store; return when they are durable and visible.
 
-        ``share`` tells ``progress`` how far the scanner is. On Ctrl-C what was staged is committed,
-        and `Interrupted` raised.
+        ``share`` returns the progress of the scanner for ``progress``. On Ctrl-C the staged files
+        are committed, and `Interrupted` is raised.
 
-        What the store's policy does not keep is removed then. What fails for one file is in the
-        summary, also that there is no room for it. Raises `StoreError` (`StoreFull`) when the store
-        fails, and whatever ``found`` raises, after what was staged by then is committed.
+        At the end, blobs that the store's policy does not keep are removed. Failures of single
+        files are in the summary, also a lack of room. Raises `StoreError` (`StoreFull`) if the
+        store fails, and errors of ``found``, after the files staged by then are committed.
         """
         scan = Scan(self._store, self._workers)
         shown = 0.0
@@ -108,10 +108,10 @@ def _path(item: Found) -> bytes:
 
 
 class Scan(Pipeline):
-    """One run of `Ingest`. A store that fails ends it: `take` and `finish` raise `StoreError`.
+    """One run of `Ingest`. A failure of the store ends it: `take` and `finish` raise `StoreError`.
 
-    Where the store's policy bounds what may be staged, a file for which there is no room waits
-    until everything else is committed, and is tried once more.
+    If the store's policy limits the staged bytes, a file for which there is no room waits until all
+    others are committed, and is then tried once more.
     """
 
     def __init__(self, store: Store, workers: int) -> None:
@@ -124,14 +124,14 @@ class Scan(Pipeline):
         self._touched: list[Sighting] = []
 
     def take(self, item: Found) -> None:
-        """Begin with one item; waits while too much is waiting. Raises `StoreError`."""
+        """Start with one item; wait while too many are waiting. Raises `StoreError`."""
         self.summary.files += 1
         if isinstance(item, PinnedFile):
             self._take_pinned(item)
         elif isinstance(item, Unreadable):
             self.summary.unreadable.append(item)
         elif item.known.build_id is not None:
-            # Of a file that is not committed yet it is another name.
+            # It is another name of a file that is not committed yet.
             if self._begin(Job(item.sighting, None)):
                 self._count(held=1)
                 self._touched.append(item.sighting)
@@ -180,9 +180,9 @@ class Scan(Pipeline):
         self.check()
 
     def _try_again(self) -> None:
-        """Try the files again that there was no room for. Raises `StoreError`.
+        """Try the files again for which there was no room. Raises `StoreError`.
 
-        Files that wait to be committed take room, so they are committed before.
+        Files that wait for a commit take room, so they are committed before.
         """
         while self._short:
             self._drain()
@@ -203,7 +203,7 @@ class Scan(Pipeline):
         except StoreFull as error:
             return Unreadable(job.sighting.origin.path, str(error), errno.ENOSPC)
 
-    # --- what becomes of a file ---------------------------------------------------------------
+    # --- results for a file -------------------------------------------------------------------
 
     def _capture(self, job: Job) -> Staging:
         """Stage one file, and close it unless it has to wait for room."""
@@ -246,7 +246,7 @@ class Scan(Pipeline):
         with self._lock:
             self.summary.absent[absence] += 1
         if absence not in (Absence.NOT_ELF, Absence.EMPTY):
-            import logging  # few get here, and a scan that finds only what is known does not
+            import logging  # rarely needed, and not by a scan that finds only known files
 
             path = show(sighting.origin.path)
             logging.getLogger(__name__).info("passed over %s: %s", path, absence)
@@ -274,7 +274,8 @@ class Scan(Pipeline):
 
     def _forgotten(self, sighting: Sighting) -> None:
         self._count(held=-1)
-        if self._store.can_be_had(sighting.origin):  # it made way for others, says the journal
+        # it was removed to make room, according to the journal
+        if self._store.can_be_had(sighting.origin):
             self._count(noted=1, noted_bytes=sighting.origin.identity.size)
         else:
             self._removed(sighting)

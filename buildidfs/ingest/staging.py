@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stage one file and identify the copy. Runs in several threads at once.
 
-The source is looked at first only to spare work: a file without a build ID is not copied, and one
-whose bytes may be held already is hashed and not copied. What is recorded is what the staged
-bytes say. A file that was written to meanwhile may be staged half old and half new, with the build
-ID of either; such bytes are dropped, and the file is tried again. Its times do not tell all: they
-say when a write began, however long it takes, and nothing of stores through a mapping to a page
-that is dirty already. So the kernel is asked for writers, and what may have one is read twice. Such
-a file is not remembered either: its identity stands still while its bytes change, so each scan and
+The source is read first only to save work: a file without a build ID is not copied, and one whose
+bytes the store may hold already is hashed and not copied. Only facts from the staged bytes are
+recorded.
+
+If a file was written to meanwhile, its staged bytes may be half old and half new, with either build
+ID; they are dropped, and the file is tried again. Its times are not enough to detect that: they
+show when a write began, however long it takes, and do not show stores through a mapping to a dirty
+page. So the kernel is asked for writers, and a file that may have one is read twice. Such a file is
+not remembered either, because its identity stays the same while its bytes change. So each scan and
 each catch reads it again until the writer is gone.
 """
 
@@ -53,23 +55,23 @@ Outcome = NewCapture | NewAbsence | NewSeen | Unreadable
 """The result for a file; `NewSeen` if it is recapturable and there is no room for it."""
 
 WRITTEN_TO: Final = "a process keeps writing to it"
-"""Said with ETXTBSY of a file that may be captured later."""
+"""The reason with ETXTBSY for a file that may be captured later."""
 
 _ATTEMPTS: Final = 3
-# Longer than a tick of any filesystem's clock, at 100 a second. A file that was written to within
+# Longer than a tick of any filesystem's clock, at 100 per second. A file that was written to within
 # the current tick can be written to again without a trace in its times.
 _SETTLED_NS: Final = 20_000_000
-# Between two readings of a file that may be being written to, for the writer to go on in.
+# Seconds between two reads of a file that may be being written to, so that the writer can continue.
 _PAUSE: Final = 0.05
-# A file that is open for writing rests when the last write began this long ago: one can
-# take as long as the disk makes it wait.
+# A file that is open for writing counts as at rest if the last write began this long ago: a write
+# can take as long as the disk makes it wait.
 _RESTING_NS: Final = 1_000_000_000
-# Where the kernel does not tell of writers, those who began longer ago are taken to be done.
+# If the kernel does not report writers, writes that began longer ago count as done.
 _WRITING_NS: Final = 60_000_000_000
-# With more variants than this of one build ID none is compared with the file at hand, which
-# would take the longer the more there are: it is copied, and the store finds out.
+# If a build ID has more variants than this, the file is not compared with them, which would take
+# ever longer: it is copied, and the store finds duplicates.
 _MANY_VARIANTS: Final = 64
-# A file of holes costs its maker nothing and the store an hour for each few TiB. A compressing
+# A file of holes costs its maker nothing, and the store an hour for a few TiB. A compressing
 # filesystem allocates at least a sixty-fourth for real bytes.
 _HOLES_BYTES: Final = 8 << 30
 _HOLES_RATIO: Final = 64
@@ -82,7 +84,7 @@ def capture(store: Store, pinned: PinnedFile) -> Outcome:
 
 
 def take(store: Store, pinned: PinnedFile) -> Outcome:
-    """`capture`, of a file that stays open for another try. Raises `StoreError`."""
+    """Do as `capture`, but keep the file open for another attempt. Raises `StoreError`."""
     path = pinned.sighting.origin.path
     try:
         for _ in range(_ATTEMPTS):
@@ -104,7 +106,7 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
 def premature(fd: int) -> tuple[float, str]:
     """Return the seconds until staging of a file may begin, and the reason for the delay, if any.
 
-    Zero is now. `capture` would wait itself, and copy what it then has to drop. Raises OSError.
+    Zero means now. `capture` would wait itself, and copy bytes that it has to drop. Raises OSError.
     """
     age = time.time_ns() - os.fstat(fd).st_ctime_ns
     if 0 <= age < _RESTING_NS and file_ops.has_writer(fd):
@@ -123,7 +125,7 @@ def _is_torn(outcome: Outcome) -> bool:
 def _is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
     """Return True if the file cannot change without a change of its identity.
 
-    Where the kernel does not tell, a file is taken for fixed a minute after its last change: by
+    If the kernel does not report writers, a file counts as fixed a minute after its last change: by
     then a disk filesystem has written its pages back, and the next store shows in its times.
     """
     if _is_own_copy(pinned):
@@ -133,7 +135,7 @@ def _is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
 
 
 def _lasting(outcome: Outcome, is_fixed: bool) -> Outcome:
-    """The outcome, which is not remembered unless the file ``is_fixed``."""
+    """Return the outcome; it is remembered only if the file ``is_fixed``."""
     if is_fixed or not isinstance(outcome, NewCapture | NewAbsence):
         return outcome
     return msgspec.structs.replace(outcome, remember=False)
@@ -152,7 +154,7 @@ def _has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
 
 
 def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> bool:
-    """Return True if a file that may have a writer is as it was staged. Raises OSError."""
+    """Return True if a file that may have a writer equals its staged bytes. Raises OSError."""
     time.sleep(_PAUSE)
     if file_ops.has_writer(fd) and time.time_ns() - identity.ctime_ns < _RESTING_NS:
         return False
@@ -160,13 +162,13 @@ def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> 
 
 
 def _is_hollow(fd: int) -> bool:
-    """Return True if a file is not worth reading, or would never end. Raises OSError."""
+    """Return True if a file is mostly holes, or would never end. Raises OSError."""
     status = os.fstat(fd)
     return status.st_size > max(_HOLES_BYTES, status.st_blocks * 512 * _HOLES_RATIO)
 
 
 def _identity(pinned: PinnedFile) -> FileIdentity:
-    """Return the identity of the file now; that of the scanner, if a copy stands in for it."""
+    """Return the present identity of the file; that of the scanner if a copy stands in for it."""
     said = pinned.sighting.origin.identity
     now = statx.identity(pinned.fd)
     return now if (now.dev, now.ino) == (said.dev, said.ino) else said
@@ -181,7 +183,7 @@ def _settle(identity: FileIdentity) -> None:
 
 def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome:
     """Try once to take a file that may be being written to. Raises `StoreError`, OSError."""
-    # Asked before anything is read: a writer that begins after that shows in the times.
+    # Checked before the first read: a writer that begins later shows in the times.
     writer = _has_writer(pinned, identity)
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
@@ -219,12 +221,12 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
 
 
 def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
-    """The sighting of the file as it is now."""
+    """Return the sighting with the present identity of the file."""
     origin = sighting.origin
     if identity == origin.identity:
         return sighting
     said, trust, reach = origin.identity, origin.trust, origin.reach
-    # Both were judged by an owner and a mode that it does not have.
+    # Both were found for an owner and a mode that it does not have.
     if (said.uid, said.mode) != (identity.uid, identity.mode):
         trust = Trust.UNKNOWN
     if (said.uid, said.gid, said.mode) != (identity.uid, identity.gid, identity.mode):
@@ -248,7 +250,9 @@ def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
 
 
 def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
-    """The aliases of a held file that an earlier version captured without. Raises OSError."""
+    """Return the missing aliases of a held file that an earlier version captured.
+    Raises OSError.
+    """
     if store.aliases.of(held.digest):
         return ()
     described = elf_file.describe(fd)
@@ -258,7 +262,7 @@ def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
 
 
 def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
-    """The capture that staged bytes make. Raises OSError, `StoreError`."""
+    """Return the capture for staged bytes. Raises OSError, `StoreError`."""
     if pinned.kind is Kind.KALLSYMS and pinned.build_id is not None:
         alias = Alias(AliasType.HTL, identity.kernel_htlhash(pinned.build_id))
         kinds = (Kind.KALLSYMS,)
@@ -328,7 +332,7 @@ def _codes(store: Store, described: ElfFile, own: Digest) -> tuple[tuple[Digest,
 
 
 def _others(store: Store, described: ElfFile, own: Digest) -> list[Digest]:
-    """The first other executables with the build ID of a file."""
+    """Return the first other executables with the build ID of a file."""
     ordinal = store.index.ordinal(described.build_id)
     if ordinal is None:
         return []

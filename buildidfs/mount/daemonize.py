@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a mount or a service in the background, after the command that started it has ended.
 
-The process detaches before it opens the index or starts an event loop, neither of which survives a
-fork, and tells its parent through a pipe whether it is ready: then the parent returns, or raises
-the error of the child.
+The process detaches before it opens the index or starts an event loop, because neither survives a
+fork. It reports through a pipe that it is ready, or its error; then the parent returns, or raises
+the error.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def start(
     agent_of: Callable[[], Agent] | None = None,
     opened: Callable[[bytes], Store] | None = None,
 ) -> None:
-    """Mount a store, which ``opened`` opens, in the background; returns when it answers.
+    """Mount a store in the background; return when the mount answers.
 
-    Messages then go to ``log_file``, or else to syslog where there is one. Raises what
-    `session.run` raises.
+    ``opened`` opens the store. Messages then go to ``log_file``, or else to syslog if there is one.
+    Raises the errors of `session.run`.
     """
 
     def serve(ready: Callable[[], None]) -> None:
@@ -56,10 +56,11 @@ def start(
 
 
 def detach(work: Work, log_file: str | None = None) -> None:
-    """Run ``work`` in a background process; return when it calls its argument: it is ready.
+    """Run ``work`` in a background process; return when it calls its argument to report that it is
+    ready.
 
-    The process has no terminal, and its working directory is /. Its messages go where those of
-    `start` go. If ``work`` raises before it is ready, the error is raised here.
+    The process has no terminal, and its working directory is /. Its messages go to the same place
+    as those of `start`. If ``work`` raises before it is ready, the error is raised here.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -82,7 +83,7 @@ def _leave(work: Work, writing: int, log_file: str | None) -> NoReturn:
         if os.fork() != 0:
             os._exit(0)
         os.chdir("/")
-        # As from a fresh start: whatever the parent did with these was for itself.
+        # As after a fresh start, because the parent changed these for itself.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         code = _run(work, writing, log_file)
@@ -148,7 +149,7 @@ def _redirect(log_file: str | None) -> None:
 
 
 def _error(said: bytes) -> errors.BuildIdFsError:
-    """The error of the child, from the text that it wrote."""
+    """Return the error of the child, from the text that it wrote."""
     name, _, text = said.decode(errors="surrogateescape").partition("\n")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.BuildIdFsError):
@@ -172,12 +173,11 @@ def mount(
     agent_of: Callable[[], Agent] | None = None,
     opened: Callable[[bytes], Store] | None = None,
 ) -> None:
-    """Mount the store; returns when it can be read, or, in the foreground, when it is unmounted.
+    """Mount the store; return when it can be read, or, in the foreground, when it is unmounted.
 
-    With ``bundle`` it is one that ``store_path`` leads to. In the foreground ``ready`` is called
-    when it can be read. ``agent_of`` gives what fetches missing files; ``opened`` opens the store,
-    if not in the usual way. Raises `MountError`,
-    `StoreMissing`, `StoreVersionError`.
+    With ``bundle``, ``store_path`` is a bundle. In the foreground ``ready`` is called when the
+    mount can be read. ``agent_of`` returns the agent that fetches missing files; ``opened`` opens
+    the store in another way than usual. Raises `MountError`, `StoreMissing`, `StoreVersionError`.
     """
     from buildidfs.mount import daemonize
     from buildidfs.mount import mountpoint as mount_options
@@ -215,14 +215,16 @@ def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def _server(store_path: str | os.PathLike[str], point: bytes) -> Iterator[tuple[int, int]]:
-    """The pid and a pidfd of the process that has mounted a store at ``point``; -1 if not known."""
+    """Yield the pid and a pidfd of the process that has mounted a store at ``point``; -1 if
+    unknown.
+    """
     import os
 
     from buildidfs.store import run_files
 
     pid = pidfd = -1
     for each in reversed(run_files.present(store_path, "mount")):
-        if each.path("mountpoint") == point:  # of several on top of each other the last one
+        if each.path("mountpoint") == point:  # of several stacked mounts the last one
             with contextlib.suppress(ProcessLookupError, StoreError):
                 pid, pidfd = each.pid, each.pidfd()
             break

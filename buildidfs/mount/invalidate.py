@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell the kernel which names a commit has changed, before the committer goes on.
+"""Tell the kernel which names a commit has changed, before the committer continues.
 
 The kernel keeps names for a day, and names that do not exist for some minutes, without asking
-again. A commit changes two things: names that were absent exist, and a name may lead to a
-better variant, which is another inode. The store tells its listeners the ordinals; `View.spellings`
-says which names hang on them; those are invalidated. When everything may have changed, all names
-are (`FuseKernel.forget_names`).
+again. A commit changes two things: names that were absent exist, and a name may lead to a better
+variant, which is another inode. The store announces the ordinals; `View.spellings` returns the
+names of their nodes, and these are invalidated. If everything may have changed, all names are
+invalidated (`FuseKernel.forget_names`).
 
-Of absent names only those need it that the kernel was told of. `Absences` keeps them, and it is
-bounded: when it is full, the kernel is told not to remember more.
+An absent name needs an invalidation only if the kernel may have cached it. `Absences` records these
+names, up to a limit: beyond it the kernel may not cache further absent names.
 
-All this happens in a thread of its own. An invalidation waits for lookups in the same directory
-that are on their way, and those wait for the loop: on the loop it would be a deadlock.
+Invalidations run in a thread of their own. An invalidation waits for pending lookups in the same
+directory, and those wait for the loop, so on the loop it would be a deadlock.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ MOST_ABSENCES = 32768
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN)
 
-# A fuse_out_header with FUSE_NOTIFY_INC_EPOCH as its error: from now on every dentry is out of
-# date. Linux 6.16, commit 2396356a945b; earlier kernels answer EINVAL.
+# A fuse_out_header with FUSE_NOTIFY_INC_EPOCH as its error invalidates every dentry. Linux 6.16,
+# commit 2396356a945b; earlier kernels answer EINVAL.
 _INC_EPOCH = struct.pack("<IiQ", 16, 8, 0)
 
 
 class Absences:
-    """The names that the kernel remembers as absent: (directory, name).
+    """The names that the kernel caches as absent: (directory, name).
 
-    Used by the loop and by the invalidating thread; each method is one step under the GIL where
-    that matters. ``moment`` changes with every commit: a lookup that began before must be
-    repeated, or the answer "absent" might arrive after the news that it exists.
+    The loop and the invalidating thread both use it; where it matters, a method is one step under
+    the GIL. ``moment`` changes with every commit: a lookup that began before must be repeated, or
+    its answer "absent" might arrive after the invalidation.
 
-    ``keeps_names``: `take_all` returns the names, which takes twice the memory; set it before there
-    are any. Without it two names may share an entry, and the kernel is told of one in vain.
+    With ``keeps_names``, `take_all` returns the names, which takes twice the memory; set it before
+    there are any. Without it two names may share an entry, and an invalidation may be unnecessary.
     """
 
     def __init__(self, most: int = MOST_ABSENCES, timeout_s: float = NEGATIVE_S) -> None:
@@ -67,7 +67,9 @@ class Absences:
         self._until: dict[tuple[int, bytes] | int, float] = {}
 
     def add(self, directory: int, name: bytes) -> bool:
-        """Note a name that the kernel is told to be absent; False if it must not remember it."""
+        """Record a name that the kernel gets as absent; return False if the kernel must not cache
+        it.
+        """
         now = time.monotonic()
         until = self._until
         if len(until) >= self._most:
@@ -75,17 +77,17 @@ class Absences:
             if len(until) >= self._most:
                 return False
         key = (directory, name)
-        # The kernel gets the answer later than this, so a second more.
+        # The kernel gets the answer later than this, hence one more second.
         until[key if self.keeps_names else hash(key)] = now + self.timeout_s + 1
         return True
 
     def discard(self, directory: int, name: bytes) -> bool:
-        """Forget a name; True if it was there."""
+        """Forget a name; return True if it was recorded."""
         key = (directory, name)
         return self._until.pop(key if self.keeps_names else hash(key), None) is not None
 
     def take_all(self) -> list[tuple[int, bytes]]:
-        """Forget all names and return them, as far as they were kept."""
+        """Forget all names and return them, if they were kept."""
         taken = []
         with contextlib.suppress(KeyError):
             while True:
@@ -98,7 +100,8 @@ class Absences:
         return len(self._until)
 
     def _drop_expired(self, now: float) -> None:
-        # In order of time, except for names that were asked for twice: those wait for their turn.
+        # In order of time, except for names that were looked up again: those are moved when their
+        # turn comes.
         until = self._until
         try:
             while until:
@@ -122,26 +125,28 @@ class FuseKernel:
         return True
 
     def forget_name(self, directory: int, name: bytes) -> None:
-        """Look this name up again next time."""
+        """Make the kernel look this name up again."""
         try:
             pyfuse3.invalidate_entry(directory, name)
         except OSError as error:
-            # Mostly it had forgotten by itself, or never knew.
+            # Mostly the kernel had dropped the name itself, or never had it.
             if error.errno not in _GONE:
                 log.warning("cannot invalidate a name in the kernel: %s", error.strerror)
 
     def forget_names(self, absent: Iterable[tuple[int, bytes]]) -> None:
-        """Look every name up again.
+        """Make the kernel look every name up again.
 
-        Without FUSE_NOTIFY_INC_EPOCH only absent names are told one by one: what exists is then
-        found to be gone when it is opened.
+        Without FUSE_NOTIFY_INC_EPOCH only absent names are invalidated, one by one: other names are
+        found to be gone when they are opened.
         """
         if not self.forgets_all():
             for directory, name in absent:
                 self.forget_name(directory, name)
 
     def forgets_all(self) -> bool:
-        """Make the kernel look every name up again; False if it cannot without being told them."""
+        """Make the kernel look every name up again; return False if it needs the list of names for
+        that.
+        """
         try:
             os.write(_fuse_descriptor(), _INC_EPOCH)
         except OSError:
@@ -169,7 +174,7 @@ class Invalidator:
         listener: Listener,
         on_removed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_removed`` is called, in the thread, when blobs may have been removed."""
+        """``on_removed`` is called in the thread if blobs may have been removed."""
         self._view = view
         self._on_removed = on_removed
         self._absences = absences
@@ -201,13 +206,13 @@ class Invalidator:
                 if ordinals is not None:
                     self.committed(ordinals)
             except Exception:
-                # The mount goes on answering, from the index, whatever the kernel remembers.
+                # The mount continues to answer from the index, whatever the kernel has cached.
                 log.exception("a commit may not be seen in the mount at once")
             finally:
                 self._listener.acknowledge()
 
     def committed(self, ordinals: list[int]) -> None:
-        """Make the kernel forget what these ordinals (an empty list: all) have changed."""
+        """Make the kernel drop the names that these ordinals (an empty list: all) have changed."""
         self._absences.moment += 1
         if not ordinals:
             self._everything()
@@ -221,7 +226,7 @@ class Invalidator:
                 log.warning("build ID number %d: %s", ordinal, error)
                 continue
             if not spellings:
-                # We come too late to be told its names: it is removed altogether.
+                # It is too late to find its names: the build ID was removed completely.
                 self._everything()
                 return
             self._forget(spellings)
@@ -229,8 +234,8 @@ class Invalidator:
             self._on_removed()
 
     def _forget(self, spellings: list[tuple[int, bytes, bool]]) -> None:
-        # Most build IDs that arrive were never looked up, so the kernel knows no directory of
-        # theirs: it is asked once for each directory instead of told each name.
+        # Most new build IDs were never looked up, so the kernel knows no directory of theirs: a
+        # question for each directory replaces an invalidation of each name.
         asked, known = 0, False
         for directory, name, replaceable in spellings:
             if self._absences.discard(directory, name):

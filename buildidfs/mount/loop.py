@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ways to wait for the kernel's next request: trio's own, and one that is twice as fast.
 
-What a FUSE request costs in pyfuse3 is neither Python nor the index but waiting. pyfuse3 guards
-its descriptor with a `trio.Lock` and waits with `trio.lowlevel.wait_readable`: for every request
-two passes through trio's scheduler, a hand-over from one worker task to another and three system
-calls (epoll_ctl, twice epoll_wait), which is two thirds of the time.
+Most of the time of a FUSE request in pyfuse3 is spent neither in Python nor in the index but on
+waiting. pyfuse3 guards its descriptor with a `trio.Lock` and waits with
+`trio.lowlevel.wait_readable`. So every request takes two passes through trio's scheduler, a
+hand-over from one worker task to another and three system calls (epoll_ctl, twice epoll_wait),
+which is two thirds of the time.
 
 pyfuse3 looks these names up in its module attribute ``trio`` each time (its asyncio support
 replaces it in the same way), so `FastLoop` puts a small object of the same shape there:
@@ -19,8 +20,8 @@ replaces it in the same way), so `FastLoop` puts a small object of the same shap
   another worker (`in_thread`), and a worker that ends wakes all others, so that they notice that
   the session is over.
 
-`PlainLoop` leaves everything to trio. It is there for doubt (``-o loop=plain``): whatever
-happens in one and not in the other is the fault of this file.
+`PlainLoop` leaves everything to trio. It helps to find faults (``-o loop=plain``): if a problem
+occurs with one loop only, its cause is in this file.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREADS = 16
-"""Reads that may wait for a disk at once; more than this wait for each other."""
+"""Reads that may wait for a disk at the same time; further ones wait for these."""
 
 SLOW_THREADS = 2
-"""Files that may be read as a whole at once, and listings that take looking for what may be shown:
-neither is to hold up any read."""
+"""Files that may be read as a whole at the same time, and listings that need a search for visible
+names: neither may delay other reads.
+"""
 
 FETCHING_THREADS = 48
-"""Opens that wait for files from upstream servers at once."""
+"""Opens that wait for files from upstream servers at the same time."""
 REMOTE_THREADS = 32
-"""Requests to buckets at once: they neither wait for reads of a disk nor hold them up."""
+"""Requests to buckets at the same time: they neither wait for reads of a disk nor delay them."""
 
 _PATIENCE_MS = 1
 _TURNS = 512
@@ -55,7 +57,7 @@ _TURNS_BUSY = 16
 
 
 class PlainLoop:
-    """trio as pyfuse3 uses it by itself."""
+    """trio as pyfuse3 uses it by default."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(THREADS)
@@ -65,11 +67,11 @@ class PlainLoop:
 
     @property
     def requests(self) -> int | None:
-        """The number of requests since the start; None if it is not known."""
+        """Return the number of requests since the start; None if unknown."""
         return None
 
     def install(self) -> None:
-        """Make pyfuse3 use this loop; to be called before `pyfuse3.init`."""
+        """Make pyfuse3 use this loop; call it before `pyfuse3.init`."""
         _replace_trio(trio)
 
     async def in_thread(self, function: Callable[..., T], *args: object) -> T:
@@ -77,7 +79,9 @@ class PlainLoop:
         return await self._run(self._limiter, function, *args)
 
     async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
-        """The same for functions that may take seconds: few at a time, so that threads are left."""
+        """Do the same for functions that may take seconds: few run at a time, so that threads are
+        left.
+        """
         return await self._run(self._slow_limiter, function, *args)
 
     async def in_fetching_thread(self, function: Callable[..., T], *args: object) -> T:
@@ -85,7 +89,7 @@ class PlainLoop:
         return await self._run(self._fetching_limiter, function, *args)
 
     async def in_remote_thread(self, function: Callable[..., T], *args: object) -> T:
-        """The same for functions that may wait for a bucket."""
+        """Do the same for functions that may wait for a bucket."""
         return await self._run(self._remote_limiter, function, *args)
 
     async def _run(
@@ -95,7 +99,7 @@ class PlainLoop:
 
 
 class FastLoop(PlainLoop):
-    """trio, asked only when there is nothing to do. See the head of this file."""
+    """trio, called only if no request waits. See the module docstring."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +130,7 @@ def _replace_trio(substitute: object) -> None:
 
 
 class _Baton:
-    """One worker at a time may wait for a request. Reused by a session after the other."""
+    """One worker at a time may wait for a request. Reused by successive sessions."""
 
     def __init__(self) -> None:
         self._held = False
@@ -145,7 +149,7 @@ class _Baton:
         self._others.unpark()
 
     def wake_all(self) -> None:
-        """Let every worker see whether there is still something to do."""
+        """Let every worker check if the session goes on."""
         self._others.unpark_all()
 
 
@@ -157,23 +161,23 @@ class _Waiter:
         self._poll = select.poll()
         self._busy = 0
         self._turns = 0
-        self._began = 0  # the turns that there were when `_waits` was right
+        self._began = 0  # the number of turns at which `_waits` was right
         self._waits = 0
         self._patience_ms = _PATIENCE_MS
 
     @property
     def requests(self) -> int:
-        """The number of calls of `wait`: one for each request. Counted without any cost there."""
+        """Return the number of calls of `wait`, one for each request, counted at no cost."""
         return self._waits + self._began - self._turns
 
     def begin(self) -> None:
-        """A handler goes to a thread: trio must soon hear that it is done."""
+        """Record that a handler runs in a thread: trio must soon see that it is done."""
         self._busy += 1
         self._patience_ms = 0
         self._turn_to(min(self._turns, _TURNS_BUSY))
 
     def end(self) -> None:
-        """A handler is back."""
+        """Record that a handler is back."""
         self._busy -= 1
         if not self._busy:
             self._patience_ms = _PATIENCE_MS
@@ -186,7 +190,7 @@ class _Waiter:
         """Return when ``fd`` is readable."""
         self._turns -= 1
         if self._turns > 0:
-            # Not to wait is cheaper than to wait for nothing, so that comes first.
+            # A check without waiting is cheaper than a wait that ends in vain, so it comes first.
             poll = self._poll.poll
             if poll(0) or (self._patience_ms and poll(self._patience_ms)):
                 return
@@ -196,8 +200,8 @@ class _Waiter:
             self._poll.register(fd, select.POLLIN)
         while True:
             await trio.lowlevel.wait_readable(fd)
-            # The request may have been withdrawn in between (its process was killed), and
-            # reading would then block the whole loop.
+            # The request may have been withdrawn in between (its process was killed); a read would
+            # then block the whole loop.
             if self._poll.poll(0):
                 return
 
@@ -263,5 +267,5 @@ class _Shim:
         return _Workers(self._baton)
 
     def __getattr__(self, name: str) -> Any:
-        # Another version of pyfuse3 may use more of trio, and gets it unchanged.
+        # Another version of pyfuse3 may use more of trio, which is passed through unchanged.
         return getattr(trio, name)

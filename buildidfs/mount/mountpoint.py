@@ -36,7 +36,7 @@ _NO_HELPER = f"{_HELPER} is not installed (package fuse3), and only root can do 
 
 
 def mounted_at(point: bytes) -> proc_text.MountInfo | None:
-    """The topmost mount exactly at a path, None if there is none."""
+    """Return the topmost mount exactly at a path, None if there is none."""
     top = None
     for mount in proc_text.mounts_in(mounts.mountinfo()):
         if mount.mount_point == point:
@@ -45,7 +45,9 @@ def mounted_at(point: bytes) -> proc_text.MountInfo | None:
 
 
 def is_ours(point: bytes) -> bool:
-    """True if a mount of ours can be seen at ``point``, whether or not its server answers."""
+    """Return True if a mount of ours is visible at ``point``, even if its server does
+    not answer.
+    """
     mount = mounted_at(point)
     return mount is not None and mount.fstype == mounts.FILESYSTEM_TYPE
 
@@ -53,7 +55,7 @@ def is_ours(point: bytes) -> bool:
 def prepare(point: bytes, *, allow_other: bool) -> None:
     """Check that ``point`` can be mounted on; raises `MountError` with the reason.
 
-    Remains of killed mounts of buildidfs there are unmounted.
+    Remains of killed mounts of buildidfs at ``point`` are unmounted.
     """
     shown = os.fsdecode(point)
     point = resolved(point)
@@ -111,7 +113,7 @@ def _may(owner: int) -> str:
 
 
 def take_away(point: bytes) -> bool:
-    """Unmount ``point``; True if it was in use, and therefore only detached.
+    """Unmount ``point``; return True if it was in use, and therefore only detached.
 
     Raises `MountError`.
     """
@@ -148,7 +150,8 @@ def _take_away_as_user(point: bytes) -> bool:
 
 
 def clear(point: bytes) -> bool:
-    """Unmount the remains of killed mounts of buildidfs at ``point``; False if there are none.
+    """Unmount the remains of killed mounts of buildidfs at ``point``; return False if there are
+    none.
 
     Several may lie on top of each other. Raises `MountError`, also if the mount has a live server
     that does not answer.
@@ -174,7 +177,7 @@ def _check_free(point: bytes, shown: str) -> None:
 
 def _answers(point: bytes) -> bool:
     """Return True if the mount there has a server. Raises `MountError` if it does not answer."""
-    # Not stat(2): its answer may come from the kernel's cache long after the server was killed.
+    # Not stat(2): the kernel's cache may answer it long after the server was killed.
     try:
         Patience(_ANSWER_S).ask((0, 0), lambda: os.statvfs(point), lambda answer: None)
     except TimeoutError:
@@ -242,19 +245,19 @@ def _others_allowed() -> bool:
 
 
 READ_AHEAD_KIB = 1024
-"""The largest request of FUSE: a client that reads whole files gains most from it."""
+"""The largest request of FUSE in KiB: a client that reads whole files gains most from it."""
 
 _ALWAYS = ("ro", "nosuid", "nodev", "noexec")
 _PERMISSIONS = "default_permissions"
 
 
 class MountOptions(msgspec.Struct, frozen=True):
-    """One mount. Paths are absolute; ``gdb_scripts`` is explained in buildidfs-mount(7).
+    """Options of one mount. Paths are absolute; buildidfs-mount(7) explains ``gdb_scripts``.
 
-    ``allow_other`` lets other users in (each only to what the mode of the original allows), and
-    ``list_all`` lists for them what they may not read, too; ``loop`` chooses between
-    `loop.FastLoop` and `loop.PlainLoop`; ``read_ahead_kib`` needs root. With ``bundle`` it is not a
-    store but a bundle that ``store`` is the path of.
+    ``allow_other`` admits other users (each only to files that the mode of the original allows),
+    and ``list_all`` also lists for them files that they may not read; ``loop`` chooses between
+    `loop.FastLoop` and `loop.PlainLoop`; ``read_ahead_kib`` needs root. With ``bundle``, ``store``
+    is the path of a bundle.
     """
 
     store: bytes
@@ -267,9 +270,10 @@ class MountOptions(msgspec.Struct, frozen=True):
     bundle: bool = False
 
     def for_fuse(self) -> set[str]:
-        """The options in libfuse's words."""
+        """Return the options in the form of libfuse."""
         options = {"fsname=buildidfs", "subtype=buildidfs", *_ALWAYS}
-        # A user alone with a store could read its blobs as well.
+        # If only one user may access the mount and the store, the user could read the blobs as
+        # well.
         return options | {"allow_other", _PERMISSIONS} if self.allow_other else options
 
 
@@ -284,8 +288,8 @@ def parse(
 ) -> MountOptions:
     """Parse options of a command line; raises `UsageError` naming the wrong one.
 
-    ``options`` are single ones, without commas; of two that contradict each other the later
-    counts. Other users are let in by default when root mounts.
+    ``options`` are single ones, without commas; if two contradict each other, the later one counts.
+    If root mounts, other users are admitted by default.
     """
     values: dict[str, object] = {
         "store": _absolute(store),
@@ -311,7 +315,7 @@ def parse(
             raise UsageError(f"no such mount option: {option} (see buildidfs-mount(7))")
     try:
         return msgspec.convert(values, MountOptions)
-    except (msgspec.ValidationError, UnicodeError) as error:  # of what is no text, too
+    except (msgspec.ValidationError, UnicodeError) as error:  # also for bytes that are not text
         raise UsageError(f"mount options: {error}") from error
 
 

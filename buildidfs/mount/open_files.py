@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of open files, with a few idle ones that may be opened again.
 
-A node is the same bytes for ever, so all processes of a user that open it share one descriptor. A
-process that opens it a moment later gets the descriptor that is still there, which saves a sixth of
-the cost of opening a file whose name the kernel knows. The table has an entry for each open file,
-and for up to `IDLE` idle ones.
+A node means the same bytes for ever, so all processes of a user that open it share one descriptor.
+A process that opens it a moment later gets the same descriptor, which saves a sixth of the cost of
+opening a file whose name the kernel has cached. The table has an entry for each open file, and for
+up to `IDLE` idle ones.
 
-Each descriptor counts for the user it was opened for, who may have half of the number that other
-users leave (`Quota`). That is why users share none: the last user to close a file need not be the
-first who opened it. A quarter of all descriptors is left to root and to the user who mounted.
+Each descriptor counts for the user for whom it was opened, who may have half of the number that
+other users leave (`Quota`). For this reason users do not share descriptors: the last user to close
+a file need not be the first who opened it. A quarter of all descriptors is reserved for root and
+the user who mounted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE = 1024
-"""The most idle files: as many as a debugger comes back to; fewer where descriptors are few."""
+"""The most idle files: as many as a debugger reopens; fewer if descriptors are few."""
 
 _NO_DESCRIPTOR = 1 << 32
 """Handles of texts start here; handles of plain blobs are their descriptors."""
@@ -57,7 +58,7 @@ class OpenFile:
 class OpenFiles:
     """The table of handles. For the thread of the loop only.
 
-    Root and the user ``own``, who share their descriptors, may open as many as there are.
+    Root and the user ``own``, who share their descriptors, have no limit of their own.
     """
 
     def __init__(self, view: View, idle: int = IDLE, own: int = 0) -> None:
@@ -72,10 +73,12 @@ class OpenFiles:
         self._by_user: dict[tuple[int, int], int] = {}  # by node and user ID; 0 has no quota
         self._idle: dict[int, None] = {}  # handles without users, the latest last
         self.doubtful: set[int] = set()
-        """Nodes of which the kernel may remember other bytes: their files were touched."""
+        """Nodes of which the kernel may have cached other bytes, because their files
+        were touched.
+        """
 
     def open(self, node: int, uid: int = 0) -> int:
-        """A handle for a file; raises what `View.open` raises, and OSError(ENFILE)."""
+        """Return a handle for a file; raises the errors of `View.open`, and OSError(ENFILE)."""
         handle = self.open_now(node, uid)
         return self.add(node, self._view.open(node), uid) if handle is None else handle
 
@@ -93,7 +96,9 @@ class OpenFiles:
         return None if content is None else self._add(user, content)
 
     def add(self, node: int, content: FileContent, uid: int = 0) -> int:
-        """A handle for a file that was just opened. Raises OSError(ENFILE), and closes it then."""
+        """Return a handle for a file that was just opened. If there is no room, close it and raise
+        OSError(ENFILE).
+        """
         user = node, 0 if uid == self._own else uid
         handle = self._shared(user)
         if handle is not None:  # another request was faster
@@ -102,7 +107,7 @@ class OpenFiles:
         return self._add(user, content)
 
     def _add(self, user: tuple[int, int], content: FileContent) -> int:
-        """A handle for a file that has none for that user. Raises OSError(ENFILE)."""
+        """Return a handle for a file without one for that user. Raises OSError(ENFILE)."""
         uid = user[1]
         if uid and not self._quota.take(uid):
             content.close()
@@ -112,13 +117,13 @@ class OpenFiles:
             handle = blob.fd
             self._by_user[user] = handle
         else:
-            # A text may be another the next time, so each open has its own.
+            # A text may change until the next open, so each open has its own.
             handle = next(self._texts if blob is None else self._compressed)
         self._by_handle[handle] = OpenFile(user, content)
         return handle
 
     def _shared(self, user: tuple[int, int]) -> int | None:
-        """The handle that a user has of a file, or had; None if it is to be opened again.
+        """Return the handle that a user has or had of a file; None if it must be opened again.
 
         Raises OSError(ENFILE).
         """
@@ -144,14 +149,14 @@ class OpenFiles:
         return handle
 
     def file(self, handle: int) -> OpenFile:
-        """The open file of a handle; raises OSError(EBADF) for an unknown one."""
+        """Return the open file of a handle; raises OSError(EBADF) for an unknown one."""
         try:
             return self._by_handle[handle]
         except KeyError:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
 
     def release(self, handle: int) -> None:
-        """Count one user less. Raises OSError(EBADF) for an unknown handle."""
+        """Subtract one user. Raises OSError(EBADF) for an unknown handle."""
         file = self._by_handle.get(handle)
         if file is None or not file.users:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -170,7 +175,9 @@ class OpenFiles:
             self._close(next(iter(self._idle)))
 
     def close_idle(self) -> None:
-        """Close idle files: their blobs may be deleted, and an open descriptor holds the space."""
+        """Close idle files: their blobs may be deleted, and an open descriptor keeps the space
+        occupied.
+        """
         while self._idle:
             self._close(next(iter(self._idle)))
 
@@ -208,9 +215,9 @@ def is_text(handle: int) -> bool:
 
 
 MOST: Final = 4096
-"""The most directories open at once by viewers who are told apart."""
+"""The most directories open at once by viewers with listings of their own."""
 
-# Nodes are below 2**63, and handles may have 64 bits. There is no node with the first of these.
+# Nodes are below 2**63, and handles may have 64 bits. No node has the first of these numbers.
 _OF_VIEWER: Final = 1 << 63
 _ROW: Final = _OF_VIEWER | 1 << 32
 _NODE: Final = _OF_VIEWER - 1
@@ -218,14 +225,14 @@ _LAST: Final = 1 << 28
 
 
 class DirHandles:
-    """The handles of directories, which tell whose listing each one is.
+    """The handles of directories, which identify the viewer of each listing.
 
-    A listing leaves out entries that its viewer may not read, and the kernel names the caller when
-    a directory is opened, not when it is read. The handle of a viewer who sees everything is the
-    node. Other viewers have a row until they close the directory. A user with too many rows, or
-    with unknown groups, gets the entries that everybody may read.
+    A listing leaves out entries that its viewer may not read. The kernel names the caller when a
+    directory is opened, not when it is read. The handle of a viewer who sees everything is the
+    node. Other viewers have an entry until they close the directory. A user with too many entries,
+    or with unknown groups, gets the public names only.
 
-    With ``everything`` each caller sees all entries; else root and the user ``own`` do.
+    With ``everything`` each caller sees all names; else root and the user ``own`` do.
     """
 
     def __init__(self, *, everything: bool, own: int, most: int = MOST) -> None:
@@ -239,15 +246,15 @@ class DirHandles:
         return len(self._rows)
 
     def viewer(self, ctx: RequestContext) -> Viewer | None:
-        """The viewer that a caller is; None for root and the server's user, who may see all."""
+        """Return the viewer of a caller; None for root and the server's user, who may see all."""
         return None if ctx.uid in (0, self._own) else Viewer(ctx.uid, _groups(ctx))
 
     def sees_all(self, ctx: RequestContext) -> bool:
-        """Return True if a caller is shown every name."""
+        """Return True if a caller sees every name."""
         return self._everything or ctx.uid in (0, self._own)
 
     def open(self, node: int, ctx: RequestContext) -> int:
-        """Open a directory for the caller that ``ctx`` names; returns the handle."""
+        """Open a directory for the caller ``ctx``; return the handle."""
         if self.sees_all(ctx):
             return node
         if not self._quota.take(ctx.uid):
@@ -261,7 +268,7 @@ class DirHandles:
         return handle
 
     def viewer_of(self, handle: int) -> tuple[int, Viewer | None]:
-        """The node of a handle, and its viewer; None for one who sees everything."""
+        """Return the node and the viewer of a handle; the viewer is None if it sees everything."""
         if handle < _OF_VIEWER:
             return handle, None
         return self._rows.get(handle) or (handle & _NODE, PUBLIC)
@@ -275,9 +282,9 @@ class DirHandles:
 
 
 def _groups(ctx: RequestContext) -> frozenset[int] | None:
-    """All groups of a caller, None if they cannot be told."""
+    """Return all groups of a caller, None if they are unknown."""
     try:
-        # The thread that asks; 0 in a PID namespace that is none of ours.
+        # The calling thread; 0 if its PID namespace is not below ours.
         pid_fd = procfs.open_pid(ctx.pid)
         try:
             return frozenset((ctx.gid, *procfs.groups(pid_fd)))

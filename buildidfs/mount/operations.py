@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of the kernel, answered from the view: numbers to attributes, bytes and errnos.
 
-There is no table of inodes: the number of a node says all. `Operations` keeps a row for each open
-file and for each open directory of a viewer who may not see everything (`open_files`), and the
-names that the kernel remembers as absent (`invalidate.Absences`).
+There is no table of inodes: the number of a node contains all data. `Operations` keeps an entry for
+each open file, and for each open directory of a viewer who may not see everything (`open_files`),
+and the names that the kernel caches as absent (`invalidate.Absences`).
 
-An exception that is not a `FUSEError` would end pyfuse3's main loop, and the mount with it, for
-all users. So every handler goes through `_answering`, or, where a microsecond counts, catches
-everything itself.
+An exception other than `FUSEError` would end pyfuse3's main loop, and the mount for all users. So
+every handler goes through `_answering`, or, where a microsecond counts, catches everything itself.
 
-Answers are filled into objects that are used again and again. That is safe because pyfuse3 sends
-the reply before anything else can run; a handler must not await between filling and returning.
+Answers are filled into reused objects. That is safe because pyfuse3 sends the reply before other
+code can run; a handler must not await between filling and returning.
 """
 
 from __future__ import annotations
@@ -70,18 +69,23 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _IN_FULL = 64
-"""Entries at the start of a directory that are listed with their attributes: all, in a small one.
-The rest of a large one is listed as names: who lists all build IDs rarely asks for more of each."""
+"""The number of entries at the start of a directory that are listed with their attributes: all of a
+small one. The rest of a large directory is listed as names, because a reader of all build IDs
+rarely needs more.
+"""
 
 _IN_FULL_REPLIES = 64
-"""Replies with attributes after a name was looked up in the directory that was listed last: ``ls
--l`` asks for them, and a lookup of each entry takes three times as long."""
+"""Replies with attributes after a lookup in the directory that was listed last: ``ls -l`` needs the
+attributes, and a lookup of each entry takes three times as long.
+"""
 
 _PAGE = 256
-"""Entries chosen at once for a viewer who may not see all. The kernel asks again for more."""
+"""The number of entries that are selected at a time for a viewer who may not see all."""
 
 _MOST_WAITS = 48
-"""Opens that wait for files at once: fewer than the workers of pyfuse3 (99), for the others."""
+"""Opens that wait for files at the same time: fewer than the workers of pyfuse3 (99), to leave some
+for other requests.
+"""
 
 _ROOT = pyfuse3.ROOT_INODE
 _READ_SIZE = 1 << 20
@@ -93,10 +97,10 @@ _RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def errno_of(error: Exception) -> int:
-    """The errno a client sees for an error; anything unexpected is logged and becomes EIO.
+    """Return the errno for an error; unexpected errors are logged and become EIO.
 
-    What is gone is ESTALE: the kernel then looks the name up again, and if that fails too, says
-    ENOENT.
+    A missing node is ESTALE: the kernel then looks the name up again, and if that fails too,
+    reports ENOENT.
     """
     if isinstance(error, FUSEError):
         return error.errno
@@ -105,7 +109,7 @@ def errno_of(error: Exception) -> int:
     if isinstance(error, ArtifactMissing):
         return errno.ESTALE
     if isinstance(error, RemoteError):
-        return errno.ENOENT  # the bucket that does not answer was named once
+        return errno.ENOENT  # the bucket that does not answer was logged once
     if isinstance(error, IntegrityError):
         _say_once(str(error))
         return errno.ESTALE
@@ -121,19 +125,19 @@ def errno_of(error: Exception) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _say_once(text: str) -> None:
-    """Log damage once, however often it is asked for."""
+    """Log damage once, however often it is found."""
     log.error("%s", text)
 
 
 def refusal(error: Exception) -> FUSEError:
-    """The exception that a handler raises for an error; see `errno_of`."""
+    """Return the exception that a handler raises for an error; see `errno_of`."""
     return error if isinstance(error, FUSEError) else FUSEError(errno_of(error))
 
 
 def _answering(
     handler: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Make a handler that pyfuse3 can await, and from which only `FUSEError` comes."""
+    """Make a handler that pyfuse3 can await, and that raises only `FUSEError`."""
 
     async def answer(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -149,12 +153,13 @@ async def _refuse(*args: object) -> Any:
 
 
 _REFUSED: Any = _refuse
-"""For requests that change something. The kernel sends none to a read-only mount."""
+"""For requests that change files. The kernel sends none to a read-only mount."""
 
 
 class Operations(pyfuse3.Operations):
-    """The handlers. Those that are not here say ENOSYS once, and the kernel does not ask again:
-    flush, access, fsync, poll."""
+    """The handlers. Missing handlers answer ENOSYS once, and the kernel does not ask again: flush,
+    access, fsync, poll.
+    """
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -170,9 +175,9 @@ class Operations(pyfuse3.Operations):
         list_all: bool = True,
         fetch: Fetch | None = None,
     ) -> None:
-        """``store_path`` is where statfs(2) looks for free space. Without ``list_all``, viewers
-        other than root and the server's user are listed only entries that lead to something they
-        may read. ``fetch`` gets a missing file, by build ID and kind, and takes a bounded time.
+        """``store_path`` is where statfs(2) finds the free space. Without ``list_all``, viewers
+        other than root and the server's user see only entries that lead to files they may read.
+        ``fetch`` gets a missing file, by build ID and kind, within a limited time.
         """
         self._fetch = fetch
         self._waits = Quota(_MOST_WAITS)
@@ -190,7 +195,7 @@ class Operations(pyfuse3.Operations):
         self._names_only = NamesOnly.probe()
         self._directories = DirHandles(everything=list_all, own=os.geteuid())
         self._listed = 0  # the directory that was listed last
-        self._wanted = 0  # replies about it that shall have attributes
+        self._wanted = 0  # remaining replies with attributes for that directory
         self._file = pyfuse3.FileInfo(keep_cache=True)
         self._tiered = view if isinstance(view, TieredView) else None
         self._absent = pyfuse3.EntryAttributes()
@@ -222,9 +227,9 @@ class Operations(pyfuse3.Operations):
                 if is_browsing(parent):
                     raise FUSEError(errno.ENOENT)
                 self._misses.note(parent, name, self._callers.name(ctx.pid))
-                # The name of a dwz file, or an alias, does not tell which commit brings it.
+                # A commit does not announce the names of dwz files and aliases.
                 is_untold = is_dwz(parent) or (parent == _ROOT and is_alias_name(name))
-                # Nor does any tell when a server may be asked again.
+                # Nor does it announce when a server may be asked again.
                 is_untold = is_untold or (self._fetch is not None and _is_of_debuginfo(name))
                 if self._tiered is not None and self._tiered.may_appear(parent, name):
                     is_untold = True
@@ -232,7 +237,7 @@ class Operations(pyfuse3.Operations):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
                     return self._absent
-                # A commit came in between: it may be what brought the name.
+                # A commit came in between, and may have added the name.
                 absences.discard(parent, name)
         except NeedsRequest:
             return await self._lookup_remotely(parent, name)
@@ -242,8 +247,9 @@ class Operations(pyfuse3.Operations):
             raise refusal(error) from None
 
     async def _lookup_remotely(self, parent: int, name: bytes) -> EntryAttributes:
-        """Look up an entry that a bucket may have. The kernel keeps no absent one: another host may
-        bring it.
+        """Look up an entry that a bucket may have.
+
+        The kernel may not cache an absent one, because another host may add it.
         """
         try:
             node = await self._loop.in_remote_thread(self._view.lookup_slowly, parent, name)
@@ -258,7 +264,7 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         """Look up an entry for which a file has to be read, for viewers who may read that file.
 
-        The kernel does not keep it: no commit tells that it leads elsewhere.
+        The kernel may not cache it, because no commit announces that it leads elsewhere.
         """
         try:
             node = await self._loop.in_slow_thread(self._view.lookup_slowly, parent, name)
@@ -274,9 +280,10 @@ class Operations(pyfuse3.Operations):
     async def _place(
         self, parent: int, name: bytes, node: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Look up an entry that tells where a file was seen.
+        """Look up an entry that shows where a file was seen.
 
-        The kernel may keep it only if everybody may know of it: it keeps names for all users.
+        The kernel may cache it only if all users may know of it, because it caches names for all
+        users.
         """
         if self._view.is_public(parent, name, node):
             is_told = not (is_browsing(parent) or is_dwz(parent))
@@ -301,8 +308,8 @@ class Operations(pyfuse3.Operations):
     @_answering
     def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
         if not name.startswith(b"user."):
-            # ls(1) asks for access control lists and labels of each entry that it lists, but of a
-            # filesystem that has none only once.
+            # ls(1) asks for access control lists and labels of each listed entry, but only once if
+            # the filesystem has none.
             raise FUSEError(errno.EOPNOTSUPP)
         value = self._view.extended_value(inode, name, self._directories.viewer(ctx))
         if value is None:
@@ -325,7 +332,8 @@ class Operations(pyfuse3.Operations):
             if viewer is None:
                 entries = self._view.children(node, start_id)
             else:
-                # Finding the entries that a viewer may see can take long: others must not wait.
+                # Finding the names that a viewer may see can take long: other requests must not
+                # wait.
                 entries = await self._loop.in_slow_thread(self._page, node, start_id, viewer)
             self._list(node, start_id, token, entries)
         except Exception as error:
@@ -369,7 +377,7 @@ class Operations(pyfuse3.Operations):
         try:
             if is_wanted(inode):
                 await self._fetch_missing(inode, ctx)
-            if is_path_text(inode):  # not the same for all
+            if is_path_text(inode):  # different for each viewer
                 text = self._view.open(inode, self._directories.viewer(ctx))
                 return pyfuse3.FileInfo(fh=self._files.add(inode, text, ctx.uid), direct_io=True)
             handle = self._files.open_now(inode, ctx.uid)
@@ -388,7 +396,7 @@ class Operations(pyfuse3.Operations):
         return self._file
 
     async def _fetch_missing(self, inode: int, ctx: RequestContext) -> None:
-        """Wait until a missing file is there, or not to be had now; always raises `FUSEError`.
+        """Wait until a missing file has come, or cannot be fetched now; always raises `FUSEError`.
 
         After ESTALE the kernel looks the name up again, and finds the file.
         """
@@ -406,7 +414,7 @@ class Operations(pyfuse3.Operations):
         raise FUSEError(errno.ENOENT)
 
     async def read(self, fh: int, off: int, size: int) -> Any:
-        # Any, because pyfuse3 takes every buffer though its stub says bytes.
+        # Any, because pyfuse3 accepts every buffer although its stub says bytes.
         try:
             content = self._files.file(fh).content
             blob = content.blob
@@ -426,7 +434,8 @@ class Operations(pyfuse3.Operations):
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
                 data = await self._loop.in_thread(_read_whole, fh, off, size)
-            if blob.was_written():  # not before it was read, or it might have been after
+            # after the read, because a write may come after an earlier check
+            if blob.was_written():
                 raise FUSEError(errno.ESTALE)
             if content.zeros:
                 blank(data, off, content.zeros)
@@ -435,8 +444,8 @@ class Operations(pyfuse3.Operations):
             raise refusal(error) from None
 
     def _read_cached(self, fd: int, offset: int, size: int) -> memoryview:
-        # A short answer would mean the end of the file to the kernel, so a read that was short
-        # because the rest is not in memory must go on: reading again tells.
+        # The kernel takes a short answer for the end of the file. So a read that was short because
+        # the rest is not in memory must continue; another read shows which case it is.
         if size > len(self._buffer):
             self._buffer = huge_buffer(size)
         buffer = self._buffer
@@ -457,7 +466,7 @@ class Operations(pyfuse3.Operations):
     # --- the rest --------------------------------------------------------------------------
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Nothing is kept for an inode, so there is nothing to forget."""
+        """Do nothing, because nothing is kept for an inode."""
 
     @_answering
     def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -482,12 +491,12 @@ class Operations(pyfuse3.Operations):
         self._files.close_idle()
 
     def close(self) -> None:
-        """Let go of files that were still open when the session ended."""
+        """Close files that were still open when the session ended."""
         self._files.close()
 
 
 def _is_of_debuginfo(name: bytes) -> bool:
-    """Return True for a name that a file may have which `View` takes for one to be fetched."""
+    """Return True for a name of debuginfo, which `View` may offer as a file to be fetched."""
     return KIND_OF.get(name) is Kind.DEBUGINFO or name.endswith(DEBUG_SUFFIX)
 
 
@@ -507,14 +516,18 @@ def _read_whole(fd: int, offset: int, size: int) -> bytearray:
 
 
 class Callers:
-    """Looks up the names of calling processes. Remembers the last: it mostly asks for more."""
+    """Looks up the names of calling processes. Remembers the last one, which mostly makes further
+    calls.
+    """
 
     def __init__(self) -> None:
         self._last = (0, UNKNOWN, 0.0)
 
     def name(self, pid: int) -> bytes:
-        """The name of the thread ``pid``; `UNKNOWN` if it has ended, or is 0: the caller is then in
-        a PID namespace that this process cannot see.
+        """Return the name of the thread ``pid``.
+
+        `UNKNOWN` if it has ended, or is 0: the caller is then in a PID namespace that this process
+        cannot see.
         """
         known, name, until = self._last
         now = time.monotonic()
@@ -536,11 +549,11 @@ def _name(pid: int) -> bytes:
 
 
 def huge_buffer(size: int) -> memoryview:
-    """At least ``size`` bytes of zeroed memory, on huge pages where the kernel has any.
+    """Return at least ``size`` bytes of zeroed memory, on huge pages if the kernel has any.
 
     Every byte that is read passes through it twice: from the page cache into it, and from it into
-    the kernel's request. On pages of 4 KiB the second copy looks up 256 of them for a request of
-    1 MiB, and both together take half as long again as on one page of 2 MiB (measured: 314 against
+    the kernel's request. On pages of 4 KiB the second copy looks up 256 of them for a request of 1
+    MiB, and both together take half as long again as on one page of 2 MiB (measured: 314 against
     217 us of the server's time for 1 MiB).
     """
     size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
@@ -553,19 +566,23 @@ def huge_buffer(size: int) -> memoryview:
 
 
 FOREVER_S = 24 * 3600.0
-"""How long the kernel may keep a name that only a commit can change: the mount tells it those."""
+"""Seconds for which the kernel may cache a name that only a commit can change: the mount
+invalidates those.
+"""
 
 VOLATILE_S = 1.0
 
 FLEETING_S = 1.0
-"""How long it may keep names in the trees for people, whose changes it is not told."""
+"""Seconds for which it may cache names in the trees for people, which are not invalidated."""
 
 
 class Replies:
-    """Two reply objects, filled anew for each node; `operations` tells why that is safe."""
+    """Two reply objects, filled anew for each node; `operations` explains why that is safe."""
 
     def __init__(self, view: View, keep_name_s: float) -> None:
-        """``keep_name_s`` is how long the kernel may keep a name that leads to a node."""
+        """``keep_name_s`` is the time for which the kernel may cache a name that leads
+        to a node.
+        """
         self._view = view
         self._entry, self._other = pyfuse3.EntryAttributes(), pyfuse3.EntryAttributes()
         self._entry.entry_timeout = self._other.entry_timeout = keep_name_s
@@ -573,10 +590,10 @@ class Replies:
         self._before: Attributes | None = None
 
     def of(self, node: int) -> EntryAttributes:
-        """The reply for a node; raises what `View.attributes` raises."""
+        """Return the reply for a node; raises the errors of `View.attributes`."""
         attributes = self._view.attributes(node)
         if attributes is not self._last:
-            # Directories, which all have the same attributes, and files take turns.
+            # Directories, which all have the same attributes, and files alternate.
             self._last, self._before = self._before, self._last
             self._entry, self._other = self._other, self._entry
             if attributes is not self._last:
@@ -585,13 +602,13 @@ class Replies:
         return self._entry
 
     def list(self, entries: Iterable[tuple[bytes, int, int]], token: ReaddirToken) -> bool:
-        """List entries with their attributes; False if one did not fit."""
+        """List entries with their attributes; return False if one did not fit."""
         reply = pyfuse3.readdir_reply
         for name, node, offset in entries:
             try:
                 entry = self.of(node)
             except (OSError, BuildIdFsError):
-                continue  # gone since it was listed, or damaged: the rest is still there
+                continue  # removed since it was listed, or damaged: the rest is still listed
             if not reply(token, name, entry, offset):
                 return False
         return True
@@ -619,14 +636,14 @@ _HEADER = object.__basicsize__
 class NamesOnly:
     """A reply object for entries with name, type and number only.
 
-    pyfuse3 answers every listing with READDIRPLUS, for which the kernel makes an inode and a
-    dentry of each entry. For a directory that is listed and not walked through, that is most of
-    the time, and about a kilobyte of the kernel's memory for each build ID.
+    pyfuse3 answers every listing with READDIRPLUS, for which the kernel makes an inode and a dentry
+    for each entry. For a directory that is only listed, that takes most of the time, and about a
+    kilobyte of kernel memory for each build ID.
 
     An entry whose node ID is 0 has a name, a type and an inode number, and is not looked up.
-    pyfuse3 sets both numbers of an entry at once, so this reaches into its object:
+    pyfuse3 sets both numbers of an entry at once, so this class writes into its object:
     `fuse_entry_param` follows the object's header, and its first field is the node ID. `probe`
-    tries that first. Source: fs/fuse/readdir.c fuse_direntplus_link ("zero nodeid does not mean
+    checks that first. Source: fs/fuse/readdir.c fuse_direntplus_link ("zero nodeid does not mean
     ENOENT").
     """
 

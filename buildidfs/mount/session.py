@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One mount from beginning to end, in the foreground: `run`. (`daemonize` detaches first.)
+"""One mount from beginning to end, in the foreground: `run`. `daemonize` detaches before that.
 
-The order matters. The mount point is prepared before the store is opened, so that its faults
-are reported first; the store is opened after any fork, because LMDB does not survive one; signals
-end the session by unmounting while requests are still answered, so that only clients with an open
-file get an error.
+The order matters. The mount point is prepared before the store is opened, so that its faults are
+reported first; the store is opened after any fork, because LMDB does not survive one; signals end
+the session by unmounting while requests are still answered, so that only clients with an open file
+get an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 USES_S = 300.0
-"""Between two records of what was opened through a mount, in seconds."""
+"""Seconds between two records of the files opened through a mount."""
 
 _TELL_S = 5.0
 
@@ -55,9 +55,9 @@ def run(
 ) -> None:
     """Mount a store and answer until it is unmounted, or SIGTERM or SIGINT comes.
 
-    ``ready`` is called when the mount answers; ``agent_of`` gives what fetches missing files;
-    ``opened`` opens the store, if not in the usual way. Raises `MountError`, and `StoreError` when
-    the store cannot be opened.
+    ``ready`` is called when the mount answers; ``agent_of`` returns the agent that fetches missing
+    files; ``opened`` opens the store in another way than usual. Raises `MountError`, and
+    `StoreError` if the store cannot be opened.
     """
     mountpoint.prepare(options.mountpoint, allow_other=options.allow_other)
     point = os.path.realpath(options.mountpoint)
@@ -73,7 +73,7 @@ def run(
         )
         absences = Absences()
         loop = FastLoop() if options.loop == "fast" else PlainLoop()
-        # Without other users there is no one to hide names from.
+        # Without other users there is no user from whom to hide names.
         list_all = options.list_all or not options.allow_other
         fetch = None if agent is None else agent.fetch
         operations = Operations(view, loop, absences, store.path, list_all=list_all, fetch=fetch)
@@ -84,7 +84,7 @@ def run(
         stack.callback(_close, point, device)
         _listen(stack, store, view, absences, operations)
         if isinstance(store, TieredStore):
-            store.remote.start()  # what it says before would be taken for an error of the mount
+            store.remote.start()  # its earlier output would be taken for an error of the mount
         _collect_rarely()
 
         def answering() -> None:
@@ -124,7 +124,7 @@ def _mount(operations: Operations, point: bytes, options: MountOptions) -> None:
     _adopt_log()
     with _standard_error() as said:
         try:
-            # Where links lead to: fusermount3 refuses to follow them.
+            # The target of links, because fusermount3 refuses to follow them.
             pyfuse3.init(operations, os.fsdecode(point), options.for_fuse())
         except RuntimeError as error:
             failure = error
@@ -141,7 +141,7 @@ def _listen(
     absences: Absences,
     operations: Operations,
 ) -> None:
-    """Receive commits as long as the stack lives."""
+    """Receive commits as long as the stack exists."""
 
     def close_idle() -> None:
         # in the loop's thread, which is the only one that touches them
@@ -179,10 +179,10 @@ async def _serve(
 
 async def _announce(point: bytes, read_ahead_kib: int, ready: Callable[[], None]) -> None:
     def answered() -> None:
-        # The kernel takes our reply to its first request for the last word on read-ahead, so
-        # that has to come first.
+        # The kernel takes our reply to its first request as the final read-ahead, so setting it
+        # must come first.
         device = os.stat(point).st_dev
-        with contextlib.suppress(OSError):  # it takes root, and a sysfs
+        with contextlib.suppress(OSError):  # it needs root and a sysfs
             mounts.set_read_ahead(device, read_ahead_kib)
 
     try:
@@ -242,8 +242,9 @@ def _allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # The kernel doubles the table of descriptors when it is full, and in a process with threads
-    # waits several milliseconds for it each time (expand_fdtable, synchronize_rcu). Not yet.
+    # The kernel doubles the table of descriptors when it is full. In a process with threads it
+    # waits several milliseconds for that each time (expand_fdtable, synchronize_rcu), so the table
+    # is enlarged now.
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -253,10 +254,10 @@ def _allow_many_files() -> None:
 
 
 def _collect_rarely() -> None:
-    """Keep the garbage collector from going through every imported module between two requests.
+    """Keep the garbage collector from scanning all imported modules between two requests.
 
-    Answering makes no cycles, but what is remembered (open files, absent names) counts as growth,
-    and a full collection then takes longer than a hundred requests.
+    Answering makes no cycles, but cached objects (open files, absent names) count as growth, and a
+    full collection takes longer than a hundred requests.
     """
     gc.collect()
     gc.freeze()
@@ -273,7 +274,9 @@ def _adopt_log() -> None:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[Callable[[], str]]:
-    """Catch what libfuse and fusermount3 print; gives a function that returns it as one line."""
+    """Capture the output of libfuse and fusermount3; yield a function that returns it
+    as one line.
+    """
     caught = os.memfd_create("stderr", os.MFD_CLOEXEC)
     saved = os.dup(2)
     os.dup2(caught, 2)

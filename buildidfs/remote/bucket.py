@@ -3,10 +3,10 @@
 
 obstore takes the usual variables of AWS clients from the environment (AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL), or asks the metadata
-service of the machine. The file of credentials is read here, which obstore does not do.
+service of the machine. The file of credentials is read here, because obstore does not read it.
 
-A request blocks the calling thread for `Limits.timeout_s` at most, times its attempts. No message
-has text of the server but its error code: the text may name keys.
+A request blocks the calling thread for `Limits.timeout_s` at most, times its attempts. Messages
+contain only the server's error code, not its text, which may contain keys.
 
 A process must not fork after its first request: the child would wait for ever.
 """
@@ -44,7 +44,7 @@ with needs_extra("remote"):
     from obstore import store as stores
 
 MARKER: Final = "buildidfs.json"
-"""The object that says which bucket this is: its content changes if the bucket is made anew."""
+"""The object with the ID of the bucket: its content changes if the bucket is made anew."""
 
 _SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _URL: Final = re.compile(r"(\w+)://([\w.@-]+)(/[\w.=/-]*)?")
@@ -52,15 +52,16 @@ _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _REFUSALS: Final = frozenset((301, 400, 401, 403, 405, 501))
 _EMPTY: Final = "InvalidRange"
-"""The code for a range of an object that has no bytes."""
+"""The error code for a range of an empty object."""
 _LIST_ROWS: Final = 1000
 _PART_BYTES: Final = 16 << 20
 _PARTS_AT_ONCE: Final = 4
 
 
 class Limits(NamedTuple):
-    """Limits of requests: seconds for an attempt and for a connection, and the number of
-    attempts."""
+    """Limits of requests: seconds for an attempt and for a connection, and the number
+    of attempts.
+    """
 
     timeout_s: float = 60.0
     connect_s: float = 5.0
@@ -68,14 +69,16 @@ class Limits(NamedTuple):
 
 
 PATIENT: Final = Limits()
-"""For requests that no reader waits for."""
+"""For requests without a waiting reader."""
 
 INTERACTIVE: Final = Limits(timeout_s=5.0, connect_s=2.0, retries=1)
-"""For requests that a reader waits for."""
+"""For requests with a waiting reader."""
 
 
 class Head(NamedTuple):
-    """The facts about an object: bytes, user metadata, and when it was written (Unix time, s)."""
+    """The facts about an object: size in bytes, user metadata, and time of the write (Unix time,
+    s).
+    """
 
     size: int
     metadata: dict[str, str]
@@ -115,12 +118,12 @@ class Bucket:
     # --- the bucket as a whole ---------------------------------------------------------------
 
     def identity(self, *, create: bool = False) -> str:
-        """Return the ID of the bucket, which a bucket that was made anew does not have.
+        """Return the ID of the bucket; a bucket that was made anew has another one.
 
-        With ``create`` the marker is written if there is none; else the ID of a bucket without a
-        marker is empty. The storage reports a missing bucket like a missing object, so each user of
-        a bucket asks this first. Raises `RemoteDenied` for a missing bucket and for keys that are
-        not accepted, `RemoteUnavailable`.
+        With ``create`` the marker is written if there is none; otherwise the ID of a bucket without
+        a marker is empty. The storage reports a missing bucket like a missing object, so each user
+        of a bucket calls this first. Raises `RemoteDenied` for a missing bucket and for rejected
+        keys, `RemoteUnavailable`.
         """
         data = self.get(MARKER)
         if data is None and create:
@@ -179,8 +182,8 @@ class Bucket:
     def get_range(self, key: str, offset: int, size: int, etag: str = "") -> bytes:
         """Return ``size`` bytes of an object from ``offset``.
 
-        With ``etag``, of that version of the object only. Raises FileNotFoundError if it is gone,
-        or is another, and `RemoteError` if the answer is short.
+        With ``etag``, only that version of the object is read. Raises FileNotFoundError if the
+        object is gone or is another version, and `RemoteError` if the answer is short.
         """
         options: dict[str, Any] = {"range": (offset, offset + size)}
         if etag:
@@ -195,8 +198,8 @@ class Bucket:
         return data
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> bool:
-        """Write an object if there is none; False if there is one. Of all who try at once, one
-        succeeds.
+        """Write an object if there is none; return False if there is one. If several clients try at
+        once, one succeeds.
         """
         with self._told(key):
             try:
@@ -206,8 +209,8 @@ class Bucket:
         return True
 
     def upload(self, key: str, chunks: Iterable[bytes], metadata: Mapping[str, str]) -> None:
-        """Write a large object in parts. It appears when all parts are there, and replaces one
-        that has the same key.
+        """Write a large object in parts. It appears when all parts have arrived, and replaces an
+        object with the same key.
         """
         with self._told(key):
             obstore.put(
@@ -221,7 +224,7 @@ class Bucket:
             )
 
     def touch(self, key: str) -> bool:
-        """Make an object as young as one that was just written; False if there is none.
+        """Give an object a new modification time; return False if there is none.
 
         Object storage refuses to copy an object onto itself unchanged, so it goes through a copy
         below ``touch/``. The data do not leave the storage.
@@ -237,7 +240,7 @@ class Bucket:
         return True
 
     def delete(self, key: str) -> bool:
-        """Delete an object; False if this user may not."""
+        """Delete an object; return False if this user may not."""
         try:
             with self._told(key), contextlib.suppress(FileNotFoundError):
                 obstore.delete(self._store, key)
@@ -267,7 +270,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def _told(self, key: str) -> Iterator[None]:
-        """Turn errors of obstore into ours; FileNotFoundError passes."""
+        """Translate errors of obstore into ours; FileNotFoundError passes."""
         try:
             yield
         except FileNotFoundError as error:
@@ -330,7 +333,7 @@ def _head_of(found: Any) -> Head:
 
 
 def _shown(url: str) -> str:
-    """A URL without what may be a password in it."""
+    """Return a URL without a possible password."""
     return re.sub(r"//[^/@]*@", "//...@", url[:200])
 
 
@@ -363,7 +366,7 @@ def _opened(url: str, limits: Limits, environ: Mapping[str, str]) -> ObjectStore
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Raise `UsageError` for an address that is none: the library would end the process."""
+    """Raise `UsageError` for an invalid address, at which the library would end the process."""
     if not endpoint:
         return
     try:
@@ -381,7 +384,7 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _check_keys(environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if one of two variables is set."""
+    """Raise `UsageError` if only one of two variables is set."""
     pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     for name, other in (pair, pair[::-1]):
         if environ.get(name) and not environ.get(other):
@@ -389,9 +392,10 @@ def _check_keys(environ: Mapping[str, str]) -> None:
 
 
 def _from_files(environ: Mapping[str, str]) -> dict[str, str]:
-    """The credentials and region that the files of AWS clients have, unless the environment does.
+    """Return the credentials and region from the files of AWS clients, unless the environment has
+    them.
 
-    Raises `UsageError` for a profile that was asked for and is in no file.
+    Raises `UsageError` if the requested profile is in no file.
     """
     profile = environ.get("AWS_PROFILE", "")
     if environ.get("AWS_ACCESS_KEY_ID") and not profile:

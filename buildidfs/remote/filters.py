@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filter that says of nearly all absent files that the bucket does not have them.
+"""The filter that recognises nearly all files that the bucket does not have.
 
 Most look-ups of debuggers are for files that no host has. A reader keeps a fingerprint of 40 bits
 for each (build ID, kind) in the bucket, and makes no request for one that is not among them.
@@ -7,19 +7,19 @@ for each (build ID, kind) in the bucket, and makes no request for one that is no
     filter/<number>.json        the runs of that generation; created once, never changed
     filter/runs/<sha256>        a run: sorted fingerprints in 256 shards, by their first byte
 
-A writer makes the next generation: conditional creation lets one of several writers have the
-number, and the others begin anew with what that one wrote. So credentials that may only create
-objects suffice, no clock counts, and a reader that knows generation N asks for N + 1. A generation
-has few runs, because a run that is not twice as large as the next one is merged with it.
+A writer makes the next generation: conditional creation gives the number to one of several writers,
+and the others start again from what that one wrote. So credentials that may only create objects
+suffice, no clock matters, and a reader that knows generation N asks for N + 1. A generation has few
+runs, because a run that is not twice as large as the next one is merged with it.
 
 A fingerprint is a claim that the bucket has a file, or will have it soon: a writer adds it before
-it uploads the file. So no filter denies a file in the bucket, whenever the writer is killed. For
+it uploads the file. So no filter denies a file in the bucket, even if the writer is killed. For
 that reason `Filter.rebuild` does not drop a claim without a file at once. It puts the claim into a
-run of doubted ones, which the first `rebuild` a day later leaves out. A writer makes a claim again
-that is doubted or older than `CLAIM_S`, so no writer relies on a claim that is left out.
+run of doubted ones, which the first `rebuild` a day later drops. If a claim is doubted or older
+than `CLAIM_S`, a writer makes it again, so no writer relies on a claim that is dropped.
 
-A fingerprint takes 4 bytes, since its shard is its first byte. With 50 million build IDs one in
-22,000 look-ups of an absent file makes a request that is not needed.
+A fingerprint takes 4 bytes, because its shard is its first byte. With 50 million build IDs one in
+22,000 look-ups of an absent file makes an unnecessary request.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _KEPT: Final = 16
 _MOST_PAUSE_S: Final = 0.1
 _MOST_RUNS: Final = 64
 _MOST_COUNT: Final = 1 << 28
-"""Fingerprints of a filter: 1 GiB of memory of each reader."""
+"""The most fingerprints of a filter: 1 GiB of memory of each reader."""
 _MOST_JSON: Final = 64 << 10
 _NUMBER: Final = re.compile(r"[0-9]{8}\.json")
 _MOST_GENERATIONS: Final = 10**8 - 1
 _DOUBT_S: Final = 86_400.0
 
 CLAIM_S: Final = 6 * 3600.0
-"""Seconds for which a claim is good. An upload that begins later makes it again."""
+"""Seconds for which a claim is valid. An upload that begins later makes it again."""
 
 _REMEDY: Final = "buildidfs fleet filter --rebuild makes a new one"
 
@@ -77,7 +77,7 @@ Member = tuple[bytes, Kind]
 
 class RunName(msgspec.Struct, frozen=True, omit_defaults=True):
     """The key of a run, and the number of its fingerprints. ``doubted`` is the Unix time (s, of the
-    storage) when a rebuild found no files for them, 0 for other runs.
+    storage) at which a rebuild found no files for them, 0 for other runs.
     """
 
     key: str
@@ -94,7 +94,7 @@ class Generation(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The key of the object that has this generation."""
+        """Return the key of the object with this generation."""
         return _generation_key(self.number)
 
 
@@ -115,7 +115,7 @@ class Run:
         return at < high and self.values[at] == value
 
     def items(self) -> Iterable[int]:
-        """The fingerprints with their shards, as numbers of 40 bits in order."""
+        """Return the fingerprints with their shards, as sorted numbers of 40 bits."""
         for shard in range(256):
             base = shard << 32
             for value in self.values[self._offsets[shard] : self._offsets[shard + 1]]:
@@ -137,7 +137,7 @@ class Run:
         return cls(tuple(counts), values)
 
     def pack(self) -> bytes:
-        """The bytes of the run's object."""
+        """Return the bytes of the run's object."""
         values = self.values
         if sys.byteorder == "big":
             values = array("I", values)
@@ -178,16 +178,16 @@ class Filter:
         return any(run.has(shard, value) for run in self._runs.values())
 
     def drop(self) -> None:
-        """Know no filter until the next `refresh`."""
+        """Forget the filter until the next `refresh`."""
         self.generation, self._runs = None, {}
 
     @property
     def count(self) -> int:
-        """The number of fingerprints."""
+        """Return the number of fingerprints."""
         return sum(map(len, self._runs.values()))
 
     def refresh(self) -> bool:
-        """Take over the newest generation; True if it is another one.
+        """Take over the newest generation; return True if it is another one.
 
         Raises `RemoteDamaged`, `RemoteError`.
         """
@@ -210,7 +210,7 @@ class Filter:
         raise RemoteDamaged(f"{self._bucket.url}: its filter lacks a run: {_REMEDY}")
 
     def _newest(self, known: Generation | None) -> Generation | None:
-        """The newest generation, which takes two requests if it is ``known``."""
+        """Return the newest generation; this takes two requests if it is ``known``."""
         if known is None:
             return self._last_listed("")
         following = self._read(known.number + 1)
@@ -218,15 +218,15 @@ class Filter:
             return self._last_listed(following.key) or following
         if self._read(known.number) == known:
             return known
-        # It was deleted because there are many newer ones, or with all of the bucket, which may
-        # have another generation of that number now.
+        # It was deleted because there are many newer ones, or with the whole bucket, which may now
+        # have another generation of that number.
         return self._last_listed("")
 
     def add(self, members: Iterable[Member]) -> int:
         """Claim that the bucket has files, or will have them within `CLAIM_S`.
 
-        Returns how many the filter did not have, or doubted. There must be a filter. Raises
-        `RemoteError`, also where other writers are always faster.
+        Returns the number of claims that were new or doubted. There must be a filter. Raises
+        `RemoteError`, also if other writers are always faster.
         """
         wanted = {_hash(*member) for member in members}
         for _ in range(_ATTEMPTS):
@@ -245,8 +245,8 @@ class Filter:
     def rebuild(self) -> int:
         """Make a filter from a listing of the bucket, and return the number of files.
 
-        Claims of files that are not there are doubted at first, and left out by the first call a
-        day later. A damaged filter counts as none. Raises `RemoteError`.
+        Claims without a file are doubted at first, and dropped by the first call a day later. A
+        damaged filter counts as none. Raises `RemoteError`.
         """
         self._refresh_or_drop()
         known, _ = self._split()
@@ -261,7 +261,7 @@ class Filter:
         for _ in range(_ATTEMPTS):
             self._refresh_or_drop()
             sure, doubted = self._split()
-            # Claims that were made since the listing are in runs which were not known before it.
+            # Claims that were made since the listing are in runs that were unknown before it.
             runs = [run for key, run in sure.items() if key not in known]
             doubt = None
             if any(now - since < _DOUBT_S for since in self._doubts.values()):
@@ -277,7 +277,7 @@ class Filter:
     # --- generations ---------------------------------------------------------------------------
 
     def _refresh_or_drop(self) -> None:
-        """Take over the newest generation, or nothing but its number if that one is damaged."""
+        """Take over the newest generation; if it is damaged, only its number."""
         try:
             self.refresh()
         except RemoteDamaged:
@@ -287,21 +287,22 @@ class Filter:
             self.generation, self._runs = Generation(number, 0) if number else None, {}
 
     def _split(self) -> tuple[dict[str, Run], dict[str, Run]]:
-        """Return the runs that no rebuild has doubted, and the others, by their keys."""
+        """Return the runs without doubts, and the doubted ones, by their keys."""
         doubts = self._doubts
         sure = {key: run for key, run in self._runs.items() if key not in doubts}
         return sure, {key: run for key, run in self._runs.items() if key in doubts}
 
     @property
     def _doubts(self) -> dict[str, float]:
-        """The keys of the doubted runs, and since when they are."""
+        """Return the keys of the doubted runs, each with the time of the doubt."""
         runs = () if self.generation is None else self.generation.runs
         return {name.key: name.doubted for name in runs if name.doubted}
 
     def _publish(self, runs: Iterable[Run], doubt: tuple[Run, float] | None = None) -> bool:
-        """Write the generation that follows the known one; False if another writer was faster.
+        """Write the generation that follows the known one; return False if another writer was
+        faster.
 
-        Runs that are doubted stay so. ``doubt`` is one more, and when it was found (`RunName`).
+        Doubted runs stay doubted. ``doubt`` is one more of them, with its time (`RunName`).
         """
         before, since = self.generation, self._doubts
         made: dict[RunName, Run] = {}
@@ -316,7 +317,7 @@ class Filter:
         if not self._bucket.create(following.key, msgspec.json.encode(following), {}):
             return False
         if before is not None and self._bucket.head(before.key) is None:
-            # Others were faster by so many generations that they have deleted this one, too.
+            # Other writers were so many generations faster that they have deleted this one, too.
             self._bucket.delete(following.key)
             return False
         self._runs = {name.key: run for name, run in made.items()}
@@ -325,7 +326,7 @@ class Filter:
         return True
 
     def _key(self, run: Run, suffix: str = "") -> str:
-        """Return the key of a run, which is written unless the known generation has it."""
+        """Return the key of a run; write the run unless the known generation has it."""
         for key, known in self._runs.items():
             if known is run:
                 return key
@@ -337,15 +338,17 @@ class Filter:
         return key
 
     def _holds(self, key: str, data: bytes) -> bool:
-        """Return False if the object of a run, which exists, is damaged."""
+        """Return False if the existing object of a run is damaged."""
         try:
             return self._get(key, len(data)) == data
         except RemoteDamaged:
             return False
 
     def _clear(self, number: int) -> None:
-        """Delete a generation, and its runs that the next one does not have, as far as this user
-        may delete. A reader that still loads it finds that, and begins anew.
+        """Delete a generation, and its runs that the next one lacks, as far as this user may
+        delete.
+
+        A reader that is still loading it notices that, and starts again.
         """
         if number < 1:
             return
@@ -361,12 +364,14 @@ class Filter:
                 self._bucket.delete(name.key)
 
     def _last_listed(self, after: str) -> Generation | None:
-        """The newest generation behind a key."""
+        """Return the newest generation behind a key."""
         number = self._last_number(after)
         return None if number is None else self._read(number)
 
     def _last_number(self, after: str) -> int | None:
-        """The number of the newest generation behind a key; runs are listed behind all of them."""
+        """Return the number of the newest generation behind a key; runs are listed behind all of
+        them.
+        """
         found = None
         for row in self._bucket.list(_PREFIX, after):
             name = row.key.removeprefix(f"{_PREFIX}/")
@@ -396,7 +401,7 @@ class Filter:
         return found
 
     def _load(self, name: RunName) -> Run | None:
-        """Return a run; None if another writer has superseded it and deleted it."""
+        """Return a run; None if another writer has superseded and deleted it."""
         data = self._get(name.key, _HEADER + _WIDTH * name.count)
         return None if data is None else Run.unpack(data)
 
@@ -424,7 +429,9 @@ def _items(runs: Iterable[Run]) -> Iterable[int]:
 
 
 def _merged(known: Iterable[Run], new: Run) -> list[Run]:
-    """The runs with another one: each at least twice as large as the one behind it."""
+    """Merge another run into the runs, so that each is at least twice as large as the one behind
+    it.
+    """
     runs = sorted(known, key=len, reverse=True)
     while runs and len(runs[-1]) < 2 * len(new):
         new = Run.of(heapq.merge(runs.pop().items(), new.items()))

@@ -3,7 +3,7 @@
 
 ``host/<host>/<time>-<random>.jsonl.zst`` has a `Row` in each line. A host writes one at the end of
 each push, with the files that are new or were seen again. The time in the key is that of the host,
-for people; the order of manifests is that of the storage.
+for people; manifests are ordered by the time of the storage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ PUSHED: Final = "pushed"
 VARIANT: Final = "variant"
 PRIVATE: Final = "private"
 """Values of `Row.state`: the file is below ``buildid/``, below ``variant/``, or in no bucket
-because not everybody could read it (`private`)."""
+because not all users could read it (`private`).
+"""
 
 
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
@@ -50,7 +51,7 @@ Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A place where everybody could read a file; times are Unix time in seconds."""
+    """A place where all users could read a file; times are Unix time in seconds."""
 
     path: str
     container: str = ""
@@ -59,7 +60,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A file that a host has."""
+    """A file on a host."""
 
     id: str
     kind: str
@@ -70,15 +71,15 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def private(build_id: bytes, kind: Kind) -> Row:
-    """The row of a file that not everybody could read: a hash of its build ID and nothing more.
+    """Return the row of a file that not all users could read: only a hash of its build ID.
 
-    It answers only those who know the build ID.
+    It helps only readers who know the build ID.
     """
     return Row(f"~{fingerprint(build_id).hex()}", kind.name.lower(), "", 0, PRIVATE)
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A row, the host that wrote it, and when (Unix time of the storage, s)."""
+    """A row, its host, and the time of its manifest (Unix time of the storage, s)."""
 
     host: str
     written: float
@@ -86,12 +87,12 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 def host_name(name: str) -> str:
-    """The name of a host as part of a key."""
+    """Return the name of a host as part of a key."""
     return _FOREIGN.sub("-", name)[:64].strip(".") or "unknown"
 
 
 def write(bucket: Bucket, host: str, rows: Iterable[Row]) -> str:
-    """Write a manifest; returns its key. Raises `RemoteError`."""
+    """Write a manifest; return its key. Raises `RemoteError`."""
     import zstandard
 
     data = io.BytesIO()
@@ -118,8 +119,8 @@ def listed(bucket: Bucket) -> list[tuple[str, Listed]]:
 def read(bucket: Bucket) -> Iterator[Seen]:
     """Yield the rows of all manifests, the oldest manifest first.
 
-    A manifest that a lifecycle rule removes meanwhile is left out. The rest of one that is damaged
-    is left out, too, and one that is too large; the log names them. Raises `RemoteError`.
+    If a lifecycle rule removes a manifest meanwhile, it is left out. Rows after damage, or beyond
+    the limit of size, are left out, and the log names the manifest. Raises `RemoteError`.
     """
     with ThreadPoolExecutor(_READERS) as pool:
         every = []
@@ -137,7 +138,7 @@ def read(bucket: Bucket) -> Iterator[Seen]:
 
 
 def _lines(body: bytes, name: str) -> Iterator[Row]:
-    """Yield the rows of a manifest; those behind damage are left out, and the log says so."""
+    """Yield the rows of a manifest; rows after damage are left out and logged."""
     import zstandard
 
     decoder = msgspec.json.Decoder(Row)
@@ -152,7 +153,7 @@ def _lines(body: bytes, name: str) -> Iterator[Row]:
 
 
 def _bounded(reader: Any) -> Iterator[bytes]:
-    """Yield lines of up to a megabyte, and half a gigabyte of them at most.
+    """Yield lines of up to a megabyte each, and up to half a gigabyte in total.
 
     Raises `RemoteDamaged`.
     """

@@ -5,14 +5,14 @@
     buildid/<id>/executable|debuginfo|vdso|kallsyms
                                          written once; the first writer wins
     variant/<id>/<kind>/<sha256>         other files with the same build ID and kind
-    upload/<id>/<kind>                   a host uploads a large file there now
+    upload/<id>/<kind>                   a host is uploading a large file there
     host/<host>/<time>-<random>.jsonl.zst
-                                         what a host has seen, see `manifests`
+                                        files that a host has seen, see `manifests`
     filter/...                           see `filters`
     touch/...                            copies that a lifecycle rule may remove at once
 
-``buildid/`` is the path that debuginfod clients ask for, so a bucket that lets them read is a
-debuginfod by itself. Objects are not compressed: readers want ranges of them.
+``buildid/`` is the path in requests of debuginfod clients, so a bucket that they may read works as
+a debuginfod. Objects are not compressed, because readers request ranges of them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _MOST_PATH: Final = 1024
 
 
 def blob_key(build_id: bytes, kind: Kind) -> str:
-    """The key of the file that is served for a build ID."""
+    """Return the key of the served file of a build ID."""
     return f"{BLOBS}/{build_id.hex()}/{kind.name.lower()}"
 
 
 def variant_key(build_id: bytes, kind: Kind, digest: Digest) -> str:
-    """The key of another file with the same build ID."""
+    """Return the key of another file with the same build ID."""
     return f"{VARIANTS}/{build_id.hex()}/{kind.name.lower()}/{digest.hex()}"
 
 
 def lease_key(build_id: bytes, kind: Kind) -> str:
-    """The key of the object that says that a large file is being uploaded."""
+    """Return the key of the object that marks the upload of a large file."""
     return f"{LEASES}/{build_id.hex()}/{kind.name.lower()}"
 
 
@@ -69,7 +69,7 @@ class Described(msgspec.Struct, frozen=True):
     """The description of a file by the host that uploaded it: a claim, which a reader verifies.
 
     ``digest`` is None for an object that another program has uploaded. ``path`` is a place where
-    everybody could read the file, empty if there is none. Times are Unix time in nanoseconds.
+    all users could read the file, empty if there is none. Times are Unix time in nanoseconds.
     """
 
     digest: Digest | None
@@ -85,7 +85,7 @@ class Described(msgspec.Struct, frozen=True):
     host: str = ""
 
     def metadata(self) -> dict[str, str]:
-        """The user metadata of the object: ASCII, and less than the 2 KB that S3 allows."""
+        """Return the user metadata of the object: ASCII, and less than the 2 KB that S3 allows."""
         assert self.digest is not None
         path = urllib.parse.quote_from_bytes(self.path)
         found = {
@@ -129,7 +129,7 @@ def described(metadata: Mapping[str, str]) -> Described:
 
 
 def _path(text: str) -> bytes:
-    """A path that a file can have; empty for another one."""
+    """Return a path if a file can have it; else an empty one."""
     path = urllib.parse.unquote_to_bytes(text)
     parts = path.split(b"/")[1:]
     is_whole = path.startswith(b"/") and all(part not in (b"", b".", b"..") for part in parts)
@@ -137,7 +137,7 @@ def _path(text: str) -> bytes:
 
 
 def _host(text: str) -> str:
-    """The name of a host, without what a terminal would take for a command."""
+    """Return the name of a host without characters that a terminal interprets."""
     return "".join(filter(str.isprintable, urllib.parse.unquote(text)))
 
 

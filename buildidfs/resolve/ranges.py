@@ -29,20 +29,22 @@ _FIRST_MOST: Final = 1 << 20
 _SLOW_S: Final = 1.0
 _FAST_S: Final = 0.25
 _FREE: Final = 64 << 20
-"""Bytes of its filesystem that the sparse file leaves to others."""
+"""Bytes that must stay free on the filesystem of the sparse file."""
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _SCRATCH: Final = (b"/var/tmp", b"/dev/shm")
 
 
 class Fetch(Protocol):
-    """Gets ``size`` bytes from ``offset`` of an object."""
+    """A function that fetches ``size`` bytes from ``offset`` of an object."""
 
     def __call__(self, offset: int, size: int) -> bytes:
-        """Raises OSError: EIO if the storage does not answer, ESTALE if the object is another."""
+        """Raises OSError: EIO if the storage does not answer, ESTALE if the object is another
+        version.
+        """
 
 
 class RangeReader:
-    """The bytes of one object of ``size`` bytes, as far as they were fetched.
+    """The bytes of one object of ``size`` bytes that were fetched so far.
 
     May be used from several threads. ``done`` is called once, in the thread that fetched the last
     block.
@@ -51,10 +53,10 @@ class RangeReader:
     def __init__(
         self, size: int, fetch: Fetch, done: Callable[[RangeReader], None], directory: bytes
     ) -> None:
-        """Make the sparse file in ``directory``, or where there is room. Raises OSError."""
+        """Make the sparse file in ``directory``, or in another place with room. Raises OSError."""
         self.size = size
         self.failure: str = ""
-        """Why the bytes are not those that they should be; empty as long as that is not known."""
+        """The reason why the bytes are wrong; empty while no fault is known."""
         self._fetch = fetch
         self._done = done
         self._fd = _scratch(directory)
@@ -71,7 +73,7 @@ class RangeReader:
         """The number of fetches."""
 
     def put_first(self, data: bytes) -> None:
-        """Take the first bytes, which came with the facts about the object."""
+        """Store the first bytes, which came with the facts about the object."""
         data = data[: self.size]
         whole = len(data) == self.size
         count = len(self._has) if whole else len(data) // BLOCK
@@ -83,7 +85,7 @@ class RangeReader:
             self._unkept = 0, data
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`pread`, as decoders ask for it."""
+        """`pread` with the arguments in the order that decoders use."""
         return self.pread(size, offset)
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -105,7 +107,7 @@ class RangeReader:
         return read_fully(self._fd, end - offset, offset)
 
     def _passed_on(self, offset: int, end: int) -> bytes:
-        """The bytes from ``offset`` to before ``end``; the last fetch is in memory."""
+        """Return the bytes from ``offset`` to before ``end``; the last fetch is in memory."""
         at, data = self._unkept
         if not at <= offset < end <= at + len(data):
             at = offset // BLOCK * BLOCK
@@ -114,7 +116,7 @@ class RangeReader:
         return data[offset - at : end - at]
 
     def _more(self, offset: int, end: int) -> int:
-        """The number of blocks to fetch beyond a read: more for reads that follow each other."""
+        """Return the number of blocks to fetch beyond a read: more for sequential reads."""
         with self._changed:
             follows = offset == self._next and offset > 0
             self._next = end
@@ -122,7 +124,7 @@ class RangeReader:
             return self._ahead // BLOCK
 
     def _need(self, first: int, last: int, ahead: int) -> None:
-        """Return when the blocks from ``first`` to before ``last`` are there."""
+        """Wait until the blocks from ``first`` to before ``last`` are present."""
         while True:
             with self._changed:
                 start = self._has.find(0, first, last)
@@ -145,11 +147,11 @@ class RangeReader:
 
     def _get(self, start: int, end: int) -> None:
         offset = start * BLOCK
-        self._check_room((end - start) * BLOCK)  # before the fetch, which would be in vain
+        self._check_room((end - start) * BLOCK)  # before the fetch, which would be useless
         self._keep(start, end, self._fetched(offset, min(end * BLOCK, self.size) - offset))
 
     def _fetched(self, offset: int, size: int) -> bytes:
-        """Fetch a range, and find out how much may be fetched at a time."""
+        """Fetch a range, and adjust the number of bytes to fetch at a time."""
         self.requests += 1
         began = time.monotonic()
         data = self._fetch(offset, size)
@@ -180,16 +182,16 @@ class RangeReader:
 
     @property
     def is_complete(self) -> bool:
-        """True if all bytes are there."""
+        """Return True if all bytes were fetched."""
         return not self._missing
 
     @property
     def bytes_kept(self) -> int:
-        """Bytes that the sparse file takes."""
+        """Return the number of bytes that the sparse file takes."""
         return self._has.count(1) * BLOCK
 
     def fileno(self) -> int:
-        """The sparse file."""
+        """Return the descriptor of the sparse file."""
         return self._fd
 
     def close(self) -> None:
@@ -200,7 +202,7 @@ class RangeReader:
 
 
 class RemoteBlob(Blob):
-    """An open object, read as a blob of the store is."""
+    """An open object with the interface of a blob of the store."""
 
     __slots__ = ("_closed", "_reader", "_release")
 
@@ -215,21 +217,21 @@ class RemoteBlob(Blob):
         self._closed = False
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to ``size`` bytes from ``offset``; raises what `RangeReader.pread` does."""
+        """Return up to ``size`` bytes from ``offset``; raises the errors of `RangeReader.pread`."""
         return self._reader.pread(size, offset)
 
     @property
     def is_remote(self) -> bool:
-        """True: reads may wait for a network."""
+        """Return True, because reads may wait for a network."""
         return True
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """None: the bytes may have to be fetched."""
+        """Return None, because the bytes may have to be fetched."""
         return None
 
     def close(self) -> None:
-        """Let go of the object; safe to call twice."""
+        """Close the object; safe to call twice."""
         if self._copy is not None:
             self._copy.close()
             self._copy = None

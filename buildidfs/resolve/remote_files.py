@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RemoteFiles`: the files of buckets, looked up when a reader asks for them.
+"""`RemoteFiles`: the files of buckets, looked up on demand.
 
-Buckets are tiers: the first one that has a file decides, in the order of the configuration. A
-look-up asks the filter of each tier, then for the first bytes of the object, and describes the file
-from its headers. So nothing depends on what a host claims of a file, except its digest, which is
-verified when all bytes are there, and its trust, of which the tier has a maximum.
+Buckets are tiers: the first one in the order of the configuration that has a file decides. A
+look-up checks the filter of each tier, then reads the first bytes of the object, and describes the
+file from its headers. So the claims of a host about a file do not matter, except the digest, which
+is verified when all bytes have come, and the trust, for which the tier has a maximum.
 
 The bytes of an object have a name of their own in place of a digest, because the digest that its
 host claims could be that of another file.
 
-A tier that does not answer is left alone until a thread in the background finds that it answers, so
-that readers wait for it once.
+A tier that does not answer is not asked until a background thread gets an answer, so readers wait
+for it only once.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ _MOST_READERS: Final = 256
 _MOST_KEPT: Final = 4 << 30
 _CHUNK: Final = 1 << 20
 _MOST_BYTES: Final = 64 << 30
-"""Objects that are larger are not read: memory is taken for each of their blocks."""
+"""Larger objects are not read, because each of their blocks takes memory."""
 _MOST_REQUESTS: Final = 64
 _MOST_DESCRIBED: Final = 64 << 20
-"""Requests and bytes that it may take to describe a file."""
+"""Limits of the requests and bytes for describing a file."""
 
 
 class Tier:
-    """A bucket to read from. What is in it is believed as far as ``trust`` at most.
+    """A bucket to read from. Its files get the trust ``trust`` at most.
 
     With ``private`` only root may read its files.
     """
 
     def __init__(self, url: str, trust: Trust, *, private: bool = False) -> None:
-        """Make no request yet. Raises `UsageError`."""
+        """Makes no request yet. Raises `UsageError`."""
         self.bucket = Bucket(url, INTERACTIVE)
         self.trust = trust
         self.private = private
         self.filter = Filter(Bucket(url))
         self.is_down = False
-        """True while the bucket is left alone."""
+        """True while the bucket is not asked."""
         self._is_proven = False
         self._is_damaged = False
 
@@ -85,7 +85,7 @@ class Tier:
         return self.filter.generation is not None
 
     def note_failure(self, error: RemoteError) -> None:
-        """Leave the bucket alone from now on, and say so once."""
+        """Stop asking the bucket, and log that once."""
         if not self.is_down:
             _log.warning("%s", error)
         self.is_down = True
@@ -96,7 +96,7 @@ class Tier:
             # A missing bucket looks like one without a filter.
             self._is_proven = self.bucket.identity() != ""
         except RemoteDamaged:
-            self._is_proven = True  # an object is there
+            self._is_proven = True  # an object exists
         except RemoteError as error:
             self.note_failure(error)
             return
@@ -116,20 +116,20 @@ class Tier:
         self.is_down = False
 
     def peek(self, key: str) -> tuple[Head, bytes] | None:
-        """The facts about an object and its first block. Raises `RemoteError`."""
+        """Return the facts about an object and its first block. Raises `RemoteError`."""
         try:
             return self.bucket.peek(key, BLOCK)
         except RemoteDenied:
             if self._is_proven:
-                return None  # without the right to list, what is absent is refused
+                return None  # without the right to list, a request for an absent object is refused
             raise
 
 
 class RemoteFile(NamedTuple):
-    """A file in a bucket. Its artifact has a number of `FIRST_ORDINAL` or more.
+    """A file in a bucket. Its artifact has an ordinal of `FIRST_ORDINAL` or more.
 
-    ``said.digest`` is None for an object of another program, whose bytes nothing vouches for. The
-    digest of the artifact is a name for the bytes of this object, and of no other.
+    ``said.digest`` is None for an object of another program, whose bytes have no known digest. The
+    digest of the artifact is a name for the bytes of this object only.
     """
 
     tier: Tier
@@ -141,7 +141,7 @@ class RemoteFile(NamedTuple):
 
 
 class _Open:
-    """A reader with the number of blobs that use it."""
+    """A reader, and the number of blobs that use it."""
 
     def __init__(self, reader: RangeReader) -> None:
         self.reader = reader
@@ -158,8 +158,8 @@ class RemoteFiles:
         keep: Callable[[RemoteFile, int], None] = lambda file, fd: None,
         refresh_s: float = 60.0,
     ) -> None:
-        """``directory`` has room for what is read. ``keep`` gets each file that is complete and
-        verified, and a descriptor of its bytes that is good for the call.
+        """``directory`` is for the bytes that were read. ``keep`` is called with each complete and
+        verified file, and a descriptor of its bytes that is valid during the call.
         """
         self._tiers = tiers
         self._directory = directory
@@ -181,14 +181,14 @@ class RemoteFiles:
         self._soon = ThreadPoolExecutor(_SOON_THREADS, "remote")
         self._asked_soon = 0
 
-    # --- what is known, without a request --------------------------------------------------------
+    # --- known files, without a request ---------------------------------------------------------
 
     def ordinal(self, build_id: bytes) -> int | None:
-        """The number of a build ID of which a file was found."""
+        """Return the ordinal of a build ID of which a file was found."""
         return self._numbers.get(build_id) if build_id in self._found else None
 
     def number(self, build_id: BuildId) -> int:
-        """The number of a build ID, whether or not there are files of it."""
+        """Return the ordinal of a build ID, even if it has no files."""
         with self._lock:
             return self._number(build_id)
 
@@ -202,15 +202,15 @@ class RemoteFiles:
         return self._numbers[build_id]
 
     def build_id(self, ordinal: int) -> BuildId | None:
-        """The build ID with a number of ours."""
+        """Return the build ID of an ordinal made here."""
         return self._ids.get(ordinal)
 
     def found(self, build_id: bytes) -> dict[Kind, RemoteFile]:
-        """The files of a build ID that were found."""
+        """Return the files of a build ID that were found."""
         return self._found.get(build_id, {})
 
     def is_known(self, build_id: bytes, kinds: Iterable[Kind]) -> bool:
-        """Return True if no request is needed to tell which of these files there are.
+        """Return True if it is known without a request which of these files exist.
 
         Raises `RemoteUnavailable` while that cannot be found out.
         """
@@ -218,7 +218,7 @@ class RemoteFiles:
         return all(kind in found or self._is_absent(build_id, kind) for kind in kinds)
 
     def is_likely(self, build_id: bytes, kinds: Iterable[Kind]) -> bool:
-        """Return True if filters say that there is one of these files, without a request."""
+        """Return True if filters say that one of these files exists, without a request."""
         return any(
             kind not in self.found(build_id)
             and all(tier.is_filtered for tier in self._tiers)
@@ -240,7 +240,7 @@ class RemoteFiles:
     # --- look-ups --------------------------------------------------------------------------------
 
     def ask(self, build_id: bytes, kinds: Iterable[Kind]) -> None:
-        """Find out which of these files there are. Waits for the buckets.
+        """Find out which of these files exist. Waits for the buckets.
 
         Several threads that ask for the same file make one request. Raises `RemoteUnavailable` if
         no bucket is known to have a file, and one of them does not answer.
@@ -270,7 +270,8 @@ class RemoteFiles:
 
         def work() -> None:
             self._asked_soon -= 1
-            with contextlib.suppress(RemoteError, OSError):  # who needs the file is told
+            # the reader that needs the file gets the error
+            with contextlib.suppress(RemoteError, OSError):
                 self.ask(build_id, kinds)
 
         self._soon.submit(work)
@@ -299,7 +300,7 @@ class RemoteFiles:
             self._absent[bytes(build_id), kind] = time.monotonic() + _NEGATIVE_S
 
     def _look(self, tier: Tier, build_id: BuildId, kind: Kind) -> RemoteFile | None:
-        """Ask one bucket, and describe the file from its headers; None if it has none."""
+        """Look in one bucket, and describe the file from its headers; None if it has none."""
         key = objects.blob_key(build_id, kind)
         got = tier.peek(key)
         if got is None:
@@ -347,7 +348,7 @@ class RemoteFiles:
             self._by_digest[file.artifact.digest] = file
 
     def _forget(self, file: RemoteFile, absent_s: float = 0.0) -> None:
-        """Look a file up anew when it is asked for, or take it for absent for a while."""
+        """Forget a file, so that it is looked up again; or treat it as absent for a while."""
         kind, digest = file.artifact.kind, file.artifact.digest
         with self._lock:
             its = self._found.get(file.build_id, {})
@@ -366,11 +367,11 @@ class RemoteFiles:
     # --- bytes -----------------------------------------------------------------------------------
 
     def has_digest(self, digest: Digest) -> bool:
-        """Return True for the digest of a file that was found."""
+        """Return True for the digest of a found file."""
         return digest in self._by_digest
 
     def open(self, digest: Digest) -> RemoteBlob:
-        """Open a file that was found; makes no request. Raises OSError(ESTALE)."""
+        """Open a found file; makes no request. Raises OSError(ESTALE)."""
         with self._lock:
             file = self._by_digest.get(digest)
             if file is None:
@@ -391,7 +392,7 @@ class RemoteFiles:
             self._close_idle()
 
     def _close_idle(self) -> None:
-        """Close the readers that were used the longest time ago, if there are too many."""
+        """Close the least recently used readers if there are too many."""
         kept = sum(each.reader.bytes_kept for each in self._open.values())
         for digest, each in list(self._open.items()):
             if len(self._open) <= _MOST_READERS and kept <= _MOST_KEPT:
@@ -413,7 +414,7 @@ class RemoteFiles:
             try:
                 with contextlib.suppress(FileNotFoundError):
                     return tier.bucket.get_range(key, offset, size, etag)
-                # A touch gives an object that was uploaded in parts another tag.
+                # A touch changes the tag of an object that was uploaded in parts.
                 now = tier.bucket.head(key)
                 if now is not None and _is_same(now, head.size, said):
                     etag = now.etag
@@ -435,7 +436,7 @@ class RemoteFiles:
         return RangeReader(head.size, fetch, done, self._directory)
 
     def _complete(self, file: RemoteFile, reader: RangeReader) -> None:
-        """Verify a file of which all bytes are there, and hand it over to be kept."""
+        """Verify a complete file, and pass it on to be kept."""
         hasher = hashlib.sha256()
         for offset in range(0, reader.size, _CHUNK):
             hasher.update(reader.pread(_CHUNK, offset))
@@ -495,7 +496,7 @@ def _is_same(now: Head, size: int, said: objects.Described) -> bool:
 
 
 class _Costly(Exception):
-    """A file takes too many requests to be described."""
+    """Describing a file takes too many requests."""
 
 
 def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | None:
@@ -517,7 +518,7 @@ def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | No
 
 
 def _fits(has: ElfFile | Absence, build_id: BuildId, kind: Kind) -> bool:
-    """Return True if a file has the build ID that was asked for, or needs none."""
+    """Return True if a file has the requested build ID, or needs none."""
     if isinstance(has, Absence):
         return kind is Kind.KALLSYMS
     return build_id in (has.build_id, has.shared)

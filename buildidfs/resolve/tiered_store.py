@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`TieredStore`: a store whose index and blobs include the remote files that were found.
 
-What the store has itself comes first. No method here makes a request, except reads of blobs.
+Files of the store take precedence. No method here makes a request, except reads of blobs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TieredStore(Store):
     def over(cls, path: str | bytes, make: Callable[[bytes], RemoteFiles]) -> TieredStore:
         """Open the store at ``path`` for reading; ``make`` gets its absolute path.
 
-        Raises what `Store.open` does, and `UsageError`.
+        Raises the errors of `Store.open`, and `UsageError`.
         """
         opened = cls.open(path, read_only=True)
         assert isinstance(opened, cls)
@@ -52,7 +52,9 @@ class TieredStore(Store):
         return opened
 
     def open_blob(self, digest: Digest) -> Blob:
-        """Open a blob of the store, or of a bucket; raises what `Store.open_blob` does, OSError."""
+        """Open a blob of the store or of a bucket; raises the errors of `Store.open_blob`, and
+        OSError.
+        """
         if self.remote.has_digest(digest):
             return self.remote.open(digest)
         return super().open_blob(digest)
@@ -64,7 +66,7 @@ class TieredStore(Store):
         return super().open_blob_now(digest)
 
     def close(self) -> None:
-        """Let go of the store and of remote files; safe to call twice."""
+        """Close the store and the remote files; safe to call twice."""
         if self._env is not None and hasattr(self, "remote"):
             self.remote.close()
         super().close()
@@ -124,14 +126,14 @@ class TieredIndex(Index):
         return self.artifact(ordinal, kind)
 
     def variants_after(self, ordinal: int, kind: int, after: int = -1) -> Iterator[Artifact]:
-        """All variants in order of their numbers, behind ``after`` (-1: from the start)."""
+        """Yield all variants in order of their numbers, behind ``after`` (-1: from the start)."""
         if ordinal >= FIRST_ORDINAL:
             found = self.artifact(ordinal, kind)
             return iter(() if found is None or found.variant <= after else (found,))
         return self._local.variants_after(ordinal, kind, after)
 
     def variants_with(self, digest: Digest, ordinal: int) -> list[tuple[int, int]]:
-        """(kind, variant) of each of them that has those bytes."""
+        """Return (kind, variant) of each variant with those bytes."""
         if ordinal < FIRST_ORDINAL:
             return self._local.variants_with(digest, ordinal)
         files = self._found(ordinal).items()
@@ -149,7 +151,7 @@ class TieredIndex(Index):
 
 
 def origin_of(file: RemoteFile) -> OriginRecord:
-    """The place of a remote file: the one that its host told, or its key."""
+    """Return the place of a remote file: the one that its host recorded, or its key."""
     artifact, said = file.artifact, file.said
     identity = FileIdentity(
         0, 0, artifact.size, artifact.mtime_ns, artifact.mtime_ns, 0o100000 | artifact.mode, 0, 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store that is served, while others prune, repair, delete or replace it.
+"""The store that is served, while other processes prune, repair, delete or replace it.
 
-A store that was deleted can be read through its map as if it were there, and a new one in its place
-knows files that the old one does not. So an absence counts only while the index that was asked is
-the one at its place. A worker whose index is not ends, and the next one opens what is there.
+A deleted store can still be read through its map, and a new store in its place has files that the
+old one lacks. So an absence counts only while the open index is the one at the store's path. If it
+is not, the worker ends, and the next worker opens the new index.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """An open store and its view, whose methods are thread-safe.
+    """An open store and its view. Methods are thread-safe.
 
-    ``misses`` are the build IDs that clients of the server asked for in vain.
+    ``misses`` are the missing build IDs that clients of the server requested.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Backend:
         misses: Misses | None = None,
         worker: int = 0,
     ) -> None:
-        """Open the store at ``path``, by ``opened``. Raises `StoreError`.
+        """Open the store at ``path`` with ``opened``. Raises `StoreError`.
 
         ``misses`` are those of all workers, of which this is number ``worker``.
         """
@@ -50,7 +50,7 @@ class Backend:
             raise
 
     def check(self) -> None:
-        """Raise `StoreError` if the index that is open is not the one of the store any more."""
+        """Raise `StoreError` if the open index is no longer that of the store."""
         if not self.is_current():
             raise StoreError(f"store {os.fsdecode(self.store.path)} was deleted or replaced")
 

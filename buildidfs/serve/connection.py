@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection: requests in, answers out in their order, files sent by the kernel.
+"""One client's connection: it reads requests, answers them in order, and lets the kernel send
+files.
 
-httptools parses (llhttp, the parser of Node.js); this class bounds what it parses. Small answers go
-through the transport. For a file the connection uses its socket itself: a thread sends what the
-socket takes, the loop waits until it takes more. Nothing is read from a client meanwhile.
+httptools parses (llhttp, the parser of Node.js); this class limits the input of the parser. Small
+answers go through the transport. For a file the connection uses its socket directly: a thread sends
+as much as the socket takes, and the loop waits until it takes more. Meanwhile nothing is read from
+the client.
 
-`Connection.check` is called every other second, and ends what is too slow: there is no timer for
-each request.
+`Connection.check` is called every other second, and ends slow connections, so that requests need no
+timers.
 """
 
 from __future__ import annotations
@@ -47,11 +49,13 @@ _MOST_HEADERS: Final = 100
 _MOST_QUEUED: Final = 64
 
 _MOST_BODIES: Final = 64 << 20
-"""Bytes of bodies of all connections that wait for their answers."""
+"""The most bytes of request bodies that wait for answers, in all connections together."""
 
 _UNIT: Final = 64 << 10
 _MOST_UNSENT: Final = (64 << 20) // _UNIT
-"""Answers in memory that clients have not taken yet, of all connections, in units."""
+"""The most bytes of answers in memory that clients have not taken yet, in all connections together,
+in units.
+"""
 
 # Seconds.
 HEAD_S: Final = 10.0
@@ -59,7 +63,7 @@ IDLE_S: Final = 75.0
 _LINGER_S: Final = 2.0
 
 _PROGRESS_RATE: Final = 1 << 10
-"""Bytes a second that a client has to take of an answer."""
+"""Bytes per second of an answer that a client has to take at least."""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -77,13 +81,15 @@ class Shared:
         lanes: Mapping[str, Lane],
         timeout: float,
     ) -> None:
-        """``most`` divides the number of connections among the clients; ``lanes`` are those of
-        `messages.Waiting`."""
+        """``most`` divides the number of connections among the clients; ``lanes`` are the queues of
+        `messages.Waiting`.
+        """
         self.lanes = lanes
         self.timeout = timeout
         """Seconds that a client has to send the body of a request, and to take some of an answer.
 
-        The head of a request has no more than `HEAD_S`."""
+        The head of a request has `HEAD_S` at most.
+        """
         self.site = site
         self.rate = rate
         self.places = places
@@ -96,27 +102,29 @@ class Shared:
     def admit(self, connection: Connection) -> bool:
         """Return True if the client of a new connection may have one more.
 
-        A proxy in front of a Unix socket may have as many as there are.
+        A proxy in front of a Unix socket has no limit of its own.
         """
         self.connections.add(connection)
         return not connection.client or self._most.take(connection.client)
 
     def leave(self, connection: Connection, *, admitted: bool) -> None:
-        """Count a connection no longer."""
+        """Stop counting a connection."""
         self.connections.discard(connection)
         if admitted and connection.client:
             self._most.give_back(connection.client)
 
 
 class _Refused(Exception):
-    """The request is not read any further."""
+    """The rest of the request is not read."""
 
 
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
     def __init__(self, shared: Shared, client_of: Callable[[asyncio.Transport], str]) -> None:
-        """``client_of`` tells whose connection it is; "" has the last proxy say so."""
+        """``client_of`` returns the client of a transport; "" means that the last proxy
+        names it.
+        """
         self._shared = shared
         self._client_of = client_of
         self._loop = asyncio.get_running_loop()
@@ -145,10 +153,11 @@ class Connection(asyncio.Protocol):
         self.client = ""
         self._begin()
 
-    # --- what the transport tells ------------------------------------------------------------
+    # --- calls of the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # those of uvloop have no such base
+        # transports of uvloop have no such base
+        self._transport = cast("asyncio.Transport", transport)
         self.client = self._client_of(self._transport)
         self._admitted = self._shared.admit(self)
         if not self._admitted:
@@ -208,12 +217,14 @@ class Connection(asyncio.Protocol):
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
-    # --- what the parser tells ---------------------------------------------------------------
+    # --- calls of the parser ----------------------------------------------------------------
 
     def _begin(self) -> None:
         self._is_head = False
         self._head_bytes = 0
-        """Bytes since the beginning of the head, or the last piece of the body: its trailers."""
+        """Bytes since the beginning of the head; after the last piece of the body, bytes of
+        trailers.
+        """
         self._is_body = False
         self._body = bytearray()
         self._most_body = 0
@@ -263,7 +274,7 @@ class Connection(asyncio.Protocol):
         self._shared.bodies.take(self._sender, len(body))
 
     def _make_room(self, more: int) -> None:
-        """Refuse the request if there is no room for so many more bytes of its body."""
+        """Refuse the request if there is no room for that many more bytes of its body."""
         if len(self._body) + more > self._most_body:
             self._refuse(413, f"the body is longer than {self._most_body} bytes")
             raise _Refused
@@ -277,7 +288,7 @@ class Connection(asyncio.Protocol):
         self._body.clear()
 
     def _forget_body(self, request: Request) -> None:
-        """Count the body of a request no longer."""
+        """Stop counting the body of a request."""
         self._shared.bodies.give_back(request.client, len(request.body))
 
     def on_message_complete(self) -> None:
@@ -289,13 +300,13 @@ class Connection(asyncio.Protocol):
         self._queue.append(request)
         self._begin()
         if not keep or len(self._queue) >= _MOST_QUEUED:
-            # Requests that a client sends without waiting for answers may stay unanswered.
+            # Pipelined requests may stay unanswered.
             self._queue[-1].keep_alive = False
             self._ended = True
             raise _Refused
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that is not read to its end, after those before it."""
+        """Answer a request that is not read to its end, after the requests before it."""
         self._refusal = self._shared.site.refusal(self._target, status, message)
         self._drop_body()
         self._begin()
@@ -371,7 +382,7 @@ class Connection(asyncio.Protocol):
         executor: Executor,
         lane: Lane | None = None,
     ) -> None:
-        """Have a thread make the response."""
+        """Let a thread make the response."""
         future = self._loop.run_in_executor(executor, work)
         future.add_done_callback(lambda done: self._answered(request, done, lane))
 
@@ -431,17 +442,17 @@ class Connection(asyncio.Protocol):
         return True
 
     def _release(self) -> None:
-        """Count an answer no longer that is sent, or never will be."""
+        """Stop counting an answer that is sent, or never will be."""
         if self._unsent and (self._lost or self._transport.get_write_buffer_size() < _UNIT):
             self._shared.unsent.give_back(self._unsent_of, self._unsent)
             self._unsent = 0
 
     def _read(self, response: Response, head: bytes, content: Content) -> None:
-        """Answer with a small file, which a thread reads if it is not in memory."""
+        """Answer with a small file; if it is not in memory, a thread reads it."""
         try:
             data = content.read_now()
         except OSError:
-            data = None  # to read it says what is wrong
+            data = None  # a read reports what is wrong
         if data is not None:
             content.close()
             self._write(response, head, data)
@@ -479,7 +490,7 @@ class Connection(asyncio.Protocol):
     # --- files -------------------------------------------------------------------------------
 
     def _stream(self, request: Request, response: Response, head: bytes, content: Content) -> None:
-        """Send a file as soon as the client has a place for it."""
+        """Send a file when the client gets a download place."""
         self._busy = True
         self._waiting = content
         client = request.client
@@ -507,7 +518,7 @@ class Connection(asyncio.Protocol):
                 self._progress_made()
                 done = await self._send_file(self._sending, head, content)
         except (BrokenPipeError, ConnectionError):
-            self._reset()  # the client has what it wanted, or is gone
+            self._reset()  # the client has all it wanted, or is gone
         except (OSError, BuildIdFsError) as error:
             self._cut_off(error)
         finally:
@@ -519,7 +530,7 @@ class Connection(asyncio.Protocol):
             self._count(response, done)
 
     async def _send_file(self, fd: int, head: bytes, content: Content) -> int:
-        """Send head and body; returns how many bytes of the body were sent."""
+        """Send head and body; return the number of sent bytes of the body."""
         with socket.socket(fileno=os.dup(fd)) as sock:
             while head and not self._lost:
                 try:
@@ -585,7 +596,9 @@ class Connection(asyncio.Protocol):
         self._progress = self._taken()
 
     def _taken(self) -> int:
-        """Bytes of the body that the client has acknowledged, as far as the socket tells."""
+        """Return the bytes of the body that the client has acknowledged, as far as the socket
+        shows.
+        """
         fd = self._sending
         if fd < 0:
             return -self._transport.get_write_buffer_size()
@@ -595,7 +608,7 @@ class Connection(asyncio.Protocol):
         return self._sent - left[0]
 
     def end_when_idle(self) -> None:
-        """Read no more requests; close once those that were read are answered."""
+        """Read no more requests; close after the requests that were read are answered."""
         self._ended = True
         self._advance()
 
@@ -606,7 +619,8 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         """Close the connection so that the client gets the last answer.
 
-        A socket that is closed with bytes unread resets the connection, and the answer is lost.
+        If a socket is closed with unread bytes, the kernel resets the connection, and the answer is
+        lost.
         """
         if self._transport.is_closing():
             return
@@ -624,7 +638,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _reset(self) -> None:
-        """End the connection so that no client takes the answer for complete, nor for a "no"."""
+        """End the connection so that no client takes the answer as complete, or as an absence."""
         self._ended = True
         if self._lost:
             return
@@ -638,6 +652,6 @@ class Connection(asyncio.Protocol):
 
 
 def _last_proxy(headers: Mapping[bytes, bytes]) -> str:
-    """The client that the proxy in front of a Unix socket names."""
+    """Return the client that the proxy in front of a Unix socket names."""
     value = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()[:64]
     return value.decode("ascii", "replace")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of responses that come from files: the kernel sends them, or pieces of them are read.
+"""Bodies of responses from files: the kernel sends them, or pieces of them are read.
 
-A blob that is written to while it is sent must not reach a client as if it were whole. So the last
-piece of each body is read, the file is checked, and only then the piece is sent: a body that is
-complete is right.
+If a blob is written to while it is sent, a client must not get a complete body. So the last piece
+of each body is read, the file is checked, and only then the piece is sent: a complete body is
+right.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ _SENT_AT_ONCE: Final = 1 << 20
 _LONG: Final = 4 << 20
 _FAST_MS: Final = 5
 _TURN_S: Final = 0.05
-"""A thread stays with a client of a long file that takes more within `_FAST_MS`, since the way to
-the loop and back takes as long, but for one turn only: others wait for the thread."""
+"""A thread stays with a client of a long file that takes more within `_FAST_MS`, because the way to
+the loop and back takes as long. It stays for one turn only, because other clients wait for the
+thread.
+"""
 
 
 class Content:
-    """``size`` bytes from ``offset`` of an open file, which it closes.
+    """``size`` bytes from ``offset`` of an open file; `close` closes the file.
 
-    With ``stored`` these are bytes of the blob's file, as it is on the disk.
+    With ``stored`` these are bytes of the blob's file in its form on disk.
     """
 
     __slots__ = ("_blob", "_extent", "_file", "_offset", "_zeros", "size")
@@ -47,11 +49,11 @@ class Content:
         self._extent = (file.blob.fd, 0) if stored else file.blob.extent
 
     def read(self) -> bytes:
-        """All of it. Raises OSError, `IntegrityError`."""
+        """Return all of it. Raises OSError, `IntegrityError`."""
         return self._piece(0, self.size)
 
     def read_now(self) -> bytes | None:
-        """All of it, if that takes no disk; else None. Raises OSError."""
+        """Return all of it if no disk access is needed; else None. Raises OSError."""
         if self._extent is None:
             return None
         buffer = bytearray(self.size)
@@ -70,10 +72,10 @@ class Content:
         return bytes(buffer)
 
     def send(self, socket: int, done: int) -> int:
-        """Send from byte ``done`` on as much as a non-blocking socket takes; return the new
+        """Send as much from byte ``done`` on as a non-blocking socket takes; return the new
         ``done``.
 
-        Returns if the client is slower than this thread, or after a turn. Raises OSError,
+        Returns when the client is slower than this thread, or after a turn. Raises OSError,
         `IntegrityError`.
         """
         end = time.monotonic() + _TURN_S
@@ -92,7 +94,7 @@ class Content:
             if zeros.offset + zeros.size > self._offset + done:
                 plain = min(plain, zeros.offset - self._offset - done)
         if plain <= 0 or self._extent is None:
-            # A compressed blob is read by frames, which begin at multiples of their size.
+            # A compressed blob is read in frames, which begin at multiples of their size.
             return os.write(
                 socket, self._piece(done, min(left, PIECE - (self._offset + done) % PIECE))
             )
@@ -119,7 +121,7 @@ class Content:
         return bytes(buffer)
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         self._file.close()
 
 

@@ -29,7 +29,7 @@ TYPES: Final = (
     "executable", "debuginfo", "section", "source", "metadata", "metrics", "/", "other", "page",
     "api", "symbolicate", "source/v1", "asm",
 )  # fmt: skip
-"""Types of requests, the first eight as debuginfod calls them."""
+"""Types of requests, the first eight with the names of debuginfod."""
 
 _CODES: Final = (RESET, *REASONS)
 _CELLS: Final = {
@@ -65,7 +65,7 @@ class Counters:
         self._cells[at + 2] += seconds
 
     def text(self) -> Iterator[str]:
-        """Lines of the exposition format of Prometheus, without the last newline."""
+        """Yield lines of the exposition format of Prometheus, without the last newline."""
         totals = {
             cell: [
                 sum(self._cells[worker * _ROW + at + i] for worker in range(self._workers))
@@ -100,7 +100,7 @@ class Counters:
 
 
 class Asked(msgspec.Struct, array_like=True):
-    """A missing build ID, as `view.layouts.browse.Miss` has it without the clients."""
+    """A missing build ID, with the fields of `view.layouts.browse.Miss` except the clients."""
 
     build_id: bytes
     wanted: int
@@ -120,7 +120,7 @@ class Misses:
         self._own: Callable[[], Iterable[Miss]] = list
 
     def choose(self, worker: int, own: Callable[[], Iterable[Miss]]) -> None:
-        """Begin as a worker, a number from 0; ``own`` returns what it was asked for in vain."""
+        """Start as a worker, a number from 0; ``own`` returns its missing build IDs."""
         self._worker = worker
         self._own = own
         self._before = self._read(worker)
@@ -138,7 +138,7 @@ class Misses:
         self._memory[at:begin] = _HEAD.pack(len(data), zlib.crc32(data))
 
     def every(self) -> list[Asked]:
-        """All of them, those of other workers as they were published last."""
+        """Return all of them; those of other workers as they last published them."""
         others = [self._read(each) for each in range(len(self._last)) if each != self._worker]
         return _together(self._mine(), *others)
 
@@ -159,7 +159,7 @@ class Misses:
 
 
 def _together(*lists: Iterable[Asked]) -> list[Asked]:
-    """The rows of several lists, one for each build ID."""
+    """Merge the rows of several lists, one for each build ID."""
     found: dict[bytes, Asked] = {}
     for row in (row for rows in lists for row in rows):
         known = found.get(row.build_id)

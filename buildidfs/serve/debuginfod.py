@@ -37,27 +37,27 @@ if TYPE_CHECKING:
     from buildidfs.upstream.agent import Agent
 
 _WHOLE: Final = frozenset(("executable", "debuginfo"))
-"""Types of requests for all of a blob."""
+"""The types of requests for a whole blob."""
 
 KINDS: Final = {b"executable": Kind.EXECUTABLE, b"debuginfo": Kind.DEBUGINFO}
 
 _ATTEMPTS: Final = 3
 _HOPS: Final = 8
-"""Proxies that a request may have passed; more of them are a loop."""
+"""The most proxies that a request may have passed; more of them mean a loop."""
 
 _MOST_BLOCKS: Final = 4096
 _BLOCK_S: Final = 60.0
-"""The places of files are looked up again after so many seconds."""
+"""Seconds after which the places of files are looked up again."""
 
 _SMALL: Final = 16 << 10
 _MOST_SMALL_BYTES: Final = 8 << 20
-"""Files of up to `_SMALL` bytes that were served last are kept in memory, up to so many bytes."""
+"""The most bytes of files in memory: those served last, with up to `_SMALL` bytes each."""
 
 _MOST_LISTED: Final = 100_000
 """Source files in the lists that are kept in memory."""
 
 _CONDITIONS: Final = frozenset((b"range", b"if-none-match", b"if-range", b"x-debuginfod-maxsize"))
-"""Headers on which more depends than the file."""
+"""Headers that make the answer depend on more than the file."""
 
 _VARY: Final = lines((b"Vary", b"Accept-Encoding"))
 _ZSTD: Final = lines((b"Content-Encoding", b"zstd"))
@@ -72,7 +72,7 @@ class Debuginfod:
     """Answers requests below ``/buildid/``."""
 
     def __init__(self, backend: Backend, agent: Agent | None = None) -> None:
-        """``agent`` fetches what is not here, if that is wanted."""
+        """``agent`` fetches missing files, if that is enabled."""
         self._agent = agent
         self._backend = backend
         self._store = backend.store
@@ -83,12 +83,12 @@ class Debuginfod:
         self._blocks_until = 0.0
 
     def answer(self, request: Request) -> Answer:
-        """The answer to a request whose path begins with ``/buildid/``.
+        """Return the answer to a request whose path begins with ``/buildid/``.
 
-        Raises OSError and what the store raises where it cannot tell.
+        Raises OSError, and errors of the store if the answer cannot be found.
         """
         parts = request.path.split(b"/", 4)
-        name = parts[2].lower()  # one spelling of an ID is as good as the other
+        name = parts[2].lower()  # any spelling of an ID is accepted
         what = parts[3] if len(parts) > 3 else b""
         rest = parts[4] if len(parts) > 4 else None
         if rest is None and what in KINDS:
@@ -100,7 +100,9 @@ class Debuginfod:
         return self.missing(request, "other")
 
     def missing(self, request: Request, kind: str) -> Response:
-        """The answer that there is no such file, which clients remember. Raises `StoreError`."""
+        """Return the answer that there is no such file, which clients remember. Raises
+        `StoreError`.
+        """
         self._backend.check()
         why = "not found"
         if request.header(b"x-forwarded-for").count(b",") >= _HOPS:
@@ -108,7 +110,7 @@ class Debuginfod:
         return text(404, why, kind=kind)
 
     def open_executable(self, build_id: BuildId) -> FileContent | None:
-        """Open the executable of a build ID; None if there is none that everybody may read."""
+        """Open the executable of a build ID; None if there is none that all users may read."""
         for _ in range(_ATTEMPTS):
             found = self._find(build_id.hex().encode(), b"executable", wait=True)
             if found is None:
@@ -133,9 +135,9 @@ class Debuginfod:
     def _file(
         self, request: Request, name: bytes, what: bytes, *, wait: bool = False, asked: bool = False
     ) -> Answer:
-        """The response with a file; with ``wait``, one that may have to be read whole first.
+        """Return the response with a file; with ``wait``, all of it may have to be read first.
 
-        With ``asked`` the upstream servers were asked already.
+        ``asked`` is True if the upstream servers were asked already.
         """
         kind = what.decode()
         for _ in range(_ATTEMPTS):
@@ -172,7 +174,9 @@ class Debuginfod:
     # --- upstream servers --------------------------------------------------------------------
 
     def _later(self, work: Callable[[], Response], kind: str) -> Answer:
-        """A function that does ``work``, in a thread for long waits if that may ask servers."""
+        """Return a function that runs ``work``; if that may ask servers, it runs in a thread for
+        long waits.
+        """
         if self._agent is None:
             return work
         return Waiting(work, UPSTREAM, kind)
@@ -180,9 +184,10 @@ class Debuginfod:
     def _not_here(
         self, request: Request, name: bytes, what: bytes, *, wait: bool, asked: bool
     ) -> Answer:
-        """The answer for a file that is not here: that it is missing, or a wait for servers.
+        """Return the answer for a missing file: an absence, or a wait for servers.
 
-        Raises `NotNow`. With ``asked`` they were asked already, with ``wait`` it may wait itself.
+        Raises `NotNow`. ``asked`` is True if the servers were asked already, ``wait`` if the call
+        may wait itself.
         """
         kind, build_id, agent = what.decode(), names.parse(name), self._agent
         if build_id is None or asked:
@@ -194,12 +199,14 @@ class Debuginfod:
             return self.missing(request, kind)  # a server that we have asked asks us
         if hops.count(b",") >= _HOPS:
             return self.missing(request, kind)
-        if wait or not agent.is_worth_asking(build_id, KINDS[what]):  # it is known why not
+        if wait or not agent.is_worth_asking(build_id, KINDS[what]):  # the reason is known
             return self._fetched(request, build_id, what)
         return self._later(lambda: self._fetched(request, build_id, what), kind)
 
     def _fetched(self, request: Request, build_id: BuildId, what: bytes) -> Response:
-        """The response with a file that the upstream servers are asked for. Raises `NotNow`."""
+        """Return the response with a file that the upstream servers are asked for.
+        Raises `NotNow`.
+        """
         agent = self._agent
         assert agent is not None
         passed = request.header(b"x-forwarded-for")
@@ -214,7 +221,9 @@ class Debuginfod:
     # --- names -------------------------------------------------------------------------------
 
     def _lookup(self, node: int, name: bytes, *, wait: bool) -> int:
-        """The node of an entry. Raises `NeedsReading` if that takes a request, unless ``wait``."""
+        """Return the node of an entry. Raises `NeedsReading` if that takes a request, unless
+        ``wait``.
+        """
         try:
             return self._view.lookup(node, name)
         except NeedsReading:
@@ -223,14 +232,16 @@ class Debuginfod:
             return self._view.lookup_slowly(node, name)
 
     def _directory(self, name: bytes, *, wait: bool = True) -> int:
-        """The node of a build ID; 0 if nothing is known of it."""
+        """Return the node of a build ID; 0 if the build ID is unknown."""
         node = self._lookup(View.ROOT, name, wait=wait)
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
             return 0
         return nodes.of_id(nodes.ordinal_of(node))  # an alias is a link to the directory
 
     def _find(self, name: bytes, what: bytes, *, wait: bool) -> tuple[int, Artifact, bool] | None:
-        """Node of a file that everybody may read, its artifact, and True if scripts are zeroed."""
+        """Return node and artifact of a file that all users may read, and True if scripts are
+        zeroed.
+        """
         directory = self._directory(name, wait=wait)
         node = self._lookup(directory, what, wait=wait) if directory else 0
         held = self._view.held_in(node) if node else None
@@ -241,7 +252,7 @@ class Debuginfod:
     def _early(
         self, request: Request, artifact: Artifact, zeroed: bool, tag: bytes, kind: str
     ) -> Response | None:
-        """The answer, if it does not take the file."""
+        """Return the answer if it does not need the file."""
         if not _CONDITIONS.isdisjoint(request.headers):
             return _conditional(request, artifact.size, tag, kind)
         data = self._small.get(artifact.digest, zeroed)
@@ -259,7 +270,9 @@ class Debuginfod:
         kind: str,
         source: bytes = b"",
     ) -> Response:
-        """The response with a file, or a range of it. ``source`` is the path of a source file."""
+        """Return the response with a file, or a range of it. ``source`` is the path of a source
+        file.
+        """
         blob = file.blob
         assert blob is not None
         wanted = request.header(b"range")
@@ -281,7 +294,7 @@ class Debuginfod:
         return Response(200, Content(file, 0, blob.size), headers, kind)
 
     def _headers(self, artifact: Artifact, size: int, tag: bytes, source: bytes = b"") -> bytes:
-        """Headers of a file, section or source file of that size."""
+        """Return the headers of a file, section or source file of that size."""
         if source:
             named = lines((b"X-DEBUGINFOD-FILE", header_text(source)))
             return b"%s%sX-DEBUGINFOD-SIZE: %d\r\nETag: %s\r\n" % (_FIXED, named, size, tag)
@@ -298,9 +311,10 @@ class Debuginfod:
         return b"%sX-DEBUGINFOD-SIZE: %d\r\nETag: %s\r\n" % (block, size, tag)
 
     def _place(self, artifact: Artifact) -> bytes:
-        """Headers with the latest place at which everybody could read the file, and a signature.
+        """Return headers with the latest place at which all users could read the file, and a
+        signature.
 
-        One that a package has for the same bytes is good for them at any place.
+        If a package has a signature for the same bytes, it is used for any place.
         """
         records = self._store.index.origins(artifact.ordinal)
         here = [
@@ -317,7 +331,7 @@ class Debuginfod:
     # --- sections ----------------------------------------------------------------------------
 
     def _lasting(self, work: Callable[[], Response]) -> Response:
-        """Do it again if the file was removed meanwhile."""
+        """Run ``work`` again if the file was removed meanwhile."""
         for _ in range(_ATTEMPTS):
             try:
                 return work()
@@ -327,7 +341,7 @@ class Debuginfod:
         raise _changing()
 
     def _section(self, request: Request, name: bytes, section: bytes) -> Response:
-        """The response with a section; reads the headers of the file."""
+        """Return the response with a section; reads the headers of the file."""
         view = self._view
         directory = self._directory(name)
         node = self._lookup(directory, names.SECTION, wait=True) if directory else 0
@@ -346,7 +360,7 @@ class Debuginfod:
     # --- sources -----------------------------------------------------------------------------
 
     def _source(self, request: Request, name: bytes, path: bytes) -> Response:
-        """The response with a source file, by its path in the debug information."""
+        """Return the response with a source file, by its path in the debug information."""
         directory = self._directory(name)
         artifact = self._sources.artifact(nodes.ordinal_of(directory)) if directory else None
         if not is_public(artifact):
@@ -367,8 +381,8 @@ class Debuginfod:
 class _SmallFiles:
     """Small files that were served last, in memory.
 
-    A digest is the same bytes for ever: what was read and verified once needs no file any more. For
-    the thread of the loop only.
+    A digest means the same bytes for ever, so bytes that were read and verified once need no file
+    any more. For the thread of the loop only.
     """
 
     def __init__(self) -> None:
@@ -376,18 +390,18 @@ class _SmallFiles:
         self._bytes = 0
 
     def get(self, digest: Digest, zeroed: bool) -> bytes | None:
-        """The content of a file; None if it is not here."""
+        """Return the content of a file; None if it is not in memory."""
         return self._files.get((digest, zeroed))
 
     def keep(self, digest: Digest, zeroed: bool, file: FileContent) -> None:
-        """Keep the content of a file, if it is small and can be read now."""
+        """Keep the content of a file if it is small and can be read now."""
         size = 0 if file.blob is None else file.blob.size
         if not 0 < size <= _SMALL:
             return
         try:
             data = Content(file, 0, size).read_now()
         except OSError:
-            return  # sending it says what is wrong
+            return  # sending it reports what is wrong
         if data is None or (digest, zeroed) in self._files:
             return
         self._files[digest, zeroed] = data
@@ -397,7 +411,7 @@ class _SmallFiles:
 
 
 def _conditional(request: Request, size: int, tag: bytes, kind: str) -> Response | None:
-    """The answer that a file is too large, or that the client has it; None if it is neither."""
+    """Return the answer that a file is too large, or that the client has it; else None."""
     most = messages.number(request.header(b"x-debuginfod-maxsize"))
     if most and size > most:
         return text(406, f"File too large, max size={most}", kind=kind)
@@ -413,7 +427,7 @@ def _changing() -> OSError:
 
 
 def _place_headers(origin: Origin) -> bytes:
-    """The headers that name a file and its archive by their paths, as debuginfod has them."""
+    """Return the headers that name a file and its archive by their paths, as debuginfod does."""
     headers = lines((b"X-DEBUGINFOD-FILE", header_text(origin.path)))
     if origin.archive:
         headers += lines((b"X-DEBUGINFOD-ARCHIVE", header_text(origin.archive)))
@@ -425,7 +439,7 @@ def _tag(artifact: Artifact, suffix: bytes) -> bytes:
 
 
 def _packed(tag: bytes) -> bytes:
-    """The entity tag of the same file in zstd."""
+    """Return the entity tag of the same file in zstd."""
     return tag[:-1] + b'-zstd"'
 
 
@@ -451,10 +465,10 @@ class Sources:
         self._lists: OrderedDict[Digest, dict[bytes, ByteRange]] = OrderedDict()
 
     def artifact(self, ordinal: int) -> Artifact | None:
-        """The archive of the sources of a build ID.
+        """Return the archive of the sources of a build ID.
 
-        None if there is none, if it is believed less than the executable, or if not all users may
-        read the debug information.
+        Returns None if there is none, if it has less belief than the executable, or if not all
+        users may read the debug information.
         """
         index = self._store.index
         build_id = index.build_id(ordinal)

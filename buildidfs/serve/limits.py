@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that no client may exceed at the cost of others.
+"""Limits that prevent one client from taking the share of others.
 
-A limit delays a client, or refuses its connection; it never makes a wrong answer, because a
-debuginfod client remembers for ten minutes that a file is not there.
+A limit delays a client, or refuses its connection. It never causes a wrong answer, because a
+debuginfod client remembers for ten minutes that a file is absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BURST_S: Final = 4.0
 
 
 def client_of(address: str) -> str:
-    """The client that an address belongs to: an IPv6 network of 64 bits is one client."""
+    """Return the client of an address: an IPv6 network of 64 bits is one client."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -36,13 +36,14 @@ def client_of(address: str) -> str:
 
 
 class Rate:
-    """At most ``rate`` requests a second of each client, after a burst of four seconds' worth."""
+    """At most ``rate`` requests per second from each client, after a burst for four seconds."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         """With a ``rate`` of 0 there is no limit."""
         self._interval = 1 / rate if rate else 0.0
         self._clock = clock
-        # When each client has used up what it may; the clients in order of their last request.
+        # The time until which each client has used its share; clients in the order of their last
+        # request.
         self._until: OrderedDict[Hashable, float] = OrderedDict()
 
     def delay(self, client: Hashable) -> float:
@@ -59,25 +60,25 @@ class Rate:
 
 
 class Places:
-    """Places for downloads in progress. A client that gets none is called when it may have one."""
+    """Places for downloads in progress. A client without one is called when a place is free."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._waiting: OrderedDict[object, tuple[Hashable, Callable[[], None]]] = OrderedDict()
 
     def take(self, client: Hashable, key: object, go: Callable[[], None]) -> None:
-        """Call ``go`` when ``client`` has a place, which may be now. ``key`` is for `forget`."""
+        """Call ``go`` when ``client`` has a place, perhaps at once. ``key`` is for `forget`."""
         if self._quota.take(client):
             go()
         else:
             self._waiting[key] = client, go
 
     def forget(self, key: object) -> bool:
-        """Wait no longer; return True if it still waited."""
+        """Stop waiting; return True if it still waited."""
         return self._waiting.pop(key, None) is not None
 
     def give_back(self, client: Hashable) -> None:
-        """Give back a place, which the first who may have one then gets."""
+        """Give back a place; the first waiting client that may have it gets it."""
         self._quota.give_back(client)
         for key, (other, go) in self._waiting.items():
             if self._quota.take(other):
@@ -87,13 +88,13 @@ class Places:
 
 
 class Lane:
-    """Work that takes long, a bounded number of pieces at a time. Clients take turns.
+    """A queue for long work, with a limited number of pieces at a time. Clients take turns.
 
-    So a client that asks for much delays itself, and another client by one piece of its work.
+    So a client with many requests delays itself, and another client by one piece of work.
     """
 
     def __init__(self, executor: Executor, at_once: int, most: int) -> None:
-        """``most`` pieces of work are waited for or done, which the clients share."""
+        """At most ``most`` pieces of work wait or run; the clients share this number."""
         self.executor = executor
         self._free = at_once
         self._quota = Quota(most)
@@ -101,10 +102,10 @@ class Lane:
         self._waiting: OrderedDict[Hashable, deque[Callable[[], bool]]] = OrderedDict()
 
     def enter(self, client: Hashable, begin: Callable[[], bool]) -> bool:
-        """Call ``begin`` when it is the turn of ``client``, which may be now.
+        """Call ``begin`` when it is the turn of ``client``, perhaps at once.
 
-        ``begin`` returns False if the work is not wanted any more; else `leave` must follow. Return
-        False if too much waits already.
+        If ``begin`` returns True, `leave` must follow; it returns False if the work is no longer
+        wanted. Returns False if too much work waits already.
         """
         if not self._quota.take(client):
             return False
@@ -115,7 +116,7 @@ class Lane:
         return True
 
     def leave(self, client: Hashable) -> None:
-        """Let the next one begin, since a piece of work of ``client`` is done."""
+        """Start the next piece of work, because one of ``client`` is done."""
         self._quota.give_back(client)
         self._go_on()
 

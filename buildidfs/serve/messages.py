@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and responses as values, and the parts of HTTP that servers leave to applications.
+"""Requests and responses as values, and the parts of HTTP that a parser does not handle.
 
 Source: RFC 9110 (ranges, conditions, content codings), RFC 3986 (percent-encoding).
 """
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_TARGET: Final = 13 << 10
-"""Bytes of the longest request target: PATH_MAX, all of it percent-encoded, and an ID."""
+"""The longest request target in bytes: PATH_MAX, all of it percent-encoded, and an ID."""
 
 MAX_BODY: Final = 2 << 20
-"""Bytes of the longest body of a request: stacks of a hundred thousand frames."""
+"""The longest request body in bytes: stacks of a hundred thousand frames."""
 
 _ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _RANGE: Final = re.compile(rb"bytes=[ \t]*(\d{0,19})-(\d{0,19})[ \t]*")
@@ -55,13 +55,13 @@ REASONS: Final = {
 
 
 class BadRequest(Exception):
-    """A request that means nothing; the message is for the client."""
+    """An invalid request; the message is for the client."""
 
 
 class Request(msgspec.Struct):
     """One request. Names of headers are in lower case; ``path`` is decoded, ``query`` is not.
 
-    ``client`` is the one that limits are counted for.
+    ``client`` is the one to which limits apply.
     """
 
     method: bytes
@@ -74,16 +74,16 @@ class Request(msgspec.Struct):
     query: bytes = b""
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header; empty if there is none."""
+        """Return the value of a header; empty if there is none."""
         return self.headers.get(name, b"")
 
 
 class Response(msgspec.Struct):
-    """One answer. ``headers`` are whole lines (`lines`), without those that each answer has.
+    """One answer. ``headers`` are whole lines (`lines`), without those that every answer has.
 
     ``content`` is the body; a response to HEAD has one as well, which is not sent. ``kind`` is the
-    type of the request in metrics. Status `RESET` has the connection reset, which no client takes
-    for an answer.
+    type of the request in metrics. Status `RESET` resets the connection, which no client takes for
+    an answer.
     """
 
     status: int
@@ -96,13 +96,15 @@ RESET: Final = 0
 
 
 UPSTREAM, SYMBOLS, PAGES, SEARCHES = "upstream", "symbols", "pages", "searches"
-"""The lanes of `Waiting`: for upstream servers, the symbolizer, pages, and work of seconds."""
+"""The lanes of `Waiting`: for upstream servers, the symbolizer, pages, and work that
+takes seconds.
+"""
 
 
 class Waiting:
-    """A function that makes a response and takes long, so that clients take turns in a lane.
+    """A function that makes a response and takes long, so clients take turns in a lane.
 
-    ``kind`` is that of the response that says that too many wait.
+    ``kind`` is that of the response if too many wait.
     """
 
     __slots__ = ("_work", "kind", "lane", "refusal")
@@ -110,7 +112,7 @@ class Waiting:
     def __init__(
         self, work: Callable[[], Response], lane: str, kind: str, refusal: Response | None = None
     ) -> None:
-        """`Site` gives the ``refusal``."""
+        """`Site` sets the ``refusal``."""
         self._work = work
         self.lane = lane
         self.kind = kind
@@ -121,17 +123,18 @@ class Waiting:
 
 
 class NotNow(Exception):
-    """A file is not in the store, and no server can say now if it has the file. ``str()`` is for
-    the client."""
+    """The store lacks a file, and no server can say now if it has the file. ``str()`` is for the
+    client.
+    """
 
 
 if TYPE_CHECKING:
     Answer = Response | Callable[[], Response]
-    """A response, or a function that makes it and may wait for a disk, or (`Waiting`) longer."""
+    """A response; or a function that makes it, which may wait for a disk, or (`Waiting`) longer."""
 
 
 def lines(*headers: tuple[bytes, bytes]) -> bytes:
-    """Headers as they are sent."""
+    """Return headers in the form in which they are sent."""
     return b"".join([b"%s: %s\r\n" % pair for pair in headers])
 
 
@@ -139,16 +142,16 @@ _TEXT: Final = lines((b"Content-Type", b"text/plain; charset=utf-8"))
 
 
 def text(status: int, message: str, headers: bytes = b"", kind: str = "") -> Response:
-    """A response in words."""
+    """Return a response with a text."""
     return Response(status, message.encode() + b"\n", _TEXT + headers, kind)
 
 
 def parse_target(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request target; the path is decoded, and begins with one slash.
+    """Split a request target into path and query; the path is decoded, and begins with one slash.
 
     Raises `BadRequest`.
     """
-    if target[:1] != b"/":  # absolute-form, as a proxy gets it
+    if target[:1] != b"/":  # absolute-form, as sent to a proxy
         scheme, found, rest = target.partition(b"://")
         if not found or scheme.lower() not in (b"http", b"https"):
             raise BadRequest("the request target is not a path")
@@ -158,13 +161,13 @@ def parse_target(target: bytes) -> tuple[bytes, bytes]:
         path = decode(path)
     elif b"\0" in path:
         raise BadRequest("the path contains a NUL")
-    if path[:2] == b"//":  # clients join a base that ends in a slash
+    if path[:2] == b"//":  # clients append the path to a base that ends with a slash
         path = b"/" + path.lstrip(b"/")
     return path, query
 
 
 def decode(text: bytes) -> bytes:
-    """Text without percent-encoding. Raises `BadRequest`."""
+    """Remove percent-encoding. Raises `BadRequest`."""
     if _ESCAPE.search(text):
         raise BadRequest("a percent sign is not followed by two hexadecimal digits")
     plain = unquote_to_bytes(text)
@@ -174,7 +177,7 @@ def decode(text: bytes) -> bytes:
 
 
 def parse_query(query: bytes) -> dict[bytes, bytes]:
-    """The parameters of a query, the first value of each. Raises `BadRequest`."""
+    """Return the parameters of a query, the first value of each. Raises `BadRequest`."""
     found: dict[bytes, bytes] = {}
     for part in query.split(b"&", 32)[:32]:
         name, _, value = part.replace(b"+", b" ").partition(b"=")
@@ -183,10 +186,10 @@ def parse_query(query: bytes) -> dict[bytes, bytes]:
 
 
 def parse_range(value: bytes, size: int) -> tuple[int, int] | None:
-    """First byte and length of the one range that is asked for; None if all is to be sent.
+    """Return first byte and length of the requested range; None if all is to be sent.
 
-    Several ranges, other units and malformed ones mean all, as RFC 9110 allows. A length of 0 says
-    that the range cannot be satisfied.
+    Several ranges, other units and malformed ones mean all, as RFC 9110 allows. If the range cannot
+    be satisfied, the length is 0.
     """
     match = _RANGE.fullmatch(value)
     if match is None or not (match[1] or match[2]):
@@ -228,14 +231,14 @@ def matches(value: bytes, tag: bytes, *, weak: bool = True) -> bool:
 
 
 def number(value: bytes) -> int | None:
-    """The number that a header is; None for anything else."""
+    """Return the number in a header; None for anything else."""
     match = _NUMBER.fullmatch(value)
     return None if match is None else int(match[1])
 
 
 def http_date(seconds: float) -> bytes:
-    """A Unix time as HTTP writes it."""
-    # Other programs refuse years that have not four digits.
+    """Return a Unix time in the form of HTTP."""
+    # Other programs refuse years without four digits.
     return formatdate(min(max(int(seconds), 0), 253_402_300_799), usegmt=True).encode()
 
 
@@ -245,7 +248,9 @@ def _date(seconds: int) -> bytes:
 
 
 def header_text(value: bytes) -> bytes:
-    """Bytes as the value of a header: what would end it, or a terminal would obey, is escaped."""
+    """Return bytes as the value of a header: bytes that end it, or control a terminal,
+    are escaped.
+    """
     return b"".join(
         byte if 0x20 <= byte[0] < 0x7F or byte[0] >= 0xA0 else b"\\x%02x" % byte[0]
         for byte in (value[i : i + 1] for i in range(len(value)))
@@ -258,7 +263,7 @@ _STATUS_LINES: Final = {
 
 
 def head(status: int, headers: bytes, length: int | None) -> bytes:
-    """The head of a response; without a ``length`` it has no body."""
+    """Return the head of a response; without a ``length`` it has no body."""
     end = b"Date: %s\r\n" % _date(int(time.time()))
     if length is not None:
         end += b"Content-Length: %d\r\n" % length

@@ -2,13 +2,13 @@
 """The debuginfod request ``/metadata``: the files that were seen at paths, or with a build ID.
 
     key=glob   paths whose directory and name match the value, split at its last slash
-    key=file   the path that the value is
-    key=buildid   the build ID that the value is
+    key=file   the path equals the value
+    key=buildid   the build ID equals the value
 
-Reply: ``{"results": [{"type", "buildid", "file", "archive"?}, ...], "complete": bool}``. Only
-places are told at which everybody could read the file. Upstream servers and buckets are not asked,
-so with these no reply is complete. Source: debuginfod(8), handle_metadata() of debuginfod.cxx in
-elfutils 0.195.
+Reply: ``{"results": [{"type", "buildid", "file", "archive"?}, ...], "complete": bool}``. The reply
+has only places at which all users could read the file. Upstream servers and buckets are not asked,
+so if any are configured, no reply is complete. Source: debuginfod(8), handle_metadata() of
+debuginfod.cxx in elfutils 0.195.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _Row = dict[str, str]
 
 
 class _Enough(Exception):
-    """The time or the number of results is used up."""
+    """The limit of time or results is reached."""
 
 
 class Metadata:
-    """Answers requests for metadata. Each may take seconds."""
+    """Answers requests for metadata. A request may take seconds."""
 
     def __init__(self, backend: Backend, *, has_upstream: bool = False) -> None:
-        """With ``has_upstream`` files may be served that are not in the store."""
+        """``has_upstream`` is True if files may be served that are not in the store."""
         self._is_all = not has_upstream and not isinstance(backend.store, TieredStore)
         self._backend = backend
         self._store = backend.store
 
     def answer(self, request: Request) -> Response:
-        """The reply to a query. Raises `BadRequest`, `StoreError`, `IntegrityError`."""
+        """Return the reply to a query. Raises `BadRequest`, `StoreError`, `IntegrityError`."""
         query = parse_query(request.query)
         key, value = query.get(b"key", b""), query.get(b"value", b"")
         if not value or len(value) > _MOST_VALUE:
@@ -79,14 +79,14 @@ class Metadata:
 
 
 class _Search:
-    """One search, until a moment of the monotonic clock."""
+    """One search, until a time of the monotonic clock."""
 
     def __init__(self, backend: Backend, until: float) -> None:
         self._store = backend.store
         self._until = until
 
     def run(self, key: bytes, value: bytes) -> Iterator[_Row]:
-        """The rows of the reply. Raises `BadRequest`, `_Enough`."""
+        """Yield the rows of the reply. Raises `BadRequest`, `_Enough`."""
         if key == b"buildid":
             raw = names.parse(value.lower())
             ordinal = None if raw is None else self._store.index.ordinal(raw)
@@ -115,7 +115,7 @@ class _Search:
     def _below(
         self, start: int, path: bytes, wanted: tuple[re.Pattern[str], re.Pattern[str]]
     ) -> Iterator[_Row]:
-        """Rows of files below a directory; leads only through names that everybody may know."""
+        """Yield rows of files below a directory, through public names only."""
         directories = [(start, path)]
         while directories:
             number, path = directories.pop()
@@ -135,7 +135,9 @@ class _Search:
                 yield from self._rows(ordinal, path)
 
     def _rows(self, ordinal: int, path: bytes | None) -> Iterator[_Row]:
-        """Rows of a build ID at a path, or at all paths, of files that a request would get."""
+        """Yield rows of a build ID at a path, or at all paths, for files that a request
+        would get.
+        """
         index = self._store.index
         served = {kind: index.artifact(ordinal, kind) for kind in KINDS.values()}
         build_id = index.build_id(ordinal)
@@ -165,6 +167,6 @@ def _row(what: bytes, build_id: BuildId, path: bytes, archive: bytes) -> _Row:
 
 
 def _translate(pattern: bytes) -> re.Pattern[str]:
-    """A pattern of SQLite's GLOB, in which a star matches slashes as well."""
+    """Return a pattern for SQLite's GLOB, in which a star also matches slashes."""
     text = pattern.decode("latin-1").replace("[^", "[!")
     return re.compile(fnmatch.translate(text))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the server, and the addresses that it listens at."""
+"""Options of the server, and its listening addresses."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from buildidfs.upstream.agent import Agent
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8002"
-"""The port of debuginfod, on this machine alone."""
+"""The port of debuginfod, reachable from this machine only."""
 
 
 _PORT: Final = re.compile(r"\d{1,5}")
 
 
 class Pages(Protocol):
-    """The pages for people, which a layer above makes."""
+    """The pages for people, made by a higher layer."""
 
     def answer(self, request: Request) -> Answer | None:
-        """The answer to a GET or HEAD, None if it is not for a page. Raises `BadRequest`.
+        """Return the answer to a GET or HEAD, None if it is not for a page. Raises `BadRequest`.
 
-        Also the answer to a POST to a path that takes a body.
+        Also answers a POST to a path that takes a body.
         """
 
     def most_body(self, path: bytes) -> int:
@@ -43,7 +43,7 @@ class Pages(Protocol):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """An address to listen at: ``path`` of a Unix socket, or ``host`` (empty: all) and ``port``."""
+    """A listening address: ``path`` of a Unix socket, or ``host`` (empty: all) and ``port``."""
 
     host: str = ""
     port: int = 0
@@ -58,14 +58,15 @@ class Address(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class ServeOptions:
-    """Options of a server. ``rate`` is requests a second of one client, 0 for no limit.
+    """Options of a server. ``rate`` is requests per second of one client, 0 for no limit.
 
     A client has ``timeout`` seconds to send a request, and to take a part of the answer.
 
-    ``metrics_of`` gives lines of metrics of the store, beside those of the server. ``pages_of``
-    gives the pages over an open store, within a block; None is a server without. ``engine_of``
-    makes what names addresses and disassembles. ``opened`` opens the store, if not in the usual
-    way. ``agent_of`` makes what fetches missing files. A request for ``/`` is sent to ``home``.
+    ``metrics_of`` returns lines of metrics of the store, in addition to those of the server.
+    ``pages_of`` returns the pages over an open store, for the time of a block; None is a server
+    without pages. ``engine_of`` makes the engine that names addresses and disassembles. ``opened``
+    opens the store in another way than usual. ``agent_of`` makes the agent that fetches missing
+    files. A request for ``/`` is redirected to ``home``.
     """
 
     store: str | os.PathLike[str]
@@ -84,7 +85,7 @@ class ServeOptions:
 
 
 def parse_address(text: str) -> Address:
-    """An address from ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` or ``unix:PATH``.
+    """Parse ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` or ``unix:PATH``.
 
     Raises `UsageError`.
     """

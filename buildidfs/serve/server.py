@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a server: one that owns the sockets, and workers that answer.
+"""The processes of a server: an owner of the sockets, and workers that answer.
 
-The owner opens no store and answers nothing, so it survives the faults of both. It starts a worker
-again that ended; until then clients wait in the queue of the socket. A worker that finds another
-index at the place of its store ends for that reason. Workers are forked before they open the index,
-because LMDB does not survive a fork.
+The owner opens no store and answers nothing, so faults of a store or a client do not end it. It
+restarts a worker that has ended; until then clients wait in the queue of the socket. A worker ends
+itself if it finds another index at the place of its store. Workers are forked before they open the
+index, because LMDB does not survive a fork.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ log = logging.getLogger(__name__)
 
 ROLE: Final = "serve"
 USES_S: Final = 300.0
-"""Between two records of blobs that were served, in seconds."""
+"""Seconds between two records of blobs that were served."""
 
 _BACKLOG: Final = 1024
 _THREADS: Final = 16
 _WAITS: Final = 64
-"""Requests that wait for upstream servers at a time."""
+"""Requests that wait for upstream servers at the same time."""
 _PAGES: Final = 3
 _SEARCHES: Final = 2
-"""Pages, and searches of seconds, that are worked on at a time; other threads are for files."""
+"""Pages, and searches that take seconds, that run at the same time; other threads are for files."""
 _MOST_IN_LANE: Final = 64
 _CHECK_S: Final = 2.0
 _GRACE_S: Final = 10.0
@@ -67,12 +67,12 @@ _END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(options: ServeOptions, environ: Mapping[str, str], ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP comes.
+    """Serve until SIGTERM, SIGINT or SIGHUP.
 
-    ``ready`` is called when requests are answered, with the addresses as URLs.
+    ``ready`` is called with the addresses as URLs when requests are answered.
 
     Sockets that systemd passes (sd_listen_fds(3)) replace the address of the options. Raises
-    `MountError` if the address cannot be had, and `StoreError` if the store cannot be opened.
+    `MountError` if the address is not available, and `StoreError` if the store cannot be opened.
     """
     _allow_many_files()
     with contextlib.ExitStack() as stack:
@@ -85,7 +85,7 @@ def run(options: ServeOptions, environ: Mapping[str, str], ready: Callable[[str]
 
 
 def activated(environ: Mapping[str, str]) -> list[socket.socket]:
-    """The listening sockets that systemd has passed to this process."""
+    """Return the listening sockets that systemd has passed to this process."""
     count = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
         return []
@@ -105,7 +105,9 @@ def activated(environ: Mapping[str, str]) -> list[socket.socket]:
 
 @contextlib.contextmanager
 def _listening(address: Address) -> Iterator[socket.socket]:
-    """A socket that listens at an address; the file of a Unix socket is removed at the end."""
+    """Yield a socket that listens at an address; the file of a Unix socket is removed
+    at the end.
+    """
     try:
         if not address.path:
             sock = _bound(address)
@@ -113,7 +115,7 @@ def _listening(address: Address) -> Iterator[socket.socket]:
             _remove_stale(address.path)
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.bind(address.path)
-            # As for a port of this machine: any local user may ask for what everybody may read.
+            # As with a port on this machine, any local user may request public files.
             os.chmod(address.path, 0o666)
     except OSError as error:
         raise MountError(f"cannot listen at {address}: {error.strerror or error}") from error
@@ -135,7 +137,7 @@ def _bound(address: Address) -> socket.socket:
         )
     except UnicodeError:
         raise OSError(0, "no host can have that name") from None
-    # Without a host the IPv6 socket takes both families.
+    # Without a host the IPv6 socket accepts both families.
     found.sort(key=lambda each: each[0] != socket.AF_INET6 if not address.host else 0)
     failure = OSError(0, "no such address")
     for family, kind, protocol, _, name in found:
@@ -156,7 +158,7 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a server that was killed; one that answers is in use."""
+    """Remove the socket of a killed server; a socket that answers is in use."""
     try:
         if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode):
             return
@@ -179,7 +181,7 @@ def _allow_many_files() -> None:
 
 
 class _Slot:
-    """A worker, and when to start the next one in its place."""
+    """A worker, and the time to start the next one in its place."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -191,7 +193,7 @@ class _Slot:
 
 
 class _Owner:
-    """Keeps workers running. For the main thread of a process without others."""
+    """Keeps workers running. Needs the main thread of a process without other threads."""
 
     def __init__(self, options: ServeOptions, sockets: Sequence[socket.socket]) -> None:
         self._options = options
@@ -204,7 +206,9 @@ class _Owner:
         self._wake = self._woken = -1
 
     def run(self, ready: Callable[[str], None]) -> None:
-        """Run workers until a signal comes. Raises what the first one failed with at its start."""
+        """Run workers until a signal comes. Raises the error of the first worker if it cannot
+        start.
+        """
         with self._woken_by_signals(), contextlib.ExitStack() as stack:
             stack.callback(self._end)
             while not self._signals:
@@ -231,7 +235,7 @@ class _Owner:
                 os.close(writing)
 
     def _work(self, number: int, writing: int, owner: int) -> None:
-        """The life of a worker, in its process."""
+        """Run a worker in its process."""
         try:
             syscalls.end_with(owner, signal.SIGTERM)
             for signal_number in _END:
@@ -242,7 +246,7 @@ class _Owner:
                 if fd >= 0 and fd not in kept:
                     os.close(fd)
             if self._presence is not None and self._presence.fileno() >= 0:
-                os.close(self._presence.fileno())  # its lock is the owner's alone
+                os.close(self._presence.fileno())  # only the owner has its lock
             self._counters.choose(number)
             worker = Worker(self._options, self._sockets, self._counters, self._misses, number)
             worker.run(lambda: os.write(writing, _READY))
@@ -271,7 +275,7 @@ class _Owner:
                 self._heard(pipes[fd])
 
     def _heard(self, slot: _Slot) -> None:
-        """Read the message of a worker: ready, an error, or its end if there is no message."""
+        """Read the message of a worker: ready, or an error; no message means its end."""
         said = os.read(slot.pipe, 4096)
         if said.startswith(_READY):
             slot.was_ready, slot.delay = True, _FIRST_RETRY_S
@@ -291,7 +295,7 @@ class _Owner:
         slot.delay = min(2 * slot.delay, _MOST_RETRY_S)
 
     def _end(self) -> None:
-        """End all workers: those that are answering have ten seconds."""
+        """End all workers; those with requests in progress have ten seconds."""
         for sock in self._sockets:
             sock.close()
         running = [slot.process for slot in self._slots if slot.process is not None]
@@ -321,7 +325,7 @@ class _Owner:
 
 
 def _error(said: bytes) -> BuildIdFsError:
-    """The error of a worker, from the text that it wrote."""
+    """Return the error of a worker, from the text that it wrote."""
     name, _, message = said.decode(errors="surrogateescape").partition("\n")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, BuildIdFsError):
@@ -330,7 +334,7 @@ def _error(said: bytes) -> BuildIdFsError:
 
 
 def _shown(sock: socket.socket) -> str:
-    """The address of a socket, for people."""
+    """Return the address of a socket as a text."""
     name = sock.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"
@@ -339,7 +343,7 @@ def _shown(sock: socket.socket) -> str:
 
 
 def _url(sock: socket.socket) -> str:
-    """The URL of a socket, or ``unix:`` and its path."""
+    """Return the URL of a socket, or ``unix:`` and its path."""
     shown = _shown(sock)
     return shown if sock.family == socket.AF_UNIX else f"http://{shown}"
 
@@ -396,7 +400,7 @@ class Worker:
         for number in _END:
             loop.add_signal_handler(number, ended.set)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # A symbolizer ends with the thread that starts it, and is asked by one thread.
+        # A symbolizer ends with the thread that starts it, and only one thread may use it.
         with (
             ThreadPoolExecutor(_THREADS, "file") as executor,
             ThreadPoolExecutor(1, "symbols") as symbolizing,
@@ -406,7 +410,7 @@ class Worker:
             shared = Shared(
                 site,
                 Rate(options.rate / options.workers),
-                # A download takes three descriptors: connection, its duplicate, and the blob.
+                # A download takes three descriptors: the connection, its duplicate, and the blob.
                 Places(Quota(min(options.most_downloads, files // 8))),
                 Quota(files // 2),
                 executor,
@@ -427,7 +431,7 @@ class Worker:
             ticking.cancel()
             await _drain(shared)
             if agent is not None:
-                agent.close()  # nothing waits for a server any more
+                agent.close()  # no request waits for a server any more
             await loop.run_in_executor(executor, backend.misses.publish)
             await loop.run_in_executor(executor, backend.store.flush_uses)
             site.symbolication.stop()
@@ -447,13 +451,13 @@ class Worker:
 
 
 def _peer(transport: asyncio.Transport) -> str:
-    """The client of a TCP connection."""
+    """Return the client of a TCP connection."""
     name = transport.get_extra_info("peername")
     return client_of(str(name[0])) if name else "unknown"
 
 
 def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an exception that left a callback, and end the connection that it was for."""
+    """Log an exception of a callback, and end its connection."""
     log.error("a fault of this program: %s", context["message"], exc_info=context.get("exception"))
     connection = context.get("protocol")
     if isinstance(connection, Connection):
@@ -461,7 +465,7 @@ def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
-    """End connections that are too slow, look after the store, and record what was served."""
+    """End slow connections, check the store, and record the served blobs."""
     loop = asyncio.get_running_loop()
     recorded = loop.time()
     while True:
@@ -483,7 +487,7 @@ async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
 
 
 async def _drain(shared: Shared) -> None:
-    """Wait until all requests that were read are answered, but not for long."""
+    """Wait for the answers to all requests that were read, but not for long."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GRACE_S
     for connection in list(shared.connections):
@@ -497,7 +501,7 @@ async def _drain(shared: Shared) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop where it is installed: it answers two to three times as many small requests."""
+    """Return uvloop if it is installed: it answers two to three times as many small requests."""
     try:
         import uvloop
     except ImportError:
@@ -506,7 +510,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def _collect_rarely() -> None:
-    """Keep the garbage collector from going through every imported module between requests."""
+    """Keep the garbage collector from scanning all imported modules between requests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

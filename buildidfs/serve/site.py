@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routes of the server, and the answer to each failure.
 
-Only an answer that is known to be right may say that a file is not there: a debuginfod client
-remembers that for ten minutes, after each error that it was told as well. So where the store cannot
-be asked, the connection of such a client is reset, which it does not remember; others get a 5xx.
+Only a verified answer may say that a file is absent, because a debuginfod client remembers the
+absence for ten minutes. It does so after each error status, too. So if the store cannot be read,
+the connection of such a client is reset, which the client does not remember; other clients get a
+5xx.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ _RETRY: Final = messages.lines((b"Retry-After", b"5"))
 
 
 class Site:
-    """Answers requests. `answer` is for the thread of the loop, what it returns for any thread."""
+    """Answers requests. `answer` must be called in the thread of the loop; its result in any
+    thread.
+    """
 
     def __init__(
         self,
@@ -81,18 +84,18 @@ class Site:
         return 0 if self._pages is None else self._pages.most_body(path)
 
     def refusal(self, target: bytes, status: int, message: str) -> Response:
-        """The answer to a request that is not read to its end."""
+        """Return the answer to a request that is not read to its end."""
         return self._finished(self._refusal(target.partition(b"?")[0], status, message))
 
     def _refusal(self, path: bytes, status: int, message: str) -> Response:
         return (failure if _is_json(path) else text)(status, message)
 
     def overload(self, request: Request) -> Response:
-        """The answer in place of one that would take too much memory until it is sent."""
+        """Return the answer that replaces one which would take too much memory until it is sent."""
         return self._finished(self._failure(request, 503, "too many answers wait to be taken"))
 
     def answer(self, request: Request) -> Answer:
-        """A response, or a function that returns one. Never raises, and neither does that."""
+        """Return a response, or a function that returns one. Neither raises."""
         answer = self._guarded(request, lambda: self._route(request))
         if isinstance(answer, Response):
             return self._finished(answer)
@@ -169,7 +172,9 @@ class Site:
         return Response(200, text, _METRICS, "metrics")
 
     def _health(self) -> Response:
-        """The answer for a load balancer: the index is that of the store, and can be read."""
+        """Return the answer for a load balancer: the index is that of the store, and
+        can be read.
+        """
         self._backend.check()
         self._backend.store.stats()
         return text(200, "ok")
@@ -181,6 +186,6 @@ def _is_json(path: bytes) -> bool:
 
 
 def _shown(request: Request) -> str:
-    """A request for the log, in which it is one line."""
+    """Return a request as one line for the log."""
     target = request.target[:200].decode("ascii", "backslashreplace")
     return f"{request.method.decode('ascii', 'replace')} {ascii(target)[1:-1]}"

@@ -6,12 +6,12 @@
     POST /asm/v1           the instructions of a function
 
 Source: Mozilla's symbolication API (docs/symbolication.rst of mozilla-services/eliot), API.md of
-samply. Modules are named by the debug ID of Breakpad, addresses count from the first segment.
-As samply does, `/source/v1` and `/asm/v1` answer with status 200 and ``{"error": ...}`` what a
-person should read: the profiler shows no other status in words.
+samply. Modules are named by the debug ID of Breakpad, addresses count from the first segment. Like
+samply, `/source/v1` and `/asm/v1` report errors with status 200 and ``{"error": ...}``, because the
+profiler shows the text of no other status.
 
-One thread answers, because a symbolizer answers one question at a time. All that a caller learns is
-out of files that all users may read.
+One thread answers, because a symbolizer answers one question at a time. Answers come only from
+files that all users may read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SYMBOLICATE: Final = b"/symbolicate/v5"
 SOURCE: Final = b"/source/v1"
 ASM: Final = b"/asm/v1"
 PATHS: Final = {SYMBOLICATE: "symbolicate", SOURCE: "source/v1", ASM: "asm"}
-"""The paths, and the types of the requests in metrics."""
+"""The paths, and the types of their requests in metrics."""
 
 _MOST_JOBS: Final = 256
 _MOST_MODULES: Final = 20_000
@@ -60,7 +60,7 @@ _MOST_TARGETS: Final = 256
 _MOST_TEXT: Final = 4096
 _LIMIT_S: Final = 30.0
 _IDLE_S: Final = 120.0
-"""A symbolizer that is asked nothing for so long is ended, since its copies take room."""
+"""Seconds after which an unused symbolizer is ended, because its copies take room."""
 
 _HEX: Final = re.compile(r"0x([0-9A-Fa-f]{1,16})")
 _JSON: Final = lines((b"Content-Type", b"application/json"), (b"Cache-Control", b"no-store"))
@@ -72,31 +72,31 @@ NOT_HERE: Final = "this server has no file with the debug ID that all users may 
 
 
 class Engine(Protocol):
-    """A program that names addresses of files which everybody may read; for one thread."""
+    """A program that names addresses of public files; for one thread."""
 
     def refresh(self) -> None:
-        """Ask the store again which files it has."""
+        """Look up again which files the store has."""
 
     def base(self, build_id: BuildId) -> int | None:
-        """The address of the first segment of a file; None if nothing is known of it."""
+        """Return the address of the first segment of a file; None if the file is unknown."""
 
     def at_address(self, build_id: BuildId, address: int) -> Named:
-        """The functions at an address."""
+        """Return the functions at an address."""
 
     def symbol(self, build_id: BuildId, address: int) -> Symbol | None:
-        """The symbol that an address belongs to."""
+        """Return the symbol that contains an address."""
 
     def disassemble(
         self, machine: Machine, address: int, code: bytes, size: int
     ) -> list[Instruction]:
-        """The instructions that begin in the first ``size`` bytes of ``code``."""
+        """Return the instructions that begin in the first ``size`` bytes of ``code``."""
 
     def close(self) -> None:
-        """End; the next question begins again."""
+        """End the program; the next question starts it again."""
 
 
 class Named(Protocol):
-    """The frames at an address, the innermost first; ``why`` says why there are none."""
+    """The frames at an address, the innermost first; ``why`` is the reason if there are none."""
 
     @property
     def frames(self) -> tuple[Frame, ...]: ...
@@ -131,22 +131,22 @@ class _Asm(msgspec.Struct, rename="camel"):
 
 
 class _NotAnswered(Exception):
-    """There is no answer; the message is for the person who asks."""
+    """There is no answer; the message is for the user."""
 
 
 class _TooLate(Exception):
-    """The time of the request is used up."""
+    """The time of the request is over."""
 
 
 def failure(status: int, message: str, headers: bytes = b"", kind: str = "") -> Response:
-    """An answer that tells of a failure, as JSON."""
+    """Return an answer with a failure, as JSON."""
     if status == 503:
         headers += _RETRY
     return Response(status, msgspec.json.encode({"error": message}), _JSON + headers, kind)
 
 
 class Symbolication:
-    """Answers the requests of the symbol server; `answer` is for the thread of the loop."""
+    """Answers the requests of the symbol server; call `answer` in the thread of the loop."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Symbolication:
         self._stopped = False
 
     def answer(self, request: Request) -> Answer:
-        """The answer to a request for one of `PATHS`, which one thread gives."""
+        """Return the answer to a request for one of `PATHS`, which one thread computes."""
         kind = PATHS[request.path]
         if request.method != b"POST":
             return failure(405, "only POST and OPTIONS", _ALLOW, kind)
@@ -194,7 +194,7 @@ class Symbolication:
         return {SYMBOLICATE: self._symbolicate, SOURCE: self._source, ASM: self._asm}[request.path]
 
     def _started(self) -> Engine:
-        """The engine, which is told to look at the store again. Raises `UsageError`."""
+        """Return the engine, after it has looked at the store again. Raises `UsageError`."""
         if self._engine is None:
             if self._engine_of is None:
                 raise UsageError("there is no symbolizer")
@@ -203,15 +203,15 @@ class Symbolication:
         return self._engine
 
     def is_idle(self, now: float) -> bool:
-        """Return True if `close` would end a symbolizer that was asked nothing for long."""
+        """Return True if `close` would end a symbolizer that was unused for long."""
         return self._engine is not None and now - self._last_use > _IDLE_S
 
     def stop(self) -> None:
-        """Begin no request any more."""
+        """Start no more requests."""
         self._stopped = True
 
     def close(self) -> None:
-        """End the symbolizer, for the thread that answers; safe to call twice."""
+        """End the symbolizer; must be called in the thread that answers; safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
@@ -222,7 +222,7 @@ class Symbolication:
         jobs = jobs_in(body)
         run = _Run(self._backend.store, self._started(), deadline)
         parts = [b",".join(run.job(job)) for job in jobs]
-        self._backend.check()  # else its "no" would count
+        self._backend.check()  # else the client would remember an absence
         return b'{"results":[%s]}' % b",".join(parts)
 
     # --- sources ---------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Symbolication:
         found: list[Instruction],
         deadline: float,
     ) -> Iterator[tuple[int, str]]:
-        """Addresses and texts of instructions, with the functions that they jump to."""
+        """Yield addresses and texts of instructions, with the functions to which they jump."""
         names: dict[int, str] = {}
         for address, text, target in found:
             if target and target not in names and len(names) < _MOST_TARGETS:
@@ -306,7 +306,7 @@ class Symbolication:
             yield address, f"{text} <{name}>" if name else text
 
     def _build_id(self, debug_id: str | None, code_id: str | None) -> BuildId:
-        """The build ID that a caller means. Raises `_NotAnswered`."""
+        """Return the build ID in a request. Raises `_NotAnswered`."""
         if code_id:
             try:
                 known = BuildId.from_hex(code_id.lower())
@@ -324,7 +324,7 @@ class Symbolication:
 
 
 class _Run:
-    """One request for names. Raises `_TooLate`, `BadRequest`, and as the engine does."""
+    """One request for names. Raises `_TooLate`, `BadRequest`, and errors of the engine."""
 
     def __init__(self, store: Store, engine: Engine, deadline: float) -> None:
         self._store = store
@@ -337,7 +337,7 @@ class _Run:
         self._why: dict[str, dict[str, None]] = {}
 
     def job(self, job: _Job) -> Iterator[bytes]:
-        """The result of a job, as one piece of JSON."""
+        """Yield the result of a job, as one piece of JSON."""
         names = [msgspec.json.encode(name) for name, _ in job.memory_map]
         stacks = []
         used: set[int] = set()
@@ -384,7 +384,7 @@ class _Run:
         return frame
 
     def _module(self, debug_id: str) -> tuple[BuildId, int] | None:
-        """Build ID and base address of a module; None if there is none to be told of."""
+        """Return build ID and base address of a module; None if there is no public one."""
         if debug_id not in self._modules:
             _check(self._deadline)
             build_id = _find(self._store, debug_id)
@@ -397,7 +397,7 @@ class _Run:
         return self._modules[debug_id]
 
     def _names(self, debug_id: str, build_id: BuildId, base: int, offset: int) -> bytes:
-        """The rest of the object of a frame, with the names at its address."""
+        """Return the rest of the object of a frame, with the names at its address."""
         key = build_id, offset
         told = self._told.get(key)
         if told is None:
@@ -445,7 +445,7 @@ def _place_fields(frame: Frame) -> dict[str, object]:
 
 
 def _place(frames: tuple[Frame, ...], address: int) -> str:
-    """A function, with the bytes from its beginning."""
+    """Return the name of a function with the offset from its beginning."""
     if not frames or not frames[-1].function:
         return ""
     function, start = frames[-1].function[:_MOST_TEXT], frames[-1].start
@@ -460,27 +460,29 @@ def _check(deadline: float) -> None:
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:
-    """The request in a body. Raises `BadRequest`."""
+    """Return the request in a body. Raises `BadRequest`."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are of the former
+    except (ValueError, RecursionError) as error:  # errors of msgspec are of the former class
         raise BadRequest(f"not a request: {str(error)[:200]}") from None
 
 
 def source_request(body: bytes) -> tuple[_Source, int]:
-    """A request for a source file, and its offset. Raises `BadRequest`."""
+    """Return a request for a source file, and its offset. Raises `BadRequest`."""
     wanted = _decoded(body, _Source)
     return wanted, _number(wanted.module_offset, "moduleOffset")
 
 
 def asm_request(body: bytes) -> tuple[_Asm, int, int]:
-    """A request for instructions, the offset of the first one, and bytes. Raises `BadRequest`."""
+    """Return a request for instructions, the offset of the first one, and bytes. Raises
+    `BadRequest`.
+    """
     wanted = _decoded(body, _Asm)
     return wanted, _number(wanted.start_address, "startAddress"), _number(wanted.size, "size")
 
 
 def jobs_in(body: bytes) -> list[_Job]:
-    """The jobs of a request for names, which are within bounds. Raises `BadRequest`."""
+    """Return the jobs of a request for names, within limits. Raises `BadRequest`."""
     request = _decoded(body, _Symbolicate)
     jobs = request.jobs
     if jobs is None:
@@ -514,13 +516,14 @@ def _number(text: str, name: str) -> int:
 
 
 def _find(store: Store, debug_id: str) -> BuildId | None:
-    """The build ID that a debug ID stands for; None if no file that all users may read has it.
+    """Return the build ID for a debug ID; None if no public file has it.
 
-    Of several with the same beginning it is the one whose files are believed most, if one is.
+    If several build IDs have the same beginning, the one whose files have the highest belief is
+    returned, if there is exactly one.
     """
     found: list[tuple[int, BuildId]] = []
     for start in identity.beginnings(debug_id):
-        # Build IDs of up to 16 bytes are the whole of it, filled up with zeros.
+        # A build ID of up to 16 bytes is contained completely, padded with zeros.
         for size in range(max(len(start.rstrip(b"\0")), 1), len(start)):
             ordinal = store.index.ordinal(start[:size])
             if ordinal is not None:
@@ -545,7 +548,7 @@ def _believed(store: Store, ordinal: int, build_id: BuildId) -> list[tuple[int, 
 
 
 def _read(file: FileContent, offset: int, size: int | None) -> bytes:
-    """Bytes of an open file, which is closed, with zeros where it has scripts of a stranger."""
+    """Return bytes of an open file, with zeros in place of a stranger's scripts; close the file."""
     assert file.blob is not None
     content = Content(file, offset, file.blob.size - offset if size is None else size)
     try:
@@ -564,7 +567,7 @@ def _machine_and_loads(file: FileContent) -> tuple[Machine, list[header.Segment]
 
 
 def _code(file: FileContent, loads: Sequence[header.Segment], address: int, size: int) -> bytes:
-    """Up to ``size`` bytes that are loaded at an address. Raises `_NotAnswered`."""
+    """Return up to ``size`` bytes that are loaded at an address. Raises `_NotAnswered`."""
     assert file.blob is not None
     for load in loads:
         behind = address - load.address

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers to fetch files from that the store lacks: debuginfod servers, directories, mirrors.
+"""Upstream servers, from which missing files are fetched: debuginfod servers, directories, mirrors.
 
-`symbol_servers` has those that take files: Parca and Pyroscope.
+`symbol_servers` has servers that take files: Parca and Pyroscope.
 
-`fetcher.Upstreams` is for a process that may write to the store. `agent.Agent` is for a front door,
-which may not: it has a process of its own fetch. `options.Options` has the servers and limits.
-Nothing here knows names in a mount or requests of HTTP clients. Only `http_client` sees the HTTP
-library. Nothing is imported here, because a front door needs the least part.
+`fetcher.Upstreams` is for a process that may write to the store. `agent.Agent` is for mount and
+server, which may not: another process fetches for them. `options.Options` has the servers and
+limits. Nothing here knows names in a mount or requests of HTTP clients. Only `http_client` uses the
+HTTP library. This module imports nothing, because mount and server need only a small part.
 """

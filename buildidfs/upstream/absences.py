@@ -4,11 +4,12 @@
     upstream/absent     8192 buckets of four entries: key (16 bytes), until (u64, Unix time in s),
                         lifetime (u32, s), CRC-32 of all three
 
-The file is a table of a fixed size, mapped by each process and written without a lock. An entry
-that two processes write at once fails its checksum, and costs one more request. A full bucket loses
-the entry that ends first. The key has the servers in it, so other servers begin with none.
+The file is a table of a fixed size, mapped by each process and written without a lock. If two
+processes write an entry at once, its checksum fails, which costs one more request. A full bucket
+loses the entry that ends first. The key includes the servers, so entries do not apply to other
+servers.
 
-The store is asked before this table. So a file that is captured counts at once.
+The store is read before this table, so a captured file counts at once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Absences:
         self._map = _mapped(os.path.join(directory, _NAME))
 
     def has(self, build_id: BuildId, kind: Kind) -> bool:
-        """Return True if all servers have said a while ago that they do not have the file."""
+        """Return True if all servers recently said that they do not have the file."""
         key, at = self._place(build_id, kind)
         now = int(self._clock())
         return any(name == key and until > now for name, until, _ in self._bucket(at))
@@ -76,17 +77,18 @@ class Absences:
                 self._map[offset : offset + _ENTRY.size] = bytes(_ENTRY.size)
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         self._map.close()
 
     def _place(self, build_id: BuildId, kind: Kind) -> tuple[bytes, int]:
-        """The key of a file, and where its bucket begins."""
+        """Return the key of a file, and the offset of its bucket."""
         key = fingerprint(self._servers + bytes((kind,)) + build_id)
         return key, int.from_bytes(key[:4], "little") % _BUCKETS * _BUCKET_BYTES
 
     def _bucket(self, at: int) -> list[tuple[bytes, int, int]]:
-        """Key, end and offset of each entry. A damaged one is free, and one that was made in the
-        future, by a clock that was wrong.
+        """Return key, end and offset of each entry.
+
+        Damaged entries count as free, and so do entries made in the future by a wrong clock.
         """
         found = []
         now = int(self._clock())
@@ -111,7 +113,7 @@ def _mapped(path: bytes) -> mmap.mmap:
     try:
         if os.fstat(fd).st_size != _BYTES:
             os.ftruncate(fd, 0)
-            # A store to a page of a hole on a full disk would raise SIGBUS.
+            # Writing to a page in a hole of the file raises SIGBUS if the disk is full.
             os.posix_fallocate(fd, 0, _BYTES)
         return mmap.mmap(fd, _BYTES)
     except OSError:

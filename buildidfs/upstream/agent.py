@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of its own that fetches for a mount or a server, and the way to ask it.
+"""A separate process that fetches for a mount or a server, and the client for it.
 
-A front door reads the store and writes nothing, and must answer whatever a server does. So another
-process downloads and commits. It is started with the first request, ends with the socket to it, and
-is started again after a fault.
+A mount and a server only read the store, and must answer even if an upstream server hangs. So
+another process downloads and commits. It is started with the first request, ends when its socket is
+closed, and is restarted after a fault.
 
-The first packet is for the module that has the ``main`` of the process. From then on one packet is
-one question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
+The first packet is for the module with the ``main`` of the process. After that each packet is one
+question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MOST_WAITING: Final = 1024
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A file that is asked for; for ``hops`` and ``via`` see `server.Wanted`."""
+    """A requested file; for ``hops`` and ``via`` see `server.Wanted`."""
 
     number: int
     build_id: str
@@ -80,9 +80,9 @@ _answers = msgspec.json.Decoder(Answer)
 
 
 class Agent:
-    """Asks the process. Thread-safe.
+    """Sends questions to the process. Thread-safe.
 
-    A file that no server has, or could be asked for, is not asked for again for a while.
+    If no server has a file, or none could be asked, the question is not repeated for a while.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Agent:
         absent_s: float = _ABSENT_S,
         token: str = "",
     ) -> None:
-        """``module`` has the ``main`` of the process, which gets ``words``, and ``introduction`` as
-        the first packet.
+        """``module`` has the ``main`` of the process, which gets the arguments ``words``, and
+        ``introduction`` as the first packet.
 
-        ``token`` is the name that its requests to servers have, see `fetcher.token_of`.
+        ``token`` is the name in its requests to servers, see `fetcher.token_of`.
 
-        A file that no server has is asked for again after ``absent_s`` seconds, or some minutes.
+        A file that no server has is requested again after ``absent_s`` seconds, or some minutes.
         """
         self.token = token
         self._absent_s = min(absent_s, _ABSENT_S)
@@ -126,15 +126,15 @@ class Agent:
 
     @staticmethod
     def is_answer(state: str) -> bool:
-        """Return True if a state of `fetch` tells for certain: the file is here, or nowhere."""
+        """Return True if a state of `fetch` is final: the file has come, or no server has it."""
         return state in (FETCHED, HELD, ABSENT)
 
     def fetch(self, build_id: BuildId, kind: Kind, hops: int = 0, via: str = "") -> str:
-        """Have a file fetched; returns the state, after `wait_s` seconds at the latest.
+        """Let the process fetch a file; return the state, after `wait_s` seconds at the latest.
 
-        If a file has not come within that time, none is waited for until a server has answered, or
-        a minute has passed. So many files of a server that hangs take no longer than one. They are
-        asked for all the same.
+        If a file has not come within that time, further calls do not wait until a server has
+        answered, or a minute has passed. So requests for many files of a hanging server take no
+        longer than one. The files are requested all the same.
         """
         key = bytes(build_id), kind
         known = self._missing.get(key)
@@ -163,7 +163,7 @@ class Agent:
             child.end(_END_S)
 
     def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[Answer]:
-        """Send a question; with the lock."""
+        """Send a question; the caller holds the lock."""
         future: Future[Answer] = Future()
         if len(self._waiting) >= _MOST_WAITING or not self._is_running():
             future.set_result(Answer(0, UNAVAILABLE))
@@ -180,7 +180,7 @@ class Agent:
         return future
 
     def _is_running(self) -> bool:
-        """Start the process if it is not there; False if that is not possible now."""
+        """Start the process if it does not run; return False if that is not possible now."""
         now = time.monotonic()
         if self._pipe is not None:
             return True
@@ -198,7 +198,7 @@ class Agent:
             log.warning("cannot start the process that fetches: %s", error.strerror)
             self._drop()
             return False
-        self._pipe.settimeout(_END_S)  # for sending; a process that is stopped must not stop us
+        self._pipe.settimeout(_END_S)  # for sending, because a stopped process must not block us
         reader = threading.Thread(
             target=self._read, args=(self._pipe.dup(),), daemon=True, name="buildidfs-fetch"
         )
@@ -252,10 +252,10 @@ class Agent:
             log.warning("cannot fetch what the store lacks: %s", why)
 
     def _drop(self) -> None:
-        """Answer all questions, because nothing else will; with the lock."""
+        """Answer all questions, because the process no longer does; the caller holds the lock."""
         if self._pipe is not None:
             with contextlib.suppress(OSError):
-                # The thread that reads has another descriptor of it, which close() leaves open.
+                # The reading thread has another descriptor of it, which close() leaves open.
                 self._pipe.shutdown(socket.SHUT_RDWR)
             self._pipe.close()
         self._pipe = None
@@ -273,7 +273,7 @@ def serve(
 ) -> None:
     """Answer the questions of an `Agent` until it is gone.
 
-    The store is opened by ``opened``. Raises what that raises.
+    ``opened`` opens the store; its errors are raised.
     """
     with contextlib.closing(opened()) as store, upstreams_of(store) as upstreams:
         pool = ThreadPoolExecutor(workers, "fetch")
@@ -299,7 +299,7 @@ def serve(
             while packet := pipe.recv(_PACKET):
                 pool.submit(answer, _questions.decode(packet))
         except OSError:
-            pass  # the asker was killed
+            pass  # the requesting process was killed
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             upstreams.close()

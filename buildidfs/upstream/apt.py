@@ -5,8 +5,9 @@
                     dists/SUITE/COMPONENT/binary-ARCH/Packages
     apt:URL         a flat one: Packages beside the packages
 
-A plain mirror will do, no debuginfod is needed. Packages are checked against the SHA-256 in
-``Packages``, that against ``Release``, and with a keyring ``Release`` against its signature.
+A plain mirror is enough, without a debuginfod. Packages are checked against the SHA-256 in
+``Packages``, ``Packages`` against ``Release``, and with a keyring ``Release`` against its
+signature.
 
 Source: sources.list(5), gpgv(1).
 """
@@ -54,13 +55,14 @@ if TYPE_CHECKING:
 
 
 _FRESH_S: Final = 3600.0
-"""After so many seconds the mirror is asked if its lists have changed."""
+"""Seconds after which the mirror is checked for changes of its lists."""
 _LISTS_BYTES: Final = 1 << 30
 _RELEASE_BYTES: Final = 64 << 20
 _KEPT: Final = 16
 _KEPT_BYTES: Final = 1 << 30
-"""Packages that are kept for the next file out of them: twice as many as files are fetched at a
-time, because several of these may be in one package."""
+"""The bytes of packages that are kept for further files from them. The number is twice that of
+simultaneous fetches, because several of these may be in one package.
+"""
 _LIMITS: Final = Limits(unpacked_bytes=16 << 30)
 _SIGNATURE_S: Final = 30.0
 _SAID_BYTES: Final = 1 << 20
@@ -74,18 +76,20 @@ _DWZ: Final = b"/usr/lib/debug/.dwz/"
 
 
 class Suite(msgspec.Struct, frozen=True):
-    """The archive of an ``apt:`` line. ``url`` ends with a slash; a flat one has no ``suite``."""
+    """The archive of an ``apt:`` line. ``url`` ends with a slash; a flat archive has no
+    ``suite``.
+    """
 
     url: str
     suite: str = ""
     components: tuple[str, ...] = ()
     architecture: str = ""
     signed_by: str = ""
-    """The keyring of those who may sign; empty if signatures are not checked."""
+    """The keyring with the accepted keys; empty if signatures are not checked."""
 
 
 def parse(text: str) -> Suite:
-    """The suite that an ``apt:`` line names. Raises `UsageError`."""
+    """Parse an ``apt:`` line. Raises `UsageError`."""
     words = text.removeprefix("apt:").split()
     options = {"arch": _ARCHITECTURES.get(os.uname().machine, os.uname().machine), "signed-by": ""}
     while len(words) > 1 and words[-1].partition("=")[0] in options:
@@ -129,7 +133,7 @@ class AptMirror:
         self._downloading: dict[bytes, threading.Lock] = {}
 
     def fetch(self, wanted: Wanted) -> Found:
-        """The debug file. Raises what `Server.fetch` does."""
+        """Return the debug file. Raises the errors of `Server.fetch`."""
         if wanted.kind is not Kind.DEBUGINFO:
             raise NotThere
         with self._lock:
@@ -151,7 +155,7 @@ class AptMirror:
         return found
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         with self._lock:
             while self._packages:
                 os.close(self._packages.popitem()[1])
@@ -164,7 +168,9 @@ class AptMirror:
     # --- lists ---------------------------------------------------------------------------------
 
     def _current(self, wanted: Wanted) -> AptIndex:
-        """The index, made anew if the lists of the mirror have changed. Raises `Unavailable`."""
+        """Return the index, made anew if the lists of the mirror have changed. Raises
+        `Unavailable`.
+        """
         now = time.monotonic()
         if self._index is not None and now - self._looked < _FRESH_S:
             return self._index
@@ -183,7 +189,7 @@ class AptMirror:
         return self._index
 
     def _refresh(self, wanted: Wanted) -> None:
-        """Make the index of the lists that the mirror has now, if it is another one."""
+        """Make the index from the present lists of the mirror if they have changed."""
         lists, made_of = self._lists(wanted)
         if self._index is not None and self._index.made_of == made_of:
             return
@@ -198,7 +204,9 @@ class AptMirror:
         self._index = index
 
     def _lists(self, wanted: Wanted) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Path and SHA-256 of each list, and a hash of all; without ``Release`` no SHA-256."""
+        """Return path and SHA-256 of each list, and a hash of all; without ``Release``
+        no SHA-256.
+        """
         suite = self._suite
         if not suite.suite:
             for packing in _PACKINGS:
@@ -233,7 +241,8 @@ class AptMirror:
         raise Unavailable(f"has no suite {self._suite.suite}", lasting=True)
 
     def _signed(self, fd: int, path: bytes, wanted: Wanted, stack: contextlib.ExitStack) -> int:
-        """A descriptor of what the keyring's keys have signed of a ``Release`` or ``InRelease``.
+        """Return a descriptor of the text in ``Release`` or ``InRelease`` that keys of the keyring
+        have signed.
 
         Raises `Unavailable`.
         """
@@ -241,7 +250,7 @@ class AptMirror:
         stack.callback(os.close, signed)
         stack.callback(os.close, said)
         if path.endswith(b"/InRelease"):
-            # The text that was signed, and not what may stand before or after it.
+            # Only the signed text, without text before or after it.
             fds, files = (fd, signed), ["--output", f"/dev/fd/{signed}", f"/dev/fd/{fd}"]
         else:
             try:
@@ -259,14 +268,14 @@ class AptMirror:
         if gpgv.wait(_SIGNATURE_S) is None:
             gpgv.end(_SIGNATURE_S)
         states = _states(os.pread(said, _SAID_BYTES, 0))
-        # A second signature, by a key that is not in the keyring, does no harm: see apt-secure(8).
+        # A second signature, by a key outside the keyring, does no harm: see apt-secure(8).
         if b"GOODSIG" not in states or b"BADSIG" in states:
             why = f"has a {os.path.basename(path).decode()} that no key in {keyring} has signed"
             raise Unavailable(why, lasting=True)
         return signed
 
     def _got(self, path: bytes, wanted: Wanted, stack: contextlib.ExitStack) -> int:
-        """A descriptor of a ``Release`` or its signature, which ``stack`` closes."""
+        """Return a descriptor of a ``Release`` or its signature, which ``stack`` closes."""
         fd = self._get(path, _RELEASE_BYTES, wanted)
         stack.callback(os.close, fd)
         return fd
@@ -274,7 +283,7 @@ class AptMirror:
     def _listed(
         self, lists: list[tuple[bytes, bytes]], wanted: Wanted, stack: contextlib.ExitStack
     ) -> Iterator[apt_lists.ListedPackage]:
-        """The packages of all lists. Raises what `_get` and `unpacked` do."""
+        """Yield the packages of all lists. Raises the errors of `_get` and `unpacked`."""
         for path, digest in lists:
             fd = self._get(path, _LISTS_BYTES, wanted)
             stack.callback(os.close, fd)
@@ -286,7 +295,9 @@ class AptMirror:
     # --- packages ------------------------------------------------------------------------------
 
     def _package(self, entry: Entry, wanted: Wanted) -> int:
-        """A descriptor of a package, which the caller closes. It is downloaded once for a while."""
+        """Return a descriptor of a package, which the caller closes. The package is cached for a
+        while.
+        """
         with self._lock:
             alone = self._downloading.setdefault(entry.sha256, threading.Lock())
         with alone:
@@ -311,7 +322,9 @@ class AptMirror:
             return fd
 
     def _drop_packages(self) -> None:
-        """Close the packages that were used longest ago, if there are too many; with the lock."""
+        """Close the least recently used packages if there are too many; the caller
+        holds the lock.
+        """
         total = sum(os.fstat(fd).st_size for fd in self._packages.values())
         while len(self._packages) > _KEPT or (total > _KEPT_BYTES and len(self._packages) > 1):
             fd = self._packages.popitem(last=False)[1]
@@ -319,7 +332,7 @@ class AptMirror:
             os.close(fd)
 
     def _member(self, fd: int, wanted: Wanted) -> Found | None:
-        """The file with that build ID in a package; None if there is none.
+        """Return the file with the wanted build ID in a package; None if there is none.
 
         Raises `Damaged`, `CannotDecompress`, `Unacceptable`, OSError.
         """
@@ -341,7 +354,7 @@ class AptMirror:
         return None
 
     def _unpacked(self, member: Member, stream: Stream) -> Found:
-        """A member as a file of its own. Raises `Unacceptable`, and what the stream raises."""
+        """Return a member as a file of its own. Raises `Unacceptable`, and errors of the stream."""
         if member.stored > self._spool.most():
             raise Unacceptable(f"has a file of {member.stored} bytes, which is too much")
         fd = self._spool.file()
@@ -356,7 +369,9 @@ class AptMirror:
     # --- bytes ---------------------------------------------------------------------------------
 
     def _get(self, path: bytes, most: int, wanted: Wanted) -> int:
-        """A descriptor of a file of the mirror, which the caller closes. Raises as `fetch`."""
+        """Return a descriptor of a file of the mirror, which the caller closes. Raises
+        as `fetch`.
+        """
         if self._client is None:
             return self._open(path)
         url = self._suite.url + urllib.parse.quote(path.lstrip(b"/"), safe="/~+:")
@@ -383,13 +398,13 @@ class AptMirror:
 
 
 def _states(said: bytes) -> set[bytes]:
-    """The key words of gpgv's status lines."""
+    """Return the key words of gpgv's status lines."""
     lines = (line.split() for line in said.splitlines() if line.startswith(b"[GNUPG:] "))
     return {words[1] for words in lines if len(words) > 1}
 
 
 def _hash(fd: int) -> bytes:
-    """The SHA-256 of an open file."""
+    """Return the SHA-256 of an open file."""
     hasher = hashlib.sha256()
     for piece in Region(fd, 0, os.fstat(fd).st_size).chunks():
         hasher.update(piece)

@@ -50,10 +50,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class AptIndex:
-    """An index that is open. ``made_of`` is the hash of the lists that it was made of."""
+    """An open index. ``made_of`` is the hash of the lists from which it was made."""
 
     def __init__(self, path: bytes) -> None:
-        """Raises OSError, and ValueError for a file that is none."""
+        """Raises OSError, and ValueError for an invalid file."""
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
@@ -71,7 +71,7 @@ class AptIndex:
             raise ValueError("not an index")
 
     def find(self, build_id: bytes) -> Entry | None:
-        """The package that has a debug file with a build ID; None if there is none."""
+        """Return the package with the debug file of a build ID; None if there is none."""
         key = fingerprint(build_id, 12)
         low, high = 0, self._ids
         while low < high:
@@ -96,7 +96,7 @@ class AptIndex:
         return Entry(path, sha256, size)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._map.close()
 
 
@@ -132,7 +132,7 @@ def write(path: bytes, made_of: bytes, packages: Iterable[ListedPackage]) -> Non
 
 
 def _sweep(path: bytes) -> None:
-    """Remove drafts of processes that were killed."""
+    """Remove drafts of killed processes."""
     directory, name = os.path.split(path)
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A circuit breaker for each server: one that fails is left alone for a while.
+"""A circuit breaker for each server: a server that fails is not asked for a while.
 
-Without it each of hundreds of missing files would wait for a server that hangs.
+Without it each of hundreds of missing files would wait for a hanging server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from buildidfs.upstream.server import Unavailable
 
 FAILURES: Final = 3
-"""Failures in a row after which a server is left alone; one is enough if it hangs or refuses us."""
+"""Failures in a row after which a server is not asked; one is enough if it hangs or refuses us."""
 _FIRST_S: Final = 15.0
 _REFUSED_S: Final = 300.0
 _LONGEST_S: Final = 600.0
@@ -34,12 +34,13 @@ class Breaker:
         self._until = 0.0
         self._probing = False
         self.why = ""
-        """The last failure in words, while the server is left alone."""
+        """The last failure as a text, while the server is not asked."""
 
     def admits(self) -> bool:
         """Return True if the server may be asked; the answer goes to `succeeded` or `failed`.
 
-        When the pause is over, one request finds out, and all others are refused until then.
+        When the pause is over, one request tests the server, and all others are refused until it is
+        done.
         """
         with self._lock:
             if not self._until:
@@ -50,7 +51,7 @@ class Breaker:
             return True
 
     def succeeded(self) -> None:
-        """The server has answered, be it that a file is not there."""
+        """Record that the server has answered, even if only that a file is absent."""
         with self._lock:
             self._failures = 0
             self._pause = _FIRST_S
@@ -59,17 +60,17 @@ class Breaker:
             self.why = ""
 
     def failed(self, error: Unavailable) -> None:
-        """The server could not be asked."""
+        """Record that the server could not be asked."""
         with self._lock:
             self._failures += 1
             was_probe, self._probing = self._probing, False
             if not (error.hangs or error.lasting or was_probe or self._failures >= FAILURES):
                 return
             if self._until and not was_probe and self._clock() < self._until:
-                return  # of several requests that failed together, the first has opened it
+                return  # of several requests that failed together, the first one counted
             least = _REFUSED_S if error.lasting else 0.0
             pause = max(self._pause, least, min(error.after, _LONGEST_S))
-            # Not all clients at the same moment.
+            # Clients must not all retry at the same moment.
             self._until = self._clock() + pause * random.uniform(0.8, 1.2)
             self._pause = min(2 * self._pause, _LONGEST_S)
             self.why = str(error)

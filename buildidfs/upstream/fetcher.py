@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Upstreams`: fetch what the store lacks, from servers in their order, and commit it.
+"""`Upstreams`: fetch missing files from servers in their order, and commit them.
 
-    the store -> what is known to be absent -> one server after the other -> stage -> identify
+    the store -> the table of absent files -> one server after another -> stage -> identify
     -> commit
 
-No claim of a server about a file is believed. The build ID must be in the file, and the file has to
-be whole and of the kind that was asked for. Otherwise it is dropped, and the next server is asked.
+No claim of a server about a file is believed. The file must contain the build ID, be complete, and
+have the requested kind. Otherwise it is dropped, and the next server is asked.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SCANNER: Final = "upstream"
 DIRECTORY: Final = b"upstream"
 _DEBUG_ROOT: Final = b"/usr/lib/debug/.build-id/"
 _PATIENCE: Final = 2.0
-"""Another process that fetches the same file has so many times the time of all servers."""
+"""Another process that fetches the same file has the time of all servers, multiplied by this."""
 
 
 class State(enum.StrEnum):
@@ -66,15 +66,15 @@ class State(enum.StrEnum):
     FETCHED = "fetched"
     HELD = "held"
     ABSENT = "absent"
-    """No server has a file that can be taken; they are not asked again for a while."""
+    """No server has an acceptable file; they are not asked again for a while."""
     UNAVAILABLE = "unavailable"
-    """A server that may have it could not be asked."""
+    """A server that may have the file could not be asked."""
     FAILED = "failed"
-    """A server gave it, and the store could not take it."""
+    """A server returned the file, but the store could not take it."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """The answer for one file. ``why`` says in words why it is not here."""
+    """The answer for one file. ``why`` is the reason if it has not come."""
 
     build_id: BuildId
     kind: Kind
@@ -87,13 +87,13 @@ class Fetched(msgspec.Struct, frozen=True):
 class Upstreams:
     """Servers in front of one store, which may be written. Thread-safe; close it before the store.
 
-    ``progress`` hears of bytes as they come, in any thread.
+    ``progress`` is called with received bytes, in any thread.
     """
 
     def __init__(
         self, store: Store, options: Options, progress: Callable[[int], None] = lambda count: None
     ) -> None:
-        """Raises `UsageError` for a URL that is none."""
+        """Raises `UsageError` for an invalid URL."""
         self._store = store
         directory = os.path.join(store.path, DIRECTORY)
         spool = Spool(store.path, options.max_size, progress)
@@ -115,7 +115,7 @@ class Upstreams:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections; a fetch that is going on fails."""
+        """Close connections; running fetches fail."""
         for server, _ in self._servers:
             server.close()
         self._absences.close()
@@ -130,10 +130,10 @@ class Upstreams:
         via: str = "",
         again: bool = False,
     ) -> Fetched:
-        """Fetch a file, unless the store serves it. Raises no error that a server causes.
+        """Fetch a file, unless the store serves it. Errors of servers are not raised.
 
-        With ``again`` servers are asked that did not have it a while ago. For the rest see
-        `Wanted`.
+        With ``again``, servers are asked even if they lacked the file a while ago. For the other
+        arguments see `Wanted`.
         """
         if self.is_held(build_id, kind):
             return Fetched(build_id, kind, State.HELD)
@@ -151,7 +151,7 @@ class Upstreams:
         return index.artifact(index.ordinal(build_id) or 0, kind) is not None
 
     def _fetch(self, wanted: Wanted, *, again: bool) -> Fetched:
-        """Ask the servers, alone with this file."""
+        """Ask the servers, while no other thread or process fetches this file."""
         build_id, kind = wanted.build_id, wanted.kind
         if self.is_held(build_id, kind):  # another process was faster
             return Fetched(build_id, kind, State.HELD)
@@ -189,7 +189,7 @@ class Upstreams:
         return Fetched(build_id, kind, State.ABSENT, why=why)
 
     def _ask(self, server: Server, breaker: Breaker, wanted: Wanted) -> Found:
-        """Ask one server, and remember how it did."""
+        """Ask one server, and record the result in its breaker."""
         try:
             found = server.fetch(wanted)
         except Unavailable as error:
@@ -197,15 +197,16 @@ class Upstreams:
             log.info("%s: %s: %s", server.label, wanted.build_id, error)
             raise
         except BaseException:
-            breaker.succeeded()  # it has answered; that we could not take it is no fault of it
+            # the server has answered; that we could not take the file is not its fault
+            breaker.succeeded()
             raise
         breaker.succeeded()
         return found
 
-    # --- what came -----------------------------------------------------------------------------
+    # --- received files ------------------------------------------------------------------------
 
     def _take(self, server: Server, wanted: Wanted, found: Found) -> int:
-        """Commit a file if it is the right one; returns its size.
+        """Commit a file if it is the right one; return its size.
 
         Raises `Unacceptable`, `StoreError`, OSError.
         """
@@ -215,7 +216,7 @@ class Upstreams:
         except BaseException:
             found.close()
             raise
-        # A server tells nothing of namespaces and control groups.
+        # A file from a server has no namespaces and control groups.
         origin = Surroundings(container=f"{SCANNER}:{server.label}").origin(
             _path(wanted, described),
             found.identity,
@@ -231,7 +232,7 @@ class Upstreams:
         return size
 
     def _commit(self, origin: Origin, found: Found) -> None:
-        """Take a file in as a capture. Raises `StoreError`, OSError with the reason."""
+        """Add a file to the store as a capture. Raises `StoreError`, OSError with the reason."""
         pinned = PinnedFile(Sighting(origin, time.time_ns()), found.fd, is_copy=found.is_copy)
         found.fd = -1  # the pinned file closes it
         with self._committing:
@@ -241,7 +242,7 @@ class Upstreams:
             raise OSError(first.errno, first.reason)
 
     def _supplement(self, wanted: Wanted) -> None:
-        """Fetch the dwz file that new debuginfo refers to: without it, half of its names lack."""
+        """Fetch the dwz file of new debuginfo, without which half of its names are missing."""
         index = self._store.index
         artifact = index.artifact(index.ordinal(wanted.build_id) or 0, Kind.DEBUGINFO)
         if artifact is None:
@@ -262,7 +263,7 @@ class Upstreams:
 
 
 def _check(fd: int, wanted: Wanted) -> ElfFile:
-    """Describe a file that is the one asked for. Raises `Unacceptable`, OSError."""
+    """Describe a file, and check that it is the requested one. Raises `Unacceptable`, OSError."""
     own = elf_file.own_id(fd)
     if isinstance(own, Absence):
         raise Unacceptable(f"sent something else: {own}")
@@ -279,12 +280,16 @@ def _check(fd: int, wanted: Wanted) -> ElfFile:
 
 
 def _path(wanted: Wanted, described: ElfFile) -> bytes:
-    """The path in the origin: where debuggers look for such a file, whatever the server says."""
+    """Return the path for the origin: where debuggers look for such a file, whatever the server
+    says.
+    """
     first, rest = names.split(wanted.build_id)
     suffix = b"" if Kind.EXECUTABLE in described.kinds else names.DEBUG_SUFFIX
     return _DEBUG_ROOT + first + b"/" + rest + suffix
 
 
 def token_of(store_path: bytes) -> str:
-    """The name by which the servers of a store know requests that they have sent themselves."""
+    """Return the name by which the servers of a store recognise requests that they have sent
+    themselves.
+    """
     return "buildidfs-" + fingerprint(statx.boot_id() + os.path.realpath(store_path), 8).hex()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fetch of a file at a time, among the threads of a process and all processes of a store."""
+"""One fetch of a file at a time, for all threads of a process and all processes of a store."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 _NAME: Final = b"lock"
 _RETRY_S: Final = 0.05
-# struct flock, of which open file description locks take all but the process ID.
+# struct flock, of which open file description locks use all but the process ID.
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 _BUSY: Final = frozenset((errno.EAGAIN, errno.EACCES))
 
 
 class Flights(Generic[T]):
-    """The fetches that are going on, by key.
+    """The running fetches, by key.
 
-    Between processes one byte of the file ``upstream/lock`` stands for a key; the kernel gives the
-    lock back when its process ends. ``patience_s`` is how long another process is waited for.
+    Between processes a lock on one byte of the file ``upstream/lock`` stands for a key; the kernel
+    releases the lock when its process ends. ``patience_s`` is the time to wait for another process.
     """
 
     def __init__(self, directory: bytes, patience_s: float) -> None:
@@ -39,7 +39,7 @@ class Flights(Generic[T]):
         self._flights: dict[bytes, Future[T]] = {}
 
     def run(self, key: bytes, work: Callable[[], T]) -> T:
-        """Do ``work``, or wait for another thread that does it, and return or raise the same."""
+        """Run ``work``, or wait for another thread that runs it, and return or raise the same."""
         with self._lock:
             flight = self._flights.get(key)
             is_ours = flight is None
@@ -59,11 +59,11 @@ class Flights(Generic[T]):
 
     @contextlib.contextmanager
     def _alone(self, key: bytes) -> Iterator[None]:
-        """While the block runs, no other process has the key, unless that takes too long."""
+        """Keep the key from other processes while the block runs, unless they take too long."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:
-            yield  # a store that cannot be written: nothing can be taken in either
+            yield  # the store cannot be written, so no file can be added either
             return
         try:
             at = int.from_bytes(fingerprint(key, 8), "little") >> 2
@@ -80,5 +80,5 @@ def _taken(fd: int, wanted: bytes) -> bool:
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
     except OSError as error:
-        return error.errno not in _BUSY  # without locks the worst is that a file comes twice
+        return error.errno not in _BUSY  # without locks a file may be fetched twice, at worst
     return True

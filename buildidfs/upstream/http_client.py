@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads and uploads over HTTP, bounded in time, bytes and redirects whatever the server does.
+"""Downloads and uploads over HTTP, with limits of time, bytes and redirects.
 
 A server has a limited time from the request to the end of the head of its answer, redirects
 included, and again for each `_PROGRESS_BYTES` of the body. The library limits single reads only, so
 a timer closes the sockets of a request if the head is late. Each thread has connections of its own,
 because the library does not tell which of them a request uses.
 
-A body is complete if it has the length that the server claimed, in whatever header. One that is
-compressed is unpacked piece by piece, and counts unpacked.
+A body is complete if it has the length in a header of the server. A compressed body is unpacked
+piece by piece, and its unpacked size counts.
 
-An upload has the same time for each of its pieces, and for the answer after the last one.
+In an upload the same limit applies to each piece, and to the answer after the last one.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _TOO_LARGE: Final = 406
 
 
 class Download(msgspec.Struct, frozen=True):
-    """A body that was written to a file; ``modified_ns`` is 0 if the server does not tell."""
+    """A body that was written to a file; ``modified_ns`` is 0 if unknown."""
 
     size: int
     modified_ns: int
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to an upload, whatever its status; ``said`` is the status in words.
+    """The answer to an upload, with any status; ``said`` is the status as a text.
 
-    ``body`` has at most 64 KiB. ``location`` is where a redirect leads, which is not followed.
+    ``body`` has at most 64 KiB. ``location`` is the target of a redirect, which is not followed.
     """
 
     status: int
@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class HttpClient:
-    """Connections to servers. Thread-safe. ``headers`` go to each host that a URL names."""
+    """Connections to servers. Thread-safe. ``headers`` go to each host in a URL of the operator."""
 
     def __init__(self, timeout_s: float, headers: Sequence[tuple[str, str]] = ()) -> None:
         self._timeout_s = timeout_s
@@ -83,7 +83,7 @@ class HttpClient:
         self._every: list[_Connections] = []
         self._context: ssl.SSLContext | None = None
         self._closed = False
-        # A line for each request, with its URL, is nothing that an operator asked for.
+        # Operators do not want a log line with the URL of each request.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
 
     def download(
@@ -94,10 +94,10 @@ class HttpClient:
         headers: Sequence[tuple[str, str]] = (),
         progress: Callable[[int], None] = lambda count: None,
     ) -> Download:
-        """Write what is at a URL to an empty file, ``most`` bytes at most.
+        """Download a URL to an empty file, ``most`` bytes at most.
 
-        What another attempt may help against is tried again. Raises `NotThere`, `Unacceptable`,
-        `Unavailable`, and OSError of the file.
+        Temporary failures are tried again. Raises `NotThere`, `Unacceptable`, `Unavailable`, and
+        OSError of the file.
         """
         delay = _FIRST_DELAY_S
         for attempt in range(1, _ATTEMPTS + 1):
@@ -123,16 +123,16 @@ class HttpClient:
         *,
         is_own: bool = True,
     ) -> Answer:
-        """Upload bytes, or pieces as they come, in one attempt; returns the answer.
+        """Upload bytes, or pieces as they come, in one attempt; return the answer.
 
-        Pieces need a Content-Length among the headers, or go in chunks. The headers of the operator
-        are left out unless ``is_own``. Raises `Unavailable`, and what ``content`` raises.
+        Pieces need a Content-Length among the headers, or are sent in chunks. The headers of the
+        operator are sent only if ``is_own``. Raises `Unavailable`, and errors of ``content``.
         """
         request = _Request(self, url, (*headers,), self._timeout_s)
         return request.send(method, content, self._headers if is_own else ())
 
     def connections(self) -> _Connections:
-        """The connections of the calling thread."""
+        """Return the connections of the calling thread."""
         found: _Connections | None = getattr(self._local, "connections", None)
         if found is None:
             with self._lock:
@@ -144,7 +144,7 @@ class HttpClient:
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers for hosts that a URL of the operator names."""
+        """Return the headers for hosts in URLs of the operator."""
         return self._headers
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class _Connections:
         self._sockets: list[socket.socket] = []
 
     def trace(self, event: str, info: dict[str, Any]) -> None:
-        """Learn of a new connection, from the library."""
+        """Record a new connection; called by the library."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             found = info["return_value"].get_extra_info("socket")
             if isinstance(found, socket.socket):
@@ -180,7 +180,8 @@ class _Connections:
         """End all requests, from another thread: calls that wait for a socket fail at once."""
         for each in self._sockets:
             with contextlib.suppress(OSError):
-                # That of the class: a TLS socket would forget its state under its reader.
+                # The method of the class, because a TLS socket would lose its state while it is
+                # read.
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
 
 
@@ -202,7 +203,7 @@ class _Request:
         self._timer: threading.Timer | None = None
 
     def run(self, fd: int, most: int, progress: Callable[[int], None]) -> Download:
-        """Download. Raises what `HttpClient.download` does."""
+        """Download. Raises the errors of `HttpClient.download`."""
         with self._timed(), self._closing(self._answer()) as response:
             self._stop_timer()
             _check_status(response)
@@ -211,7 +212,7 @@ class _Request:
     def send(
         self, method: str, content: bytes | Iterable[bytes], own: Sequence[tuple[str, str]]
     ) -> Answer:
-        """Upload. Raises what `HttpClient.send` does."""
+        """Upload. Raises the errors of `HttpClient.send`."""
         with self._timed():
             request = self._connections.client.build_request(
                 method,
@@ -231,7 +232,7 @@ class _Request:
                 return Answer(response.status_code, _said(response), body[:_ANSWER_BYTES], location)
 
     def _renewing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """The pieces; each one has all of the time to be taken."""
+        """Yield the pieces, with a new time limit for each."""
         for piece in pieces:
             self._start_timer()
             yield piece
@@ -239,7 +240,7 @@ class _Request:
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
-        """Limit the time of what is done in the block, and tell its failures in our words."""
+        """Limit the time of the block, and translate its failures."""
         self._start_timer()
         try:
             yield
@@ -278,7 +279,7 @@ class _Request:
         return Unavailable(f"no answer within {self._timeout_s:g} s", hangs=True)
 
     def _answer(self) -> httpx2.Response:
-        """The head of the answer, after all redirects."""
+        """Return the head of the answer, after all redirects."""
         client, url = self._connections.client, self._url
         for _ in range(_REDIRECTS + 1):
             own = self._owner.headers if _origin(url) == _origin(self._url) else ()
@@ -324,12 +325,13 @@ class _Request:
         return Download(size, _time(response.headers.get("last-modified", "")))
 
     def _pieces(self, response: httpx2.Response, most: int) -> Iterator[bytes]:
-        """The body as it comes, as long as enough of it comes, and not more than ``most`` bytes."""
+        """Yield the body as it comes, while the rate is sufficient, up to ``most`` bytes."""
         began, count, total = time.monotonic(), 0, 0
-        # The library gives no piece of what is not of the body: chunk sizes, the trailer.
+        # The library yields no piece for other data: chunk sizes, the trailer.
         self._start_timer(2 * self._timeout_s)
         guarded = began
-        for piece in response.iter_raw():  # as it comes: pieces of a size would be waited for
+        # as it comes, because the library would wait for pieces of a fixed size
+        for piece in response.iter_raw():
             total += len(piece)
             if total > most:
                 raise _too_large(None, most)
@@ -349,7 +351,7 @@ class _Request:
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    """Scheme, host and port: what may know the headers of the operator."""
+    """Return scheme, host and port: the scope of the operator's headers."""
     return url.scheme, url.host, url.port
 
 
@@ -374,7 +376,7 @@ def _said(response: httpx2.Response) -> str:
 
 
 def _failure(error: Exception) -> Unavailable:
-    """A failure of the network, or of the protocol, in words."""
+    """Return a failure of the network or the protocol as an error of ours."""
     if isinstance(error, ValueError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return Unavailable(f"is no URL that can be asked: {error}"[:_WHY_BYTES], lasting=True)
     cause: BaseException | None = error
@@ -408,7 +410,7 @@ def _time(text: str) -> int:
 
 
 def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of a gzip stream, in pieces of bounded size."""
+    """Yield the content of a gzip stream, in pieces of bounded size."""
     decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         for piece in pieces:
@@ -417,7 +419,7 @@ def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
                 yield decoder.decompress(rest, _UNPACKED_PIECE)
                 rest = decoder.unconsumed_tail
             if decoder.eof:
-                return  # the server may send something else for ever
+                return  # the server may send other data for ever
     except zlib.error as error:
         raise Unacceptable(f"is no gzip stream, as it was announced: {error}") from error
     if not decoder.eof:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that are asked, from the settings and from the variables of debuginfod clients."""
+"""The upstream servers, from the settings and from the variables of debuginfod clients."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Options(msgspec.Struct, frozen=True):
     """The servers in the order in which they are asked, and the limits for each.
 
     A server has ``timeout`` seconds to answer, and again for each 100 KiB of a file. A file has at
-    most ``max_size`` bytes. It is not asked for again for ``absent_s`` seconds when no server has
-    it. ``wait`` is how many seconds an open of the mount, or a request, waits for a file.
-    ``headers`` are sent to all HTTP servers.
+    most ``max_size`` bytes. If no server has a file, it is not requested again for ``absent_s``
+    seconds. ``wait`` is the number of seconds for which an open of the mount, or a request, waits
+    for a file. ``headers`` are sent to all HTTP servers.
     """
 
     urls: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Options:
-    """Return the options that settings and environment mean.
+    """Return the options from settings and environment.
 
     The servers of the settings come first. Raises `UsageError`.
     """
@@ -60,7 +60,9 @@ def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Optio
 
 
 def seconds(text: str) -> float | None:
-    """The value of DEBUGINFOD_TIMEOUT; None if it is none, which its other readers ignore, too."""
+    """Return the value of DEBUGINFOD_TIMEOUT; None if it is invalid, which other programs ignore,
+    too.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -69,9 +71,9 @@ def seconds(text: str) -> float | None:
 
 
 def headers_in(path: str) -> tuple[tuple[str, str], ...]:
-    """The headers in a file, one a line; none without a path.
+    """Return the headers in a file, one per line; none without a path.
 
-    Raises `UsageError`, which tells none of them.
+    Raises `UsageError`, which contains no header.
     """
     if not path:
         return ()

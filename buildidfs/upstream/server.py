@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place that files come from, and the ways in which it may not give one."""
+"""A source of files, and the ways in which it may fail."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class NotThere(Exception):
 
 
 class Unacceptable(Exception):
-    """The server has a file under that build ID which cannot be taken, now or later."""
+    """The server has a file under that build ID which cannot be accepted, now or later."""
 
 
 class Unavailable(Exception):
     """The server cannot be asked now.
 
-    ``hangs``: it took all of its time. ``lasting``: it will refuse the next request, too. Else
-    ``transient`` says that another attempt may help, in ``after`` seconds if that is known.
+    ``hangs``: it took all of its time. ``lasting``: it will refuse the next request, too. Otherwise
+    ``transient`` means that another attempt may help, in ``after`` seconds if that is known.
     """
 
     def __init__(
@@ -56,10 +56,11 @@ class Unavailable(Exception):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A file that is asked for.
+    """A requested file.
 
     ``near`` is the build ID of debuginfo that refers to it, which may be in the same package.
-    ``hops`` servers have passed the request on, and ``via`` names those of them that said so.
+    ``hops`` is the number of servers that have passed the request on, and ``via`` names those that
+    gave a name.
     """
 
     build_id: BuildId
@@ -70,9 +71,9 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct):
-    """An open file that a server gave, which the receiver closes.
+    """An open file from a server, which the receiver closes.
 
-    ``is_copy`` says that no other process can write to it.
+    ``is_copy`` is True if no other process can write to it.
     """
 
     fd: int
@@ -80,7 +81,7 @@ class Found(msgspec.Struct):
     is_copy: bool = True
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
@@ -90,21 +91,23 @@ class Server(Protocol):
     """One upstream. Thread-safe."""
 
     label: str
-    """Its name for people, and in origins. No password is in it."""
+    """Its name for people, and in origins, without a password."""
     is_local: bool
-    """True if it is asked without a network."""
+    """True if it needs no network."""
 
     def fetch(self, wanted: Wanted) -> Found:
-        """The file. Raises `NotThere`, `Unacceptable`, `Unavailable`, and OSError for our disk."""
+        """Return the file. Raises `NotThere`, `Unacceptable`, `Unavailable`, and OSError for our
+        disk.
+        """
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
 
 
 def identity_of_copy(size: int, modified_ns: int, access: Access) -> FileIdentity:
-    """The identity of a file that came from elsewhere; no later one is taken for it.
+    """Return an identity for a file that came from elsewhere; it never equals that of a later file.
 
-    ``access`` says who could read it there, ``modified_ns`` is 0 if that is not known.
+    ``access`` has the users who could read it there, ``modified_ns`` is 0 if unknown.
     """
     return FileIdentity(
         0,
@@ -120,9 +123,9 @@ def identity_of_copy(size: int, modified_ns: int, access: Access) -> FileIdentit
 
 
 def forwarded(hops: int, via: str, token: str) -> list[tuple[str, str]]:
-    """The headers of a request that is passed on: how often, and by which of us.
+    """Return the headers of a forwarded request: the number of hops, and our names.
 
-    They tell nothing of the client: its address is no matter of the next server.
+    They contain nothing about the client: its address does not concern the next server.
     """
     headers = [("Via", ", ".join(filter(None, (via, f"1.1 {token}"))))]
     if hops:
@@ -131,12 +134,12 @@ def forwarded(hops: int, via: str, token: str) -> list[tuple[str, str]]:
 
 
 def host_of(url: str) -> str:
-    """Host and port of a URL, without user and password."""
+    """Return host and port of a URL, without user and password."""
     return urllib.parse.urlsplit(url).netloc.rpartition("@")[2] or url
 
 
 class Spool:
-    """Makes files without a name beside the store. ``progress`` hears of bytes that came."""
+    """Makes files without a name beside the store. ``progress`` is called with received bytes."""
 
     def __init__(
         self, directory: bytes, max_size: int, progress: Callable[[int], None] = lambda count: None
@@ -146,13 +149,13 @@ class Spool:
         self.progress = progress
 
     def most(self) -> int:
-        """The bytes that a file may have: the limit, or what the disk has room for. May raise."""
+        """Return the largest size of a file: the limit, or the room on the disk. May raise."""
         room = os.statvfs(self._directory)
-        # It is copied when it is taken in, unless the filesystem shares the bytes.
+        # Adding it to the store copies it, unless the filesystem shares the bytes.
         return min(self._max_size, room.f_bavail * room.f_frsize // 2)
 
     def file(self) -> int:
-        """The descriptor of a new file. Raises OSError."""
+        """Return the descriptor of a new file. Raises OSError."""
         try:
             flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
             return os.open(self._directory, flags, 0o600)

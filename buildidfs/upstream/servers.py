@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that the URLs of the settings name: debuginfod servers, directories, mirrors.
+"""The servers for the URLs in the settings: debuginfod servers, directories, mirrors.
 
-A debuginfod server is ours or any other, or a bucket of that layout: ``/buildid/ID/KIND``. A
-directory has files by build ID in any of the layouts that clients and servers use:
+A debuginfod server may be ours, any other one, or a bucket with the layout ``/buildid/ID/KIND``. A
+directory has files by build ID in any layout that clients and servers use:
 
     .build-id/ab/cdef[.debug]                      /usr/lib/debug, and executables by link
     .build-id/ab/cdef/{elf,debug}                  perf's build ID cache (--buildid-dir)
@@ -55,9 +55,9 @@ _NAMES: Final = {
 
 
 def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> list[Server]:
-    """The servers of the options in their order.
+    """Return the servers of the options in their order.
 
-    ``directory`` is for what they keep of each other's answers. Raises `UsageError`.
+    ``directory`` is for their cached lists and absences. Raises `UsageError`.
     """
     servers: list[Server] = []
     for url in options.urls:
@@ -101,7 +101,7 @@ def _checked(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL for people, without user and password."""
+    """Return a URL for people, without user and password."""
     return _CREDENTIALS.sub(r"\1***@", url)
 
 
@@ -113,7 +113,7 @@ def _unknown(url: str) -> UsageError:
 
 
 class Debuginfod:
-    """A server at a URL. It gets ``token`` as our name, by which we know our own requests."""
+    """A server at a URL. It gets ``token`` as our name, so that we recognise our own requests."""
 
     is_local = False
 
@@ -124,13 +124,13 @@ class Debuginfod:
         self._spool = spool
         self._token = token
         parts = urllib.parse.urlsplit(url)
-        # A file that took a password is not for all users of this host.
+        # A file that needed a password is not for all users of this host.
         is_private = bool(parts.username or client.headers)
         owner = Access(0o400, os.geteuid(), os.getegid())
         self._access = owner if is_private else PUBLIC_ACCESS
 
     def fetch(self, wanted: Wanted) -> Found:
-        """The file. Raises what `Server.fetch` does."""
+        """Return the file. Raises the errors of `Server.fetch`."""
         kind = _KINDS.get(wanted.kind)
         if kind is None:
             raise NotThere
@@ -162,7 +162,7 @@ class Directory:
         self._timeout_s = timeout_s
 
     def fetch(self, wanted: Wanted) -> Found:
-        """The file. Raises what `Server.fetch` does."""
+        """Return the file. Raises the errors of `Server.fetch`."""
         if wanted.kind not in _NAMES:
             raise NotThere
         try:
@@ -175,7 +175,7 @@ class Directory:
             ) from None
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no descriptor is kept open."""
 
     def _find(self, wanted: Wanted) -> Found:
         try:
@@ -199,7 +199,7 @@ class Directory:
 
 
 def _paths(build_id: BuildId, kind: Kind) -> Iterator[bytes]:
-    """The names that a file may have in a directory, relative to it."""
+    """Yield the names that a file may have in a directory, relative to it."""
     suffix, in_perf, in_buildid = _NAMES[kind]
     first, rest = names.split(build_id)
     for base in (b".build-id/", b""):
@@ -213,7 +213,7 @@ def _paths(build_id: BuildId, kind: Kind) -> Iterator[bytes]:
 
 
 def _opened(root_fd: int, path: bytes) -> Found | None:
-    """A regular file below a directory; None if there is none. Raises `Unavailable`."""
+    """Open a regular file below a directory; None if there is none. Raises `Unavailable`."""
     try:
         fd = openat2.open_regular_in_root(root_fd, path)
     except OSError as error:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of profiles that take files to name functions with: Parca and Pyroscope.
+"""Servers of profiles, which take files to name functions: Parca and Pyroscope.
 
-Both are asked first if they want a file, get its bytes, and are told that these are complete. A
-server that was asked notes that an upload has begun, and refuses all others for some minutes.
+A client asks the server if it wants a file, sends the bytes, and reports that they are complete.
+After the first step the server records that an upload has begun, and refuses all others for some
+minutes.
 
     Parca      POST /api/shouldinitiateupload, /api/initiateupload; then PUT to a signed URL or POST
                /api/upload, a stream of JSON messages with base64; POST /api/markuploadfinished.
@@ -10,8 +11,8 @@ server that was asked notes that an upload has begun, and refuses all others for
     Pyroscope  POST /debuginfo.v1alpha1.DebuginfoService/ShouldInitiateUpload, Upload/ID with the
                bytes, UploadFinished: the protocol Connect with JSON.
 
-A server takes one file for a build ID, and keeps the first that it gets; Parca also takes an
-executable to disassemble, and replaces a file if it is told to.
+A server takes one file for a build ID, and keeps the first one. Parca also takes an executable to
+disassemble, and replaces a file on request.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ _JSON: Final = ("Content-Type", "application/json")
 _BYTES: Final = ("Content-Type", "application/octet-stream")
 _SAID_CHARACTERS: Final = 200
 _TOO_LATE_WORDS: Final = ("timeout", "upload failed")
-"""The words of Parca's gateway, and of Pyroscope, for an upload that took too long."""
+"""The errors of Parca's gateway, and of Pyroscope, for an upload that took too long."""
 _IN_PROGRESS: Final = "still in-progress"
-"""The words of both servers for an upload that another client has begun."""
+"""The error of both servers for an upload that another client has begun."""
 
 
 class File(msgspec.Struct, frozen=True):
     """A file to upload. ``slot`` is `Kind.DEBUGINFO` for the file that names functions, which may
-    be an executable, and `Kind.EXECUTABLE` for one to disassemble. ``kind`` is what it is itself.
+    be an executable, and `Kind.EXECUTABLE` for one to disassemble. ``kind`` is the kind of the file
+    itself.
     """
 
     build_id: BuildId
@@ -59,7 +61,9 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """The server wants the file; ``url`` is where to put it, ``id`` what the server calls it."""
+    """The server wants the file; ``url`` is the destination, ``id`` the server's name of the
+    upload.
+    """
 
     id: str = ""
     url: str = ""
@@ -73,10 +77,10 @@ class Declined(msgspec.Struct, frozen=True):
 
 
 class _Fault(Exception):
-    """An answer with a status of failure.
+    """An answer with an error status.
 
-    ``code`` is that of the protocol, if the answer has one. ``is_foreign`` says that the server has
-    nothing at that path.
+    ``code`` is that of the protocol, if the answer has one. ``is_foreign`` is True if the server
+    does not have that path.
     """
 
     def __init__(self, said: str, code: object = None, *, is_foreign: bool = False) -> None:
@@ -89,17 +93,17 @@ class _Fault(Exception):
 class SymbolServer(ABC):
     """A server at a URL. Thread-safe.
 
-    All methods raise `RemoteUnavailable` if it does not answer, `RemoteDenied` if it refuses all
-    requests, and `RemoteRefused` if it refuses the file.
+    All methods raise `RemoteUnavailable` if the server does not answer, `RemoteDenied` if it
+    refuses all requests, and `RemoteRefused` if it refuses the file.
     """
 
     name: ClassVar[str]
     takes_executables: ClassVar[bool]
-    """True if it takes an executable beside the file that names functions."""
+    """True if the server takes an executable in addition to the file that names functions."""
     least_quality: ClassVar[Quality]
-    """The least that an executable needs to be uploaded as the file that names functions."""
+    """The least quality of an executable that is uploaded as the file that names functions."""
     time_limit: ClassVar[str]
-    """Its option for the time that an upload may take."""
+    """The server's option for the time that an upload may take."""
     _headers: ClassVar[tuple[tuple[str, str], ...]] = (_JSON,)
 
     def __init__(self, url: str, client: HttpClient) -> None:
@@ -109,23 +113,23 @@ class SymbolServer(ABC):
 
     @abstractmethod
     def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
-        """Say why the server can do nothing with a build ID; empty if it can."""
+        """Return the reason why the server cannot use a build ID; empty if it can."""
 
     @abstractmethod
     def begin(self, file: File, *, resume: bool, replace: bool) -> Upload | Declined:
         """Ask the server to take a file.
 
-        ``resume`` says that an upload which seems to be under way is ours, and has ended.
-        ``replace`` says that the file which the server has is ours, and worse.
+        ``resume`` is True if an unfinished upload on the server is ours and has ended. ``replace``
+        is True if the server's present file is ours and worse.
         """
 
     @abstractmethod
     def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
-        """Send the bytes. Raises what ``pieces`` raises, too."""
+        """Send the bytes. Also raises errors of ``pieces``."""
 
     @abstractmethod
     def finish(self, upload: Upload, file: File) -> None:
-        """Tell the server that all bytes are there."""
+        """Report to the server that all bytes were sent."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -134,7 +138,7 @@ class SymbolServer(ABC):
     # --- requests ------------------------------------------------------------------------------
 
     def _call(self, path: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a JSON object, and return the one that is answered. Raises `_Fault` as well."""
+        """Send a JSON object, and return the one in the answer. Also raises `_Fault`."""
         answer = self._sent(
             "POST", f"{self.url}{path}", msgspec.json.encode(message), self._headers
         )
@@ -152,7 +156,7 @@ class SymbolServer(ABC):
         *,
         is_own: bool = True,
     ) -> Answer:
-        """Send a request; returns an answer of success. Raises `_Fault` for any other."""
+        """Send a request; return a successful answer. Raises `_Fault` for any other."""
         try:
             answer = self._client.send(method, url, content, (*headers,), is_own=is_own)
         except Unavailable as error:
@@ -165,7 +169,7 @@ class SymbolServer(ABC):
         if answer.status in _BUSY:
             raise RemoteUnavailable(f"{self.label} answers {answer.said}")
         if not is_own:
-            raise _Fault(answer.said)  # the text of a storage may name keys
+            raise _Fault(answer.said)  # the text of a storage may contain keys
         if answer.status in _FORBIDDEN:
             raise RemoteDenied(f"{self.label} refuses us: {answer.said}; try --headers-file")
         if 300 <= answer.status < 400:
@@ -180,7 +184,7 @@ class SymbolServer(ABC):
         raise _Fault(f"{answer.said}: {_printable(text)}", found.get("code"))
 
     def _refused(self, fault: _Fault) -> RemoteRefused | RemoteDenied:
-        """The error for a fault; a path that the server lacks concerns all files."""
+        """Return the error for a fault; a path that the server lacks concerns all files."""
         error = RemoteDenied if fault.is_foreign else RemoteRefused
         is_late = any(words in fault.said for words in _TOO_LATE_WORDS)
         hint = f"; is {self.time_limit} of the server too short for that?" if is_late else ""
@@ -198,7 +202,7 @@ class SymbolServer(ABC):
 
 
 class Parca(SymbolServer):
-    """A Parca server, by its HTTP interface."""
+    """A Parca server, over its HTTP interface."""
 
     name = "parca"
     takes_executables = True
@@ -213,11 +217,13 @@ class Parca(SymbolServer):
     """The codes of gRPC ALREADY_EXISTS and FAILED_PRECONDITION."""
 
     def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
-        """Parca takes all build IDs; an adopted one is what its agent sends as a hash."""
+        """Return an empty text: Parca takes all build IDs, and its agent sends an adopted one as a
+        hash.
+        """
         return ""
 
     def begin(self, file: File, *, resume: bool, replace: bool) -> Upload | Declined:
-        """Ask, and initiate the upload; by force if that is what it takes."""
+        """Ask, and initiate the upload, with force if that is needed."""
         asked = self._named(file) | {"hash": file.digest.hex()}
         try:
             force = False
@@ -245,7 +251,7 @@ class Parca(SymbolServer):
         }
 
     def _instructed(self, told: object) -> Upload:
-        """The way that the server wants the bytes to take."""
+        """Return the upload that the server requests."""
         told = told if isinstance(told, dict) else {}
         upload_id, url = told.get("uploadId"), told.get("signedUrl")
         strategy = told.get("uploadStrategy")
@@ -262,7 +268,7 @@ class Parca(SymbolServer):
         return Upload(upload_id, url)
 
     def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
-        """Put the bytes where the server said, or send them to it in messages."""
+        """Put the bytes to the server's URL, or send them in messages."""
         if upload.url:
             length = ("Content-Length", str(file.size))
             try:
@@ -302,17 +308,17 @@ class Parca(SymbolServer):
         try:
             self._call("/api/markuploadfinished", message)
         except _Fault as fault:
-            # It answers 404 for an upload that it does not know, too.
+            # It also answers 404 for an unknown upload.
             raise RemoteRefused(f"{self.label} does not finish it: {fault.said}") from fault
 
 
 class Pyroscope(SymbolServer):
-    """A Pyroscope server, by Connect with JSON."""
+    """A Pyroscope server, over Connect with JSON."""
 
     name = "pyroscope"
     takes_executables = False
     least_quality = Quality.SYMTAB
-    """It asks debuginfod servers for what it lacks, and would keep a worse file for ever."""
+    """It asks debuginfod servers for missing files, and would keep a worse file for ever."""
     time_limit = "-debug-info.upload-timeout"
     _headers = (_JSON, ("Connect-Protocol-Version", "1"))
 
@@ -321,7 +327,9 @@ class Pyroscope(SymbolServer):
     _DISABLED: Final = "upload disabled"
 
     def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
-        """Pyroscope looks files up by GNU build IDs of at most 20 bytes."""
+        """Return a reason for IDs other than GNU build IDs of at most 20 bytes, which Pyroscope
+        looks up.
+        """
         if is_adopted:
             return "Pyroscope knows no file without a build ID of its own"
         if len(build_id) > self._MOST_ID_BYTES:
@@ -329,7 +337,7 @@ class Pyroscope(SymbolServer):
         return ""
 
     def begin(self, file: File, *, resume: bool, replace: bool) -> Upload | Declined:
-        """Ask, which also begins the upload."""
+        """Ask the server, which also begins the upload."""
         is_whole = file.kind is not Kind.DEBUGINFO
         asked = {
             "gnuBuildId": str(file.build_id),
@@ -345,7 +353,7 @@ class Pyroscope(SymbolServer):
         declined = self._declined(said.get("reason"))
         if self._DISABLED in declined.why:
             raise RemoteDenied(f"{self.label} takes no files: set -debug-info.enabled=true there")
-        # Another client may go on with an upload that has begun.
+        # Another client may continue an upload that has begun.
         return Upload() if declined.is_busy and resume else declined
 
     def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
@@ -357,7 +365,7 @@ class Pyroscope(SymbolServer):
             raise self._refused(fault) from fault
 
     def finish(self, upload: Upload, file: File) -> None:
-        """Tell the server that the upload has finished."""
+        """Report to the server that the upload has finished."""
         message = {"gnuBuildId": str(file.build_id)}
         try:
             self._call(self._SERVICE + "UploadFinished", message)
@@ -374,7 +382,7 @@ _KINDS: Final[dict[str, Callable[[str, HttpClient], SymbolServer]]] = {
 def symbol_server(
     kind: str, url: str, timeout_s: float, headers: tuple[tuple[str, str], ...]
 ) -> SymbolServer:
-    """The server of a kind at a URL; each request has its headers. Raises `UsageError`."""
+    """Return the server of a kind at a URL; each request has its headers. Raises `UsageError`."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -393,7 +401,7 @@ def symbol_server(
 
 
 def _object(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in an answer; None if there is none."""
+    """Return the JSON object in an answer; None if there is none."""
     try:
         found = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, RecursionError):
@@ -402,7 +410,7 @@ def _object(body: bytes) -> dict[str, Any] | None:
 
 
 def _camel(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with the names of JSON; servers may write those of the definition instead."""
+    """Return a message with JSON names; servers may write those of the definition instead."""
     found = {}
     for name, value in message.items():
         first, *others = name.split("_")
@@ -416,6 +424,6 @@ def _printable(text: str) -> str:
 
 
 def _shown(location: str) -> str:
-    """Scheme and host of a URL: the rest may have a secret."""
+    """Return scheme and host of a URL, because the rest may contain a secret."""
     parts = urllib.parse.urlsplit(location)
     return _printable(f"{parts.scheme}://{host_of(location)}") if parts.netloc else "another path"
