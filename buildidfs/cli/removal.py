@@ -240,10 +240,10 @@ def _choice_fields(choice: Choice) -> dict[str, object]:
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def gc(session: Session, json_: bool) -> None:
-    """Remove what nothing in the store speaks of: blobs of captures that were cut off, the rest of
-    removals that were, and drafts.
+    """Remove leftovers to which no row of the store refers: blobs of captures that were cut off,
+    the rest of interrupted removals, and drafts.
 
-    What is younger than an hour is left alone. Captures and readers go on meanwhile. A watch does
+    Leftovers younger than an hour stay. Captures and readers go on meanwhile. A watch does
     the same once a day. The quarantine is counted, and kept for inspection.
     """
     with session.open_store() as store:

@@ -329,7 +329,7 @@ def _perf_data_text(scan: ProfileScan) -> None:
 def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     """Capture the program and the libraries that were mapped when a core file was made.
 
-    Which ones is told by the memory in it, also if none of them is left. They are looked for in
+    The memory in the core names these files, even if none of them is left. They are looked for in
     running processes, at their paths on this host, and at those in the mount namespaces of running
     processes. The vDSO is taken from the core itself. What is missing is listed, with the reason.
     """
@@ -424,8 +424,8 @@ def scan_package(
 ) -> int:
     """Capture every ELF file in packages of Debian, rpm, Alpine and Arch, without installing them.
 
-    A FILE may be a directory: all packages below it are read. What is a package is told by its
-    content, not by its name. One that was read before and has not changed is passed over.
+    A FILE may be a directory: all packages below it are read. A package is recognised by its
+    content, not by its name. One that was read before and has not changed is skipped.
     """
     from buildidfs.app import capture
 

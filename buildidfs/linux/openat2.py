@@ -53,9 +53,9 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
 def open_cached_in_root(root_fd: int, path: bytes, flags: int = 0) -> int:
     """Pin the file at ``path`` in the root ``root_fd`` (O_PATH) without asking any filesystem.
 
-    ``flags`` may contain O_NOFOLLOW. So it never waits for a server on the path. The kernel has the
-    path to each mount point in memory. Raises OSError: EAGAIN if the kernel would have to ask,
-    EINVAL or ENOSYS before Linux 5.12, where it cannot be told not to ask.
+    ``flags`` may contain O_NOFOLLOW. The call never waits for a server on the path, because the
+    kernel has the path to each mount point in memory. Raises OSError: EAGAIN if the kernel would
+    have to ask, EINVAL or ENOSYS before Linux 5.12, where it cannot be told not to ask.
     """
     return _open_cached(root_fd, path, flags | os.O_PATH | os.O_CLOEXEC)
 

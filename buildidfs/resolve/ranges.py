@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of objects by ranges: what was read is kept in a sparse file without a name.
+"""Reads of objects by ranges, which are kept in a sparse file without a name.
 
-A range is fetched when it is read for the first time, in blocks of `BLOCK` bytes, by one thread
-while others that want it wait. Reads that follow each other fetch more at a time, as far as the
-storage sends that within a second. When all blocks are there, the file is verified, and its owner
-is told. On a filesystem that is nearly full, bytes are fetched each time that they are read.
+A range is fetched when it is first read, in blocks of `BLOCK` bytes, by one thread; other threads
+that need it wait. Sequential reads fetch more at a time, as much as the storage sends within a
+second. When all blocks have come, the file is verified, and its owner is informed. If the
+filesystem is nearly full, bytes are not kept, but fetched for each read.
 """
 
 from __future__ import annotations

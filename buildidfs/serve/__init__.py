@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP front door: a debuginfod over the same `view` that a mount presents.
 
-`server.run` is what outsiders call, with `options.ServeOptions`. Inside, requests pass through
+Outsiders call `server.run` with `options.ServeOptions`. Inside, requests pass through
 
     server      sockets, workers, signals, the clock of all connections
     connection  one client: parsing, order of answers, slow clients, sending of files
     site        routes, answers to all failures, counts
     debuginfod  files, sections and sources of a build ID; metadata
     symbolication  names, sources and instructions for the Firefox Profiler
-    counters    requests, and what clients asked for in vain, of all workers
+    counters    requests, and missing build IDs that clients requested, of all workers
     backend     the open store, which may be replaced while it is served
 
-The package serves what a caller without an account may read (`view.PUBLIC`). It knows
-nothing of FUSE, and resolves no path of a client on the host.
+The package serves only files that a caller without an account may read (`view.PUBLIC`). It does
+not use FUSE, and resolves no path of a client on the host.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts that the workers of a server share: requests, and build IDs asked for in vain.
+"""Counts that the workers of a server share: requests, and missing build IDs that were requested.
 
-Each worker writes to a part of its own in memory that all of them map, and any of them adds the
-parts up. A worker that is started again goes on in the part of the one before it.
+Each worker writes to a part of its own in shared memory, and any of them can add the parts up. A
+restarted worker continues in the part of the one before it.
 
 `Counters` has the requests, as text for Prometheus. `Misses` has the build IDs, with a checksum: a
-reader that finds half of a new list keeps the last whole one.
+reader that finds a half-written list keeps the last complete one.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     /buildid/ID/section/NAME, /buildid/ID/source/PATH
 
 Source: debuginfod(8), debuginfod.cxx of elfutils 0.194. Beyond the protocol: HEAD, a range, entity
-tags, and zstd for blobs that are stored so.
+tags, and zstd for blobs that are stored compressed.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def announce(root: bytes, count: int, ordinals: Sequence[int]) -> bool:
 
 
 def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:
-    """Return True if one listener was told, or is gone."""
+    """Send the message to one listener; return True if it was sent, or the listener is gone."""
     flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     with socket.socket(socket.AF_UNIX, flags) as sender:
         try:

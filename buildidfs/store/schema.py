@@ -11,16 +11,16 @@ Directory, mode 0700:
                  `rebuild` for a new index.
     index/       an LMDB environment (data.mdb, lock.mdb), the tables below
     blobs/ab/    one file for each blob, named by the 64 hex digits of its SHA-256; "ab" are the
-                 first two. A name is given after fsync, and before any row speaks of it: rows
-                 without a blob are damage, blobs without a row are left by a crash and harmless.
-                 A blob tells where it comes from: see `provenance`.
-    lock         flock(2)ed, shared from the naming of a blob to the commit that speaks of it, and
+                 first two. A blob gets its name after fsync, and before any row refers to it: a
+                 row without a blob is damage, a blob without a row is left by a crash and
+                 harmless. The origin of a blob is kept beside it: see `provenance`.
+    lock         flock(2)ed, shared from the naming of a blob to the commit of its row, and
                  exclusively while blobs are removed
-    quarantine/  what lay in the place of a blob and has other bytes, to be looked at
-    staging/     blobs being written, where the filesystem has no O_TMPFILE; flock(2)ed in use
-    listeners/   one socket for each process that wants to hear of commits (`coordination`)
+    quarantine/  files that were at the place of a blob and have other bytes, for inspection
+    staging/     blobs being written, if the filesystem has no O_TMPFILE; flock(2)ed in use
+    listeners/   one socket for each process that listens to commits (`coordination`)
     run/         one locked file for each long-running process (`run_files.Presence`); the files
-                 that a watch has lost (`run_files.LossLog`); what readers have opened (`uses`)
+                 that a watch has lost (`run_files.LossLog`); blobs that readers opened (`uses`)
 
 Each row that leads to bytes can be verified. *ids* and *ordinals* lead to each other. *artifacts*,
 *variants*, *dwz* and *contents* end with a check, the CRC-32 of the fields before it and of the key

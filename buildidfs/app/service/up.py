@@ -190,7 +190,7 @@ def watching(store_path: StorePath) -> Present | None:
 
 
 class Report(msgspec.Struct):
-    """What runs on a store: the programs by name, and the facts of the watch.
+    """The running programs of a store by name, and the facts of its watch.
 
     ``is_complete`` is False if a program does not run, or the watch cannot follow everything.
     """

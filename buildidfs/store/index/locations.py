@@ -139,7 +139,7 @@ class PathTree:
         return self.hanging(self._pathids, number, after)
 
     def has_publicly(self, number: int, ordinal: int) -> bool:
-        """Return True if everybody could read a file of that build ID at that path."""
+        """Return True if all users could read a file of that build ID at that path."""
         return bool(self._env.get(self._pathids, schema.PATH_ORDINAL.pack(number, ordinal)))
 
     def hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
@@ -187,11 +187,11 @@ class FileNames:
         return self._env.get(self._nameids, key) is not None
 
     def is_public(self, name: bytes) -> bool:
-        """Return True if everybody could read some file with that name."""
+        """Return True if all users could read some file with that name."""
         return self._paths.is_public(NAMES, name)
 
     def has_publicly(self, number: int, ordinal: int) -> bool:
-        """Return True if everybody could read a file of that build ID with that file name."""
+        """Return True if all users could read a file of that build ID with that file name."""
         value = self._env.get(self._nameids, schema.PATH_ORDINAL.pack(number, ordinal))
         return value is not None and len(value) > schema.U16.size
 

@@ -174,7 +174,7 @@ class Index:
         return self.ordinal(row.referred) if row.referred else row.ordinal
 
     def is_public_supplementary(self, name: bytes) -> bool:
-        """Return True if everybody could read the file recorded under ``/.dwz/`` as ``name``."""
+        """Return True if all users could read the file recorded under ``/.dwz/`` as ``name``."""
         value = self._env.get(self._dwz, name)
         try:
             return value is not None and schema.DwzRow.unpack(name, value).public
