@@ -7,7 +7,7 @@ table each package imports only from lower lines:
     service                             up, down and status
     page                                the page for people, its JSON, the report
     live, doctor                        the watch, the examination of the machine
-    inputs, bundle, upkeep              what needs several of those below
+    inputs, bundle, upkeep              use cases that combine several of those below
     profile, cores, check               profiles of perf, core files, the check of a store
     symbolize, symbolizers              names for addresses, and the programs that know them
     capture, sources, coverage, catalog, history     scans, and questions to a store

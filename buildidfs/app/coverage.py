@@ -178,7 +178,9 @@ class Holdings:
 
 
 def of_host(store: Store, progress: Progress | None) -> tuple[Census, int]:
-    """Return what running processes have open or mapped, and how many build IDs of it are held."""
+    """Return the files that running processes have open or mapped, and the number of their
+    build IDs that are held.
+    """
     from buildidfs.capture.process import inventory
 
     census = inventory.take(progress)

@@ -42,7 +42,8 @@ _NO_ACCESS_LIST: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 class closing_fd:
     """Closes a descriptor at the end of a ``with`` block, which gets it by ``as``.
 
-    It takes a third of a microsecond: what runs for each mapping of the host does without.
+    It takes a third of a microsecond, so code that runs for each mapping of the host does not use
+    it.
     """
 
     __slots__ = ("_fd",)

@@ -44,7 +44,7 @@ def view() -> View:
 
 
 class BlindSpot(NamedTuple):
-    """Processes that cannot be seen, and what to do about it; both are clauses for a person."""
+    """The processes that are not visible, and the remedy; both are clauses for a person."""
 
     unseen: str
     remedy: str

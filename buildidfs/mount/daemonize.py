@@ -194,11 +194,11 @@ def mount(
 
 
 def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:
-    """Take a mount of ours away, and wait for the end of its process if it is of this store.
+    """Unmount a mount of ours, and wait for the end of its process if it is of this store.
 
-    The process records what was opened before it ends, so that until then the store is in use. If
-    a file is still open, or another mount namespace has a copy of the mount, the process goes on,
-    and is not waited for. Raises `MountError`.
+    The process records the opened files before it ends, and uses the store until then. If a file is
+    still open, or another mount namespace has a copy of the mount, the process continues, and this
+    function does not wait. Raises `MountError`.
     """
     import os
     import select

@@ -65,7 +65,7 @@ class Site:
         pages: Pages | None = None,
         agent: Agent | None = None,
     ) -> None:
-        """``pages`` are those for people, if there are any; ``agent`` fetches what is not here."""
+        """``pages`` are the pages for people, if there are any; ``agent`` fetches missing files."""
         self._home = messages.lines((b"Location", options.home.encode())) if options.home else b""
         self._pages = pages
         self._metrics_of = options.metrics_of

@@ -50,7 +50,9 @@ _CLOCK_TOLERANCE_S = 60  # seconds: NTP once corrects a clock by a few seconds
 
 
 class _Need(NamedTuple):
-    """A need for ``what``, which any of ``any_of`` satisfies; without it, ``lost`` is lost."""
+    """A privilege, any of ``any_of``, that is needed for ``what``; ``lost`` describes the
+    loss without it.
+    """
 
     name: str
     any_of: tuple[str, ...]

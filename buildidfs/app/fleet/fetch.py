@@ -149,7 +149,8 @@ class _Meter:
 def agent_maker(
     store_path: str | bytes | os.PathLike[str], settings: Settings, environ: Mapping[str, str]
 ) -> Callable[[], Agent] | None:
-    """Return what makes the agent of a front door; None if no upstream is configured.
+    """Return a function that makes the agent of a mount or server; None if no upstream is
+    configured.
 
     Raises `UsageError`.
     """

@@ -94,7 +94,7 @@ class Observer(Protocol):
         """Something was captured, or could not be."""
 
     def turn(self, state: WatchState, now: float) -> None:
-        """Some of a second has passed; ``now`` is monotonic time. What it raises ends the watch."""
+        """Called a few times a second; ``now`` is monotonic time. An exception ends the watch."""
 
     def line(self, state: WatchState) -> str:
         """Describe the state in one line."""
@@ -158,7 +158,7 @@ def _follow(
     presence: run_files.Presence,
     notifier: Notifier,
 ) -> None:
-    """Until ``stop`` is set, tell the state to the observer, the run file and systemd."""
+    """Report the state to the observer, the run file and systemd until ``stop`` is set."""
     told = alive = -math.inf
     while True:
         watch.tend()

@@ -206,7 +206,7 @@ class Report(msgspec.Struct):
 
 
 def report(store_path: StorePath, first_scan_s: float) -> Report:
-    """Return what runs now, after the first scan, for which ``first_scan_s`` are waited at most.
+    """Return the running programs after the first scan, which may take ``first_scan_s`` seconds.
 
     Raises `MountError` if the supervisor has ended.
     """

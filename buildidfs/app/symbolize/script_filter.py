@@ -41,7 +41,7 @@ class ScriptFilter:
         self.is_empty = True
 
     def line(self, line: bytes) -> bytes:
-        """Return what takes the place of a line. Raises `UsageError` for a perf.data file."""
+        """Return the replacement for a line. Raises `UsageError` for a perf.data file."""
         if line.startswith(_PERF_DATA) and self.is_empty:
             raise UsageError(
                 "standard input is a perf.data file: give what perf script --show-mmap-events"
@@ -100,7 +100,9 @@ def _named(frame: PrintedFrame, answer: Answer, address: int | None, *, with_lin
 
 
 def _remedy(script: script_output.Script, reason: str) -> str:
-    """Return the fault and its remedy; events that are in the text are not asked for."""
+    """Return the fault and its remedy; the remedy does not request events that the text has
+    already.
+    """
     if reason == _NO_MAPPING:
         if not script.has_mappings:
             return "no mapping told of: give perf script --show-mmap-events --show-task-events"

@@ -88,9 +88,9 @@ class Core(msgspec.Struct, frozen=True):
     """The contents of a core file.
 
     ``pid`` is that of the process in its own PID namespace, ``name`` its first 15 bytes,
-    ``arguments`` the first 79 of its command line; ``signal`` is what ended it, 0 if nothing did
-    (gcore). ``claimed`` is the size that the file should have, which is more than it has when it
-    was cut off. ``vdso`` is where in the core the vDSO is, if all of it is.
+    ``arguments`` the first 79 of its command line; ``signal`` is the one that ended it, 0 if none
+    did (gcore). ``claimed`` is the size according to the headers, which is more than the real size
+    if the file was cut off. ``vdso`` is the extent of the vDSO in the core, if it is complete.
     """
 
     bits: int

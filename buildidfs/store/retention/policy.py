@@ -163,8 +163,8 @@ class _FreeLimit:
     def lack(self, taken: int, free: int, new: int) -> int:
         """Return the excess over the limit with ``new`` more; negative is room.
 
-        A store that does not yield may take what it took when there was last enough free, or when
-        it was first asked for: what others have taken since is not its doing.
+        A store that does not yield may keep the size that it had when enough was last free, or at
+        the first call: it need not make up for space that other programs have taken since.
         """
         spare = free - self.keep
         if self._yields:
