@@ -291,11 +291,11 @@ class Access(msgspec.Struct, frozen=True):
     gid: int = 0
 
     def within(self, identity: FileIdentity, reach: int) -> tuple[FileIdentity, int]:
-        """Return the identity and reach of a member of this archive, from those in the archive.
+        """Restrict the identity and reach of a member to users who may read this archive.
 
-        If not all users may read the archive, a member that all could read is for the readers of
-        the archive only. A member of one user remains that user's if the archive also belongs to
-        that user.
+        If not all users may read the archive, a member that all could read gets the owner, group
+        and mode of the archive. Any other member keeps its owner if the owner may read the archive,
+        and is for root alone otherwise.
         """
         if self.mode & 0o444 == 0o444:
             return identity, reach

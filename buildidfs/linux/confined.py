@@ -131,8 +131,8 @@ def _tell(report: int, kind: str, text: str) -> None:
 def _confine(
     parent: int, limits: tuple[int, int, int], reads: Sequence[str], step: list[str]
 ) -> Iterator[str]:
-    """Give up all rights; yield a note for each that stays. ``step`` is called with the present
-    step.
+    """Give up all rights; yield a note for each that stays. ``step``, a list of one item, gets
+    the name of each step before it begins.
 
     Raises OSError if the program would keep a capability, or be without a limit or an end.
     """
@@ -283,9 +283,7 @@ class _Program(ctypes.Structure):
 
 
 class _Step:
-    """An instruction; ``holds`` and ``fails`` are labels of the next instruction, empty for the
-    following one.
-    """
+    """An instruction; ``holds`` and ``fails`` are the labels to jump to, empty for no jump."""
 
     def __init__(
         self, code: int, value: int, *, holds: str = "", fails: str = "", label: str = ""

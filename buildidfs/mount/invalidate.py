@@ -100,8 +100,8 @@ class Absences:
         return len(self._until)
 
     def _drop_expired(self, now: float) -> None:
-        # In order of time, except for names that were looked up again: those are moved when their
-        # turn comes.
+        # In order of time, except for names that were looked up again: these keep their place, and
+        # the names behind them are dropped later.
         until = self._until
         try:
             while until:

@@ -104,8 +104,8 @@ class Lane:
     def enter(self, client: Hashable, begin: Callable[[], bool]) -> bool:
         """Call ``begin`` when it is the turn of ``client``, perhaps at once.
 
-        If ``begin`` returns True, `leave` must follow; it returns False if the work is no longer
-        wanted. Returns False if too much work waits already.
+        ``begin`` returns False if the work is no longer wanted; otherwise the caller must call
+        `leave` when it is done. Returns False if too much work waits already.
         """
         if not self._quota.take(client):
             return False
