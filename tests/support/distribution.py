@@ -49,14 +49,15 @@ class ByModule(LoadScopeScheduling):
 def prepare(items: list[pytest.Item], place: Path) -> None:
     """Sort tests and write down those that take turns: they come first, then the slow ones.
 
-    Within each part, tests/system comes before tests/unit, whose short modules fill the end.
+    Within each part, tests/system comes before tests/unit, whose short modules fill the end. The
+    module that disturbs others is the last of tests/system, when the turns are over.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def order(item: pytest.Item) -> tuple[bool, ...]:
         is_late = item.path.stem == _DISTURBING
-        is_unit = "unit" in item.path.parts
-        return not _takes_turns(item), item.path not in slow, is_late, is_unit
+        is_slow = item.path in slow and not is_late
+        return not _takes_turns(item), not is_slow, "unit" in item.path.parts, is_late
 
     items.sort(key=order)
     part = place.with_name(f"{place.name}.{os.getpid()}")

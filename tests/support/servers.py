@@ -69,9 +69,7 @@ class Client:
         pairs = (line.partition(":") for line in head[1:] if line)
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         length = int(headers.get("content-length", "0")) if has_body and status != 304 else 0
-        while len(self._read) < length:
-            self._more()
-        return Reply(status, headers, self._taken(length))
+        return Reply(status, headers, self._body(length))
 
     def begin(self) -> None:
         """Read some of a response, which `reply` then has all of."""
@@ -92,6 +90,19 @@ class Client:
         while (at := self._read.find(end)) < 0:
             self._more()
         return self._taken(at + len(end))[:at]
+
+    def _body(self, size: int) -> bytes:
+        """Read so many bytes; large ones are not copied again and again."""
+        body = bytearray(size)
+        at = min(size, len(self._read))
+        body[:at] = self._taken(at)
+        with memoryview(body) as view:
+            while at < size:
+                count = self.socket.recv_into(view[at:])
+                if not count:
+                    raise EOFError(f"the server ended the connection after {at} of {size} bytes")
+                at += count
+        return bytes(body)
 
     def _taken(self, size: int) -> bytes:
         with memoryview(self._read) as view:
