@@ -42,6 +42,32 @@ func main() {
 """
 HOT_LINE = 1 + SOURCE.splitlines().index("func hotloop(rounds uint64) {")
 
+# Packages that the compiler comes with compiled, if it does: what needs `net` it has for cgo only.
+_PACKAGES = {
+    "archive/tar": "tar.NewReader", "archive/zip": "zip.NewWriter", "database/sql": "sql.Open",
+    "compress/bzip2": "bzip2.NewReader", "compress/lzw": "lzw.NewReader", "debug/elf": "elf.Open",
+    "debug/macho": "macho.Open", "debug/pe": "pe.Open", "encoding/gob": "gob.NewDecoder",
+    "encoding/json": "json.NewEncoder", "encoding/xml": "xml.NewDecoder", "go/doc": "doc.Synopsis",
+    "go/printer": "printer.Fprint", "go/types": "types.NewChecker", "html/template": "template.New",
+    "image/gif": "gif.EncodeAll", "image/jpeg": "jpeg.Encode", "image/png": "png.Encode",
+    "math/big": "big.NewFloat", "regexp": "regexp.Compile", "text/tabwriter": "tabwriter.NewWriter",
+}  # fmt: skip
+
+
+def large_source(functions: int) -> str:
+    """A program of much of the standard library, and so many functions of its own."""
+    lines = ["package main", "import ("]
+    lines += [f'"{name}"' for name in ("fmt", "os", "reflect", *_PACKAGES)]
+    lines += [")", "func main() {", "for _, each := range []any{all, "]
+    lines += [f"{value}," for value in _PACKAGES.values()]
+    lines += ["} {", "fmt.Println(each, reflect.TypeOf(each).Method(len(os.Args)))", "}", "}"]
+    lines += ["func mixed(i uint64) uint64 {", "return i*i ^ i>>3", "}"]
+    lines += ["var all = []func(uint64) uint64{", *(f"f{n}," for n in range(functions)), "}"]
+    for number in range(functions):
+        lines += [f"func f{number}(i uint64) uint64 {{", f"if i > {number} {{"]
+        lines += [f"i = mixed(i + {number})", "}", "return i", "}"]
+    return "\n".join([*lines, ""])
+
 
 class Symbol(NamedTuple):
     """A function of the text, as ``go tool nm`` shows it."""

@@ -67,18 +67,21 @@ def jit_process(pid: int, *, container: str = "docker:abc", ticks: int = 100) ->
 _NODE = """
 function inner(n) { let s = 0; for (let i = 0; i < n; i++) s = (s * 31 + i) % 1000003; return s; }
 function outer(n) { let t = 0; for (let i = 0; i < 200; i++) t += inner(n); return t; }
-while (process.cpuUsage().user < 1e6 * process.argv[2]) outer(2000);
+const { existsSync } = require('fs');
+while (process.cpuUsage().user < 1e6 * process.argv[2] && !existsSync('end')) outer(2000);
 """
+
+_LONG_S = 60  # of a program that is told when to end
 
 # Each call goes from C through the trampoline that perf is told of.
 _PYTHON = """
-import sys, time
+import os, sys, time
 def inner(number):
     return number
 def outer():
     for _ in range(100):
         list(map(inner, range(100)))
-while time.process_time() < float(sys.argv[1]):
+while time.process_time() < float(sys.argv[1]) and not os.path.exists("end"):
     outer()
 """
 
@@ -111,10 +114,11 @@ def python() -> Jit:
 
 
 @contextlib.contextmanager
-def container(program: Jit, seconds: float) -> Iterator[int]:
+def container(program: Jit, seconds: float | None = None) -> Iterator[int]:
     """A program in a mount and PID namespace with a /tmp of its own, for so much processor time.
 
-    Yields the number of its process here. At the end of the block all of it is gone.
+    Without ``seconds`` it is told to end at the end of the block. Yields the number of its process
+    here. At the end of the block all of it is gone.
     """
     script = """
         set -e
@@ -125,7 +129,7 @@ def container(program: Jit, seconds: float) -> Iterator[int]:
         """
     argv = [
         tool("unshare"), "-m", "-p", "-f", "--mount-proc", "--kill-child",
-        "sh", "-c", script % seconds, "sh", *program.argv,
+        "sh", "-c", script % (seconds or _LONG_S), "sh", *program.argv,
     ]  # fmt: skip
     process = subprocess.Popen(argv, stdin=subprocess.PIPE)
     try:
@@ -134,7 +138,10 @@ def container(program: Jit, seconds: float) -> Iterator[int]:
         process.stdin.close()
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         until(lambda: children.read_text().split(), "the program")
-        yield int(children.read_text().split()[0])
+        pid = int(children.read_text().split()[0])
+        yield pid
+        if seconds is None:
+            Path(f"/proc/{pid}/root/tmp/end").touch()
         assert process.wait(60) == 0
     finally:
         if process.poll() is None:

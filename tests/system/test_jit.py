@@ -73,7 +73,7 @@ def test_generated_code_of_a_container_that_is_gone_has_names(
             with container(program, program.seconds) as pid:
                 pass
         else:
-            pid = stack.enter_context(container(program, program.seconds + 1.5))
+            pid = stack.enter_context(container(program))
             until(lambda: has_map(watched, pid), "the map")
             with recording(data):
                 jit.spend(pid, program.seconds)
