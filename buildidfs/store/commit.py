@@ -147,6 +147,13 @@ class Commits:
         finally:
             for blob in staged:
                 blob.close()
+        self._tell(captures, result, recorder)
+        return result
+
+    def _tell(
+        self, captures: Sequence[NewCapture], result: CommitResult, recorder: Recorder
+    ) -> None:
+        """Announce a committed batch to mounts, to the log and to the maker of debug files."""
         self._announce(recorder.counters.announced, result.changed)
         for build_id in recorder.shared:
             _log.warning(
@@ -154,12 +161,9 @@ class Commits:
                 " each of them has an adopted ID (see buildidfs show)",
                 build_id,
             )
-        outcomes = result.outcomes
-        if any(
-            new.derive and each.new_variant for new, each in zip(captures, outcomes, strict=True)
-        ):
+        outcomes = zip(captures, result.outcomes, strict=True)
+        if any(new.derive and each.new_variant for new, each in outcomes):
             self._derive()
-        return result
 
     def _write_journal(self, txn: Txn, seen: Sequence[NewSeen], keeper: Keeper | None) -> None:
         if not seen:

@@ -249,7 +249,7 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
     read.
     """
     layout = LAYOUTS[head[4:6]]
-    etype, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, names_index = (
+    etype, machine, _, _, phoff, shoff, _, _, _, phnum, _, shnum, names_index = (
         layout.ehdr.unpack_from(head, 16)
     )
     source = Source(head, read_at, size)
@@ -260,18 +260,9 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
         if names_index == SHN_XINDEX:
             names_index = names_link
     survey = _Survey(size)
-    if head[6] != EV_CURRENT:
-        survey.flaw = f"malformed: its ELF version is {head[6]}"
-    if shoff and not shnum:
-        survey.flaw = "malformed: e_shnum is 0, and section 0 has no other number"
-    if shnum and shoff < layout.ehdr_size:
-        survey.flaw = "malformed: its section headers are not where it says"
+    survey.flaw = _header_flaw(layout, head, shnum, many_segments)
     if phnum == PN_XNUM:
-        if not many_segments:
-            survey.flaw = "malformed: e_phnum is 0xffff, and section 0 has no other number"
         phnum = many_segments or phnum
-    if (phnum and phentsize != layout.phdr.size) or (shnum and shentsize != layout.shdr.size):
-        survey.flaw = "malformed: its headers have another size than those of such a file"
     table = source.table(layout.shdr, shoff, shnum) if shoff else b""
     segments = source.table(layout.phdr, phoff, phnum) if phoff else b""
     if table is None or segments is None:
@@ -308,6 +299,25 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
         _dwo_ids(read_at, size) if survey.is_split else (),
         go=survey.is_go or not table,
     )
+
+
+def _header_flaw(layout: Layout, head: bytes, shnum: int, many_segments: int) -> str:
+    """Return what is wrong with an ELF header, or "".
+
+    ``shnum`` is the number of sections, and ``many_segments`` that of segments in section 0.
+    """
+    _, _, _, _, _, shoff, _, _, phentsize, phnum, shentsize, _, _ = layout.ehdr.unpack_from(
+        head, 16
+    )
+    if (phnum and phentsize != layout.phdr.size) or (shnum and shentsize != layout.shdr.size):
+        return "malformed: its headers have another size than those of such a file"
+    if phnum == PN_XNUM and not many_segments:
+        return "malformed: e_phnum is 0xffff, and section 0 has no other number"
+    if shnum and shoff < layout.ehdr_size:
+        return "malformed: its section headers are not where it says"
+    if shoff and not shnum:
+        return "malformed: e_shnum is 0, and section 0 has no other number"
+    return f"malformed: its ELF version is {head[6]}" if head[6] != EV_CURRENT else ""
 
 
 def _dwo_ids(read_at: ReadAt, size: int) -> tuple[int, ...]:

@@ -305,11 +305,16 @@ class Recorder:
             if not new.truncated:
                 self.note(new.supplement[1], new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
-        if not new.remember:
-            self._memo.forget(new.sighting.origin.identity)
-        elif not (isinstance(content, Staged) and content.changed):
-            self._memo.put(new.sighting.origin.identity, new.sighting.seen_ns, 0, digest)
+        self._remember(new, digest)
         return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
+
+    def _remember(self, new: NewCapture, digest: Digest) -> None:
+        """Record the identity of a captured file, unless its bytes may have changed meanwhile."""
+        identity = new.sighting.origin.identity
+        if not new.remember:
+            self._memo.forget(identity)
+        elif not (isinstance(new.content, Staged) and new.content.changed):
+            self._memo.put(identity, new.sighting.seen_ns, 0, digest)
 
     def adopt(self, new: NewCapture, shown: Mapping[str, Any], form: int, used: int) -> None:
         """Record a staged blob that is in place, in that form.
