@@ -500,22 +500,17 @@ def test_kind_of_a_scanned_file_is_kept_when_it_is_tried_again(
     found = scanned(path)
     found.kind = Kind.VDSO
     with path.open("r+b") as file:
-        stop = threading.Event()
 
-        def write() -> None:
-            while not stop.wait(0.002):
+        def write(what: str) -> None:
+            if what == "stage":
                 file.seek(2000)
                 file.write(os.urandom(100))
                 file.flush()
 
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            watch.live.take(found)
-            until(lambda: watch.live.counters.retried, "another try")
-        finally:
-            stop.set()
-            writer.join(20)
+        watch.store.failing = write
+        watch.live.take(found)
+        until(lambda: watch.live.counters.retried, "another try")
+        watch.store.failing = lambda what: None
     until(lambda: watch.has(A), "the build ID")
     assert watch.live.flush(20)
     ordinal = watch.store.index.ordinal(A)
