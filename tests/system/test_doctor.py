@@ -60,7 +60,7 @@ def _words(store: Path) -> list[Argument]:
 
 
 def _doctor(store: Path, *options: Argument) -> Report:
-    return Report(run([*COMMAND, "--store", store, *options, "doctor", "--json"], cwd=ROOT))
+    return Report(BuildIdFs(store.parent, store)(*options, "doctor", "--json", check=False))
 
 
 @pytest.fixture
