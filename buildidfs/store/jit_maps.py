@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs.linux import file_ops
 from buildidfs.model import JitProcess, fingerprint
 from buildidfs.store.errors import translated
 
@@ -179,7 +180,7 @@ class JitMaps:
         if not size:
             if at:
                 return -1
-            _write_all(fd, header, 0)
+            file_ops.write_fully_at(fd, header, 0)
             size = len(header)
         else:
             header = os.pread(fd, _HEADER_MAX, 0).partition(b"\n")[0] + b"\n"
@@ -195,7 +196,7 @@ class JitMaps:
                 os.ftruncate(fd, begin)
                 length, end = 0, len(text)
         rest = rest[: max(MAX_MAP_BYTES - length, 0)]
-        _write_all(fd, rest, begin + length)
+        file_ops.write_fully_at(fd, rest, begin + length)
         os.utime(fd)
         self._share_bytes[_share(process)] += len(rest)
         return end
@@ -279,10 +280,3 @@ def _share(process: JitProcess) -> bytes:
     origin = process.origin
     whose = origin.container or f"uid {origin.identity.uid}"
     return fingerprint(whose.encode("utf-8", "surrogateescape"), 8).hex().encode()
-
-
-def _write_all(fd: int, data: bytes, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written

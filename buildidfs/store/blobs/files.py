@@ -227,7 +227,7 @@ class Blobs:
         name = _name(digest)
         self._make_bucket(name)
         with self._new_named() as draft:
-            _write_all(draft.fd, memoryview(data), 0)
+            file_ops.write_fully_at(draft.fd, data, 0)
             os.fsync(draft.fd)
             self._give_name(name + ORIGIN_SUFFIX, draft)
         return False
@@ -400,7 +400,7 @@ class Blobs:
                     for at, piece in pieces:
                         grant.write(len(piece))
                         with translated(self.root):
-                            _write_all(staged.fd, piece, offset + at)
+                            file_ops.write_fully_at(staged.fd, piece, offset + at)
                     hole = sparse
                 offset += got
         status = os.fstat(staged.fd)
@@ -513,13 +513,6 @@ def taken(status: os.stat_result) -> int:
     """
     most = -(-status.st_size // _BLOCK) * _BLOCK + _ATTRIBUTES
     return min(status.st_blocks * 512, most)
-
-
-def _write_all(fd: int, chunk: memoryview, offset: int) -> None:
-    while chunk:
-        written = os.pwrite(fd, chunk, offset)
-        chunk = chunk[written:]
-        offset += written
 
 
 #: Bytes read of a file that claims no size (files of proc); kallsyms has about 20 MB.
