@@ -62,7 +62,7 @@ class BuildIdFs:
         if self.warm is None or env is not None or not self.warm.suits(words):
             return run(argv, check=check, env=env, cwd=_repository())
         code, out, err = self.warm.run(words[len(COMMAND) :], _PATIENCE_S)
-        result = Result(words, -1 if code is None else code, out, err)
+        result = Result(words, -1 if code is None else code, _text(out), _text(err))
         if code is None:
             pytest.fail(f"not done after {_PATIENCE_S} s: {result}")
         if check and code != 0:
@@ -114,6 +114,11 @@ class BuildIdFs:
         code = server.poll()
         assert code is None, f"mount ended with {code}: {self.log()}"
         return is_mountpoint(self.mountpoint)
+
+
+def _text(output: bytes) -> str:
+    """As `subprocess` gives it."""
+    return output.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _repository() -> Path:

@@ -37,8 +37,8 @@ class Done(NamedTuple):
     """How a command ended; the exit code is negative after a signal, and None after a timeout."""
 
     code: int | None
-    out: str
-    err: str
+    out: bytes
+    err: bytes
 
 
 class Warm:
@@ -55,13 +55,15 @@ class Warm:
         self._socket = ours
         self._environment = _at_start(os.environ)
 
-    def suits(self, words: Sequence[str]) -> bool:
+    def suits(self, words: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
         """Return False if a command or the environment is one for a Python that starts anew."""
-        return _at_start(os.environ) == self._environment and not _LASTING.intersection(words)
+        return _at_start(environ) == self._environment and not _LASTING.intersection(words)
 
-    def run(self, words: Sequence[str], timeout: float) -> Done:
+    def run(
+        self, words: Sequence[str], timeout: float, environ: Mapping[str, str] = os.environ
+    ) -> Done:
         """Run one command to its end, without a terminal or input."""
-        request = json.dumps({"words": list(words), "environ": dict(os.environ)}).encode()
+        request = json.dumps({"words": list(words), "environ": dict(environ)}).encode()
         with contextlib.ExitStack() as stack:
             message = os.fdopen(os.memfd_create("request"), "r+b", buffering=0)
             stack.enter_context(message).write(request)
@@ -85,7 +87,7 @@ class Warm:
                 code = None
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
-        return Done(code, *map(_text, texts))
+        return Done(code, *texts)
 
     def close(self) -> None:
         """End the server."""
@@ -95,11 +97,6 @@ class Warm:
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in environ if name.startswith(_AT_START)}
-
-
-def _text(output: bytes) -> str:
-    """As `subprocess` gives it."""
-    return output.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _read(fds: Sequence[int], deadline: float) -> tuple[list[bytes], bool]:
