@@ -250,8 +250,8 @@ def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
 
 
 def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
-    """Return the missing aliases of a held file that an earlier version captured.
-    Raises OSError.
+    """Return the aliases of a file that the store holds, if an earlier version of buildidfs
+    captured it without aliases. Raises OSError.
     """
     if store.aliases.of(held.digest):
         return ()

@@ -134,7 +134,8 @@ def _confine(
     """Give up all rights; yield a note for each that stays. ``step``, a list of one item, gets
     the name of each step before it begins.
 
-    Raises OSError if the program would keep a capability, or be without a limit or an end.
+    Raises OSError if the program would keep a capability, run without a limit, or outlive its
+    caller.
     """
     step[0] = "limit its memory and time"
     _limit(*limits)

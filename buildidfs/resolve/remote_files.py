@@ -367,7 +367,7 @@ class RemoteFiles:
     # --- bytes -----------------------------------------------------------------------------------
 
     def has_digest(self, digest: Digest) -> bool:
-        """Return True for the digest of a found file."""
+        """Return True if a found file has this digest."""
         return digest in self._by_digest
 
     def open(self, digest: Digest) -> RemoteBlob:

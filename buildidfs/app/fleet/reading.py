@@ -78,7 +78,10 @@ def _opened(path: bytes, settings: Settings, *, private: bool) -> Store:
 
 
 class Keeper:
-    """Has remote files committed to a store, one after another; it never fails and never waits."""
+    """Commits remote files to a store in another process, one after another.
+
+    `keep` does not wait for a commit, and a failed commit is only logged.
+    """
 
     def __init__(self, store_path: bytes, settings: Settings) -> None:
         self._store_path = store_path

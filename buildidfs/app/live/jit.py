@@ -62,8 +62,8 @@ class _Followed:
 class JitFollower:
     """Keeps the names of reported processes in ``store``, in a thread of its own.
 
-    ``is_wanted`` decides by the origin of each file. At most ``most`` processes are followed at
-    once, a quarter of them of one container.
+    A file is kept if ``is_wanted`` returns True for its origin. At most 1,024 processes are
+    followed at once, and at most 256 of one container.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 """Capture the ELF files in images of containers, as containers of these images see them.
 
 Layers are read from the uppermost down, so that the scanner knows the names that an upper layer
-hides before it reads a lower one. Each layer is read once for all images that have it, as soon as
-all layers above it have been read in each of them. No layer of an image is decoded before all its
-layers match their digests.
+hides before it reads a lower one. A layer that several images have is read once for all of them,
+after the layers above it in each image. No layer of an image is decoded before all its layers
+match their digests.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 """The namespaces of processes in events, without a look into /proc for each of them.
 
 Most processes are in the namespaces of their parent. They share one `Home`, which is looked up
-once. The kernel reuses the number of a namespace as soon as the namespace is gone, but a process
-begins in the namespaces of its parent, and still holds the old ones when it enters new ones. So an
-equal number means the same namespace.
+once. The kernel reuses the number of a namespace that is gone, but a process leaves a namespace
+only when it enters the next one, so the two have different numbers. If a record has the old number
+of a process, the process is still in the same namespace.
 
-The rings of the CPUs are read one after another, so the known home of a process may be newer than
-the mapping in question. Therefore the table keeps the last change with its time, and keeps ended
-processes for a while.
+The rings of the CPUs are read one after another, so the table may already have a home that the
+process entered after the mapping that is looked up. Therefore the table keeps the last change with
+its time, and keeps ended processes for a while.
 """
 
 from __future__ import annotations

@@ -130,7 +130,9 @@ class JitFile:
         return total
 
     def _parts(self, fd: int, most: int) -> Iterator[tuple[bytes, int]]:
-        """Yield new names as lines of a map, each part with its end in the file."""
+        """Yield the new names as lines of a map, in parts. With each part comes the offset in the
+        file up to which it was read.
+        """
         if self._is_dump:
             yield from self._dumped(fd, most)
             return

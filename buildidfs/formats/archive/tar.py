@@ -272,9 +272,9 @@ def _entries(block: bytes, at: int, count: int) -> list[tuple[int, int]]:
 
 
 def _pax_sparse(source: Source, pax: Pax, end: int) -> tuple[int, Extents]:
-    """Return size and extents of a file in the later forms; no byte after ``end`` is taken.
+    """Return size and extents of a sparse file in the pax formats of GNU tar, 0.0 to 1.0.
 
-    In the last form the content begins with the extents.
+    In format 1.0 the extents precede the content; they are read from ``source``, up to ``end``.
     """
     if pax.get(b"GNU.sparse.major") != b"1":
         numbers = [_decimal(text, -1) for text in pax[_SPARSE_MAP].split(b",", 2 * _EXTENTS_MAX)]
