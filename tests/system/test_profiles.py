@@ -47,8 +47,14 @@ def place(scratch: Path) -> Iterator[Path]:
     directory = scratch / "profiles"
     directory.mkdir()
     yield directory
-    # One worker may run those that watch and the others, at different times.
-    shutil.rmtree(directory)
+    # One worker may run those that watch and the others, at different times. The process that makes
+    # debug files may write into a store for a moment after its watch has ended.
+    until(lambda: _is_removed(directory), "the end of the last writer")
+
+
+def _is_removed(directory: Path) -> bool:
+    shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
 
 
 @pytest.fixture(scope="module")
