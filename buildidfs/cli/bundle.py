@@ -34,7 +34,7 @@ _SHOWN = 10
 
 @click.command(
     "bundle",
-    short_help="Pack what a profile or core file needs elsewhere.",
+    short_help="Pack the files that a profile or core file needs elsewhere.",
     epilog=exit_status(
         [
             "buildidfs bundle perf.data -o perf.tar.zst",
@@ -46,8 +46,8 @@ _SHOWN = 10
         ],
         {
             2: "no such file, or a prefix that several build IDs share",
-            3: "written, but something was never captured, or files of a FILE have no build ID",
-            20: "a file of the store has other bytes than it should",
+            3: "written, but files are missing, or files of a FILE have no build ID",
+            20: "a file of the store does not match its digest",
             30: "nothing is known of a build ID that was given",
         },
     ),
@@ -62,7 +62,7 @@ _SHOWN = 10
     type=AnyPath(),
     help="Write the bundle to FILE; - is standard output.",
 )
-@click.option("--include-inputs", is_flag=True, help="Pack the profiles and core files, too.")
+@click.option("--include-inputs", is_flag=True, help="Also pack the profiles and core files.")
 @click.option("--no-sources", is_flag=True, help="Leave out the list of source files.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
@@ -75,14 +75,16 @@ def bundle(
     no_sources: bool,
     json_: bool,
 ) -> int:
-    """Pack executables, debuginfo, dwz files, vDSO and kernel symbols of all build IDs that
-    profiles and core files name, that containers had, or that are given, into FILE: a tar archive
-    in zstd. With them goes a list of the source files to get for them. Files of a profile without
-    build IDs are looked up as `buildidfs repair` does it. A PATH where no file is means the build
-    ID that was seen there last.
+    """Pack all files that profiles and core files need on another machine into one file.
 
-    `buildidfs mount --bundle` shows what is in it, `buildidfs import` takes it into a store. What
-    an attempt that was cut off has left in FILE.partial is used.
+    The build IDs are those that the profiles and core files name, those of a container, and those
+    given. The bundle has executables, debuginfo, dwz files, vDSO, the symbols of the kernel, and a
+    list of the source files; it is a tar archive compressed with zstd. Files of a profile without
+    build IDs are looked up as by `buildidfs repair`. If there is no file at a PATH, it means the
+    build ID that was seen there last.
+
+    `buildidfs mount --bundle` shows the files of a bundle, and `buildidfs import` adds them to a
+    store. The command continues an interrupted attempt from FILE.partial.
     """
     from buildidfs.app import bundle as bundles
     from buildidfs.app import inputs as app_inputs
@@ -218,14 +220,14 @@ def _tell(manifest: Manifest) -> None:
 
 @click.command(
     "import",
-    short_help="Take the files of a bundle into the store.",
+    short_help="Add the files of a bundle to the store.",
     epilog=exit_status(
         ["buildidfs import crash.tar.zst", "buildidfs import --trust package ours.tar.zst"],
         {
             2: "no such file",
-            3: "finished, but some files could not be taken",
+            3: "finished, but some files could not be added",
             14: "no room left",
-            20: "not a bundle, cut off, or other bytes than it says: nothing of that is kept",
+            20: "not a bundle, not whole, or files do not match their digests; these are not kept",
         },
     ),
 )
@@ -240,9 +242,10 @@ def _tell(manifest: Manifest) -> None:
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def import_(session: Session, file: str, trust: str, json_: bool) -> None:
-    """Take the files of a bundle into the store, each verified first.
+    """Add the files of a bundle to the store, each verified first.
 
-    What the store has already is not read, so it costs little to do again after it was cut off.
+    The command does not read files that the store has, so it costs little to repeat it after an
+    interruption.
     """
     from buildidfs.app import bundle as bundles
     from buildidfs.errors import IncompleteError

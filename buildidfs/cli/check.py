@@ -30,25 +30,31 @@ if TYPE_CHECKING:
             "buildidfs check --json | jq -r 'select(.state == \"lost\").sha256'",
         ],
         {
-            12: "the index has to be made again, and the store is in use (buildidfs down)",
-            20: "something is wrong, or was lost; a line for each is on standard output",
+            12: "the index must be made anew, but the store is in use (run buildidfs down)",
+            20: "a fault was found, or a blob is lost; standard output has a line for each",
         },
     ),
 )
 @click.option(
-    "--verify-data", is_flag=True, help="Read all blobs, too; continue an interrupted run."
+    "--verify-data", is_flag=True, help="Also read all blobs; continue an interrupted run."
 )
-@click.option("--from-start", is_flag=True, help="Read all blobs from the first on.")
+@click.option(
+    "--from-start",
+    is_flag=True,
+    help="Do not continue an interrupted run; begin at the first blob.",
+)
 @click.option("--repair", is_flag=True, help="Repair the faults.")
-@click.option("--json", "json_", is_flag=True, help="JSON: a fault a line, and a summary.")
+@click.option(
+    "--json", "json_", is_flag=True, help="Print one JSON object per fault, and a summary."
+)
 @click.pass_obj
 def check(session: Session, verify_data: bool, from_start: bool, repair: bool, json_: bool) -> int:
-    """Check whether the index agrees with itself and with the blobs, on a store in use or not.
+    """Check the index against itself and against the blobs; the store may be in use.
 
-    Blobs are read when their files are not those that were written, with --verify-data all of
-    them; one with other bytes is not given out any more. --repair mends the index, captures
-    damaged blobs again from this host if it still has them, and puts them into quarantine if not.
-    An index that cannot be used is made again from the blobs.
+    The command reads a blob only if its file is no longer the one that was written, or with
+    --verify-data. A blob with other bytes is no longer served. --repair mends the index, and
+    captures a damaged blob again from this host; if the host no longer has the file, the blob goes
+    to quarantine. An unusable index is made anew from the blobs.
     """
     from buildidfs.app import check as checking
 

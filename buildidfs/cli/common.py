@@ -41,7 +41,7 @@ def exit_status(
 ) -> str:
     """Return the end of a help text: examples, then the meanings of the exit codes."""
     lines = ["\b", "EXAMPLES:", *(f"  {line}" for line in examples), ""]
-    lines += ["\b", "EXIT STATUS:", "  0   all is well"]
+    lines += ["\b", "EXIT STATUS:", "  0   success"]
     for code, meaning in codes.items():
         first, *others = _folded(meaning)
         lines += [f"  {code:<3} {first}", *(f"      {line}" for line in others)]
@@ -337,7 +337,7 @@ class ContainerArgument(_OfStore):
 
 
 def container_option(
-    help_: str = "Only files seen in this container: its name, pod, label, or start of its ID.",
+    help_: str = "Only files seen in this container: its name, pod, label, or the start of its ID.",
     *,
     multiple: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -391,7 +391,7 @@ since_option = click.option(
     "--since",
     metavar="T",
     callback=_since,
-    help="Only files seen since this time (10m, 2h, 3d, a date).",
+    help="Only files seen since this time: 10m, 2h, 3d, a date.",
 )
 
 

@@ -110,7 +110,7 @@ _COLUMNS: Final[tuple[Column[_Row], ...]] = (
 
 @click.command(
     "config",
-    short_help="Show the settings in effect, and where they come from.",
+    short_help="Show the settings in effect, and their sources.",
     epilog=exit_status(
         ["buildidfs config", "buildidfs config --json | jq 'select(.source != \"default\")'"],
         {2: "the configuration file cannot be read, or makes no sense"},
@@ -119,10 +119,10 @@ _COLUMNS: Final[tuple[Column[_Row], ...]] = (
 @table.options(_COLUMNS)
 @click.pass_context
 def config(ctx: click.Context, layout: table.Layout) -> None:
-    """Show each setting, its value, and where that comes from: default, file, environment, option.
+    """Show each setting with its value and its source: default, file, environment, or option.
 
-    The first rows are the configuration file itself and the name of this machine. Options of
-    single commands, such as prune --max-size, are not settings and take precedence there.
+    The first rows are the configuration file and the name of this machine. Options of single
+    commands, such as prune --max-size, are no settings, and take precedence there.
     """
     layout.print(_COLUMNS, _rows(ctx, ctx.obj), _Row._asdict)
 

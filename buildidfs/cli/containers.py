@@ -38,7 +38,7 @@ def _image(row: Contents) -> str | None:
 
 @click.command(
     "containers",
-    short_help="List containers by name, with what is captured of each.",
+    short_help="List containers by name, with their captured files.",
     epilog=exit_status(
         [
             "buildidfs containers",
@@ -55,21 +55,21 @@ def _image(row: Contents) -> str | None:
     "--all",
     "all_",
     is_flag=True,
-    help=f"Not only the {_SHOWN} seen last; also namespaces without a container.",
+    help=f"List all, not only the {_SHOWN} seen last, and namespaces without a container.",
 )
 @table.options(_COLUMNS)
 @click.pass_obj
 def containers(
     session: Session, names: tuple[str, ...], since: int, all_: bool, layout: table.Layout
 ) -> None:
-    """List the containers that files were captured of, the one seen last first.
+    """List the containers whose files were captured, the one seen last first.
 
-    They may be gone. NAME is a name that people have for it, its pod (NAMESPACE/POD), its label, or
-    the beginning of its ID. The names are those that Docker, Podman, CRI-O or containerd had for
-    it. Images and packages that were scanned are listed as well. A namespace without a
-    container, such as that of a service of systemd, is listed with --all, with --json, or if NAME
-    is its label (mnt:4026532177). The shares are those of the build
-    IDs of a container whose binary can be read, that have symbols, and that have debuginfo.
+    The list includes containers that are gone, and scanned images and packages. NAME is the name of
+    a container, its pod (NAMESPACE/POD), its label, or the beginning of its ID. The names are those
+    that Docker, Podman, CRI-O or containerd had for it. A namespace without a container, such as
+    that of a service of systemd, is listed with --all, with --json, or if NAME is its label
+    (mnt:4026532177). Three columns show the shares of a container's build IDs that have an
+    executable, symbols, and debuginfo.
     """
     from buildidfs.app import containers as known
     from buildidfs.errors import ArtifactMissing

@@ -51,7 +51,7 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
 
 @click.command(
     "coverage",
-    short_help="Show how much of a profile, a core or all processes can be read.",
+    short_help="Show the share of a profile or core file that has names.",
     epilog=exit_status(
         [
             "buildidfs coverage perf.data",
@@ -79,11 +79,11 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
 def coverage(
     session: Session, file: str | None, live: bool, fail_under: float | None, layout: table.Layout
 ) -> int:
-    """Say for what share of the samples in FILE the store has executable, symbols, debuginfo.
+    """Print for which share of the samples in FILE the store has executable, symbols and debuginfo.
 
-    FILE is a perf.data file. By container and binary, what is missing first, and why it is. Of a
-    core file the binaries in it are counted. With --live the executable mappings of all processes
-    are counted instead.
+    FILE is a perf.data file. The table lists containers and binaries, those without symbols first,
+    with the reason. For a core file the command counts the binaries that it names. With --live it
+    counts the files that all processes have mapped executable.
     """
     from buildidfs.app import inputs
 

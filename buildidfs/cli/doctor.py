@@ -42,8 +42,8 @@ _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
 def doctor(session: Session, json_: bool) -> int:
     """Check the kernel, privileges, limits, FUSE, the clock and the store; change nothing.
 
-    Each finding is ok, degraded (it costs more, promises less, or may fail soon) or failed, and
-    what is not ok comes with its remedy. With -q only what is not ok is shown.
+    Each finding is ok, degraded (it costs more, promises less, or may fail soon) or failed. A
+    finding that is not ok has its remedy. With -q the command prints only these.
     """
     from buildidfs.app.doctor import PRIVILEGES, examine
 

@@ -26,7 +26,7 @@ _SHOWN: Final = 10
 
 @click.command(
     "fetch",
-    short_help="Fetch what the store lacks from upstream servers.",
+    short_help="Fetch missing files from upstream servers.",
     epilog=exit_status(
         [
             "buildidfs fetch --for perf.data",
@@ -38,7 +38,7 @@ _SHOWN: Final = 10
             2: "wrong usage: no upstream is configured, or FILE is no profile and no core file",
             3: "finished, but some files could not be fetched",
             10: "store error; 14 disk full",
-            30: "no server has any of it",
+            30: "no server has any of the files",
             50: "no file was fetched, because servers could not be asked",
         },
     ),
@@ -58,9 +58,11 @@ _SHOWN: Final = 10
     help="Only files of this kind.  [default: both]",
 )
 @click.option(
-    "--again", is_flag=True, help="Ask for files, too, that no server had when asked for last."
+    "--again", is_flag=True, help="Also ask for files that no server had at the last request."
 )
-@click.option("--offline", is_flag=True, help="Ask only upstreams on this machine: directories.")
+@click.option(
+    "--offline", is_flag=True, help="Ask only servers that are directories of this machine."
+)
 @click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
 @click.pass_obj
 def fetch(
@@ -74,8 +76,8 @@ def fetch(
 ) -> int:
     """Fetch executables and debuginfo that the store lacks, and keep them.
 
-    The servers are those of [upstream] urls in buildidfs.toml(5), and then of DEBUGINFOD_URLS. They
-    are asked in this order. A file is kept only if it has the build ID that was asked for.
+    The command asks the servers in [upstream] urls of buildidfs.toml(5), then those in
+    DEBUGINFOD_URLS, in this order. It keeps a file only if the file has the requested build ID.
     """
     import msgspec
 

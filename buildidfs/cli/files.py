@@ -30,7 +30,7 @@ from buildidfs.errors import UsageError
     ),
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
-@click.option("--build-id", "text", metavar="HEX", help="The build ID of a file that has none.")
+@click.option("--build-id", "text", metavar="HEX", help="Give a file without a build ID this one.")
 @click.option("--kallsyms", is_flag=True, help="FILE is a copy of a kernel's /proc/kallsyms.")
 @click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
 @click.pass_obj
@@ -39,7 +39,7 @@ def add(
 ) -> int:
     """Capture single files: executables, debug files, modules, kernels.
 
-    With each binary go the debug files that belong to it, looked for where debuggers look.
+    The debug files of each binary are captured as well. They are looked for where debuggers look.
     """
     from buildidfs.app import capture
     from buildidfs.model import BuildId
@@ -59,7 +59,7 @@ def add(
 
 @click.command(
     "get",
-    short_help="Write the bytes of an artifact.",
+    short_help="Write the bytes of a build ID to a file.",
     epilog=exit_status(
         [
             "buildidfs get 8e9f -o libc.so.6",
@@ -78,16 +78,17 @@ def add(
 @click.option(
     "--kind",
     type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
-    help="The kind of file.  [default: the executable, else any other]",
+    help="Write the file of this kind.  [default: the executable, else any other]",
 )
 @click.option("-o", "--output", metavar="FILE", type=AnyPath(), help="Write to FILE.")
 @click.pass_obj
 def get(
     session: Session, id_: str, container: str | None, kind: str | None, output: str | None
 ) -> None:
-    """Write the bytes kept under build ID (a unique prefix is enough), or of PATH, verified first.
+    """Write the bytes of a build ID (a unique prefix is enough), or of the file at PATH, verified
+    first.
 
-    FILE appears whole or not at all. Writing to a terminal is refused.
+    FILE appears whole or not at all. The command refuses to write to a terminal.
     """
     from buildidfs.app import resolve
     from buildidfs.errors import UsageError

@@ -85,7 +85,7 @@ def _host_fields(host: Host) -> dict[str, object]:
 @table.options(_LOCATIONS)
 @click.pass_obj
 def which(session: Session, path: str, layout: table.Layout) -> None:
-    """Show the build IDs that hosts have seen at PATH, which may have * and ?."""
+    """Show the build IDs that hosts have seen at PATH, a path or a pattern with * and ?."""
     from buildidfs.app.fleet import questions
 
     rows = questions.which(questions.bucket_of(session.settings.remote), path)
@@ -97,14 +97,16 @@ def which(session: Session, path: str, layout: table.Layout) -> None:
     "where",
     short_help="Show the hosts that have seen a build ID.",
     epilog=exit_status(
-        ["buildidfs fleet where 5d8f"], {**_CODES, 30: "no host has told of that build ID"}
+        ["buildidfs fleet where 5d8f"], {**_CODES, 30: "no host has reported that build ID"}
     ),
 )
 @click.argument("id_", metavar="ID")
 @table.options(_LOCATIONS)
 @click.pass_obj
 def where(session: Session, id_: str, layout: table.Layout) -> None:
-    """Show the hosts, containers and paths where ID was seen, or what begins so."""
+    """Show the hosts, containers and paths where a build ID was seen. A unique beginning of ID is
+    enough.
+    """
     from buildidfs.app.fleet import questions
 
     rows = questions.where(questions.bucket_of(session.settings.remote), id_)
@@ -131,10 +133,13 @@ def _location_fields(location: Location) -> dict[str, Any]:
     ),
 )
 @click.argument("id_", metavar="ID")
-@click.option("--json", "json_", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object per line.")
 @click.pass_obj
 def why(session: Session, id_: str, json_: bool) -> int:
-    """Say for the executable and the debuginfo of ID, or what begins so, who has it and why not."""
+    """Say if the bucket has the executable and the debuginfo of ID, or why it lacks them.
+
+    The command names the host that pushed each file. The beginning of a build ID is enough.
+    """
     from buildidfs.app.fleet import questions
 
     reasons = questions.why(questions.bucket_of(session.settings.remote), id_)
@@ -150,17 +155,17 @@ def why(session: Session, id_: str, json_: bool) -> int:
 
 @fleet.command(
     "filter",
-    short_help="Show the filter of the bucket, or make it anew.",
+    short_help="Show the filter of the bucket, or make a new one.",
     epilog=exit_status(["buildidfs fleet filter", "buildidfs fleet filter --rebuild"], _CODES),
 )
-@click.option("--rebuild", is_flag=True, help="Make the filter of what the bucket lists.")
+@click.option("--rebuild", is_flag=True, help="Make a new filter from a listing of the bucket.")
 @click.option("--json", "json_", is_flag=True, help="Print a JSON object.")
 @click.pass_obj
 def filter_(session: Session, rebuild: bool, json_: bool) -> None:
     """Show how many files the filter has, and how old it is.
 
-    Pushes keep it up to date. Other programs that write to the bucket do not: --rebuild lists the
-    bucket, a request for each thousand objects.
+    Pushes keep the filter up to date. If other programs write to the bucket, use --rebuild, which
+    takes a request for each thousand objects.
     """
     from buildidfs.app.fleet import questions
 

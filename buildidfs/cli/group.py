@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _STORE_HELP: Final = (
-    "The store's directory.  [default: /var/lib/buildidfs as root, else $XDG_DATA_HOME/buildidfs]"
+    "The directory of the store.  [default: /var/lib/buildidfs as root, else"
+    " $XDG_DATA_HOME/buildidfs]"
 )
 _CONFIG_HELP: Final = (
     "Configuration file, see buildidfs.toml(5).  [default: /etc/buildidfs.toml, or"
@@ -35,7 +36,7 @@ GLOBAL_OPTIONS: Final = (
     click.Option(["--config"], metavar="FILE", help=_CONFIG_HELP),
     click.Option(["--hostname"], metavar="NAME", help=_HOSTNAME_HELP),
     click.Option(["-v", "--verbose"], count=True, help="Log each step; -vv logs everything."),
-    click.Option(["-q", "--quiet"], count=True, help="Show errors only."),
+    click.Option(["-q", "--quiet"], count=True, help="Print errors only."),
 )
 """The options of the program, before or after the command."""
 

@@ -43,8 +43,8 @@ _COLUMNS: Final[tuple[Column[JitMap], ...]] = (
 def jit(session: Session, container: str | None, layout: table.Layout) -> None:
     """List the processes whose names of generated code are kept, the one that began last first.
 
-    JIT compilers write them for perf if they are told to: into /tmp/perf-PID.map, or a jit-PID.dump
-    beside it. The command repair uses them.
+    JIT compilers write these names for perf, if an option tells them to: into /tmp/perf-PID.map or
+    jit-PID.dump. `buildidfs repair` uses them.
     """
     from buildidfs.app import containers
 

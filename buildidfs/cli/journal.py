@@ -70,7 +70,7 @@ _COLUMNS: Final = _columns(lost=False)
 
 @click.command(
     "journal",
-    short_help="Show which build ID was seen where and when.",
+    short_help="Show the files that were seen, with place and time.",
     epilog=exit_status(
         [
             "buildidfs journal --since 10m",
@@ -108,11 +108,12 @@ def journal(
     lost: bool,
     layout: table.Layout,
 ) -> None:
-    """Show which build ID was seen where and when, in the order in which it was last seen.
+    """Show the build IDs that were seen, with path, container and time, by the time of the last
+    sighting.
 
-    Also what could not be captured: a line says missing where the store holds no bytes, noted where
-    it had no room for them while they could still be had at that path, and lost, with the reason,
-    where a watch saw a file and could not take it.
+    A line without bytes in the store says missing, or noted if there was no room and the host still
+    had the file at that path. A line says lost, with the reason, if the watch saw a file and could
+    not capture it.
     """
     labels = set[str]()
     with session.open_store() as store:

@@ -99,10 +99,10 @@ def list_(
     conflicts: bool,
     layout: table.Layout,
 ) -> None:
-    """List build IDs in the order of their arrival: kinds, size, age, and where each was last seen.
+    """List build IDs in the order of their arrival, with kinds, size, age and last place.
 
-    Each build ID has one line, and with --json one for each of its artifacts. With --conflicts
-    artifacts with several variants are listed, the one that is served first, and why that is so.
+    Each build ID has one line; with --json each artifact has one. With --conflicts the command
+    lists artifacts with several variants, the served one first, and the reason why it is served.
     """
     from buildidfs.app import catalog
 

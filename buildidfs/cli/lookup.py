@@ -69,7 +69,7 @@ _MAPPERS: Final[tuple[Column[Mapper], ...]] = (
             "buildidfs which /app/server --container docker:0f5c3e8d1b2a",
             "buildidfs which --glob '*/libssl.so*' --json",
         ],
-        {11: "no store at that place; 13 unknown format", 30: "nothing was ever seen there"},
+        {11: "no store at that place; 13 unknown format", 30: "no file was seen there"},
     ),
 )
 @click.argument("path", metavar="PATH", type=SeenPath())
@@ -86,11 +86,11 @@ def which(
     is_glob: bool,
     layout: table.Layout,
 ) -> None:
-    """Show every build ID that was seen at PATH, in whatever container, the last one first.
+    """Show the build IDs that were seen at PATH, in all containers, the newest first.
 
-    PATH is whole. It is taken with and without /usr where distributions have merged the two, and
-    with its symbolic links as they are on this host. A line says missing where the store holds no
-    bytes.
+    PATH is a whole path. The command also finds it with or without /usr where distributions have
+    merged the two, and through the symbolic links of this host. Build IDs without bytes in the
+    store are marked as missing.
     """
     from buildidfs.app import history
     from buildidfs.errors import ArtifactMissing
@@ -132,7 +132,7 @@ def _place_fields(names: Names, place: Place) -> dict[str, object]:
 
 @click.command(
     "where",
-    short_help="Show where a build ID was seen, or who runs it now.",
+    short_help="Show where a build ID was seen, or which processes run it.",
     epilog=exit_status(
         [
             "buildidfs where 8e9f",
@@ -143,7 +143,7 @@ def _place_fields(names: Names, place: Place) -> dict[str, object]:
         ],
         {
             2: "a prefix that several build IDs share",
-            3: "--live: some processes could not be looked at",
+            3: "--live: some processes could not be inspected",
             11: "no store at that place; 13 unknown format",
             30: "nothing is known of that build ID",
         },
@@ -151,15 +151,19 @@ def _place_fields(names: Names, place: Place) -> dict[str, object]:
 )
 @click.argument("id_", metavar="[ID|PATH]", required=False, type=BuildIdArgument())
 @container_option()
-@click.option("--live", is_flag=True, help="The processes that have it mapped now; needs no store.")
+@click.option(
+    "--live", is_flag=True, help="Show the processes that have it mapped now; needs no store."
+)
 @click.option(
     "--path",
     "glob",
     metavar="GLOB",
-    help="With --live: files at a path of this pattern ('*/libssl.so*').",
+    help="With --live: show files at a path of this pattern ('*/libssl.so*').",
 )
 @click.option(
-    "--deleted", is_flag=True, help="With --live: files that are no longer at their mapped path."
+    "--deleted",
+    is_flag=True,
+    help="With --live: show files that are no longer at their mapped path.",
 )
 @table.options(_PLACES, _MAPPERS)
 @click.pass_obj
@@ -172,12 +176,12 @@ def where(
     deleted: bool,
     layout: table.Layout,
 ) -> int:
-    """Show every place where a build ID, or the file at PATH, was seen, the last one first.
+    """Show each place where a build ID, or the file at PATH, was seen, the newest first.
 
-    Also where its bytes could not be had. With --live, the processes that have it mapped at this
-    moment, or any file that --path and --deleted choose, with the package that has put the file at
-    this path in their root: who still runs the old libcrypto? Package and version of a deleted file
-    are those of the file that has its place now.
+    This includes places where the file could not be captured. With --live the command shows the
+    processes that have the file mapped now, or any file that --path and --deleted select, with its
+    package in the root of the process. So it finds the processes that still run an old libcrypto.
+    For a deleted file, package and version are those of the file that has its path now.
     """
     if live:
         if id_ is None and glob is None and not deleted:
@@ -232,7 +236,7 @@ def _report_refused(refused: list[Unreadable]) -> int:
     if processes:
         count = len(processes)
         terminal.complain(
-            f"{counted(count, 'process')} could not be looked at"
+            f"{counted(count, 'process')} could not be inspected"
             f" ({printable(processes[0].path)}: {processes[0].reason})"
         )
     return IncompleteError.exit_code if refused else 0

@@ -93,14 +93,14 @@ _PLAIN = {
     epilog=exit_status(
         ["buildidfs scan proc", "buildidfs mount /buildid", "ls /buildid"],
         {
-            1: "a fault of the program itself",
+            1: "internal error",
             2: "wrong usage",
             3: "finished, but some inputs could not be read",
             10: "store error; 11 no store, 12 locked, 13 unknown format, 14 disk full",
-            20: "bytes or rows are not what they were when written",
-            30: "nothing known, or kept, under that build ID",
+            20: "bytes or rows differ from those that were written",
+            30: "the build ID is unknown, or has no bytes in the store",
             40: "mounting, serving or unmounting failed",
-            50: "no upstream server, or not the bucket of the fleet, could be asked",
+            50: "no upstream server answered, or the bucket of the fleet did not",
             60: "a privilege is missing; the message names it",
         },
         of_program=True,

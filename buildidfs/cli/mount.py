@@ -77,8 +77,8 @@ def mount(
 ) -> None:
     """Mount the store at MOUNTPOINT, read-only, for gdb, perf, lldb, elfutils, drgn and people.
 
-    Returns when the files can be read; the mount goes on in the background until `buildidfs
-    unmount`. What is captured later appears at once.
+    Returns when the files can be read. The mount continues in the background until `buildidfs
+    unmount`. New captures appear at once.
     """
     from buildidfs.app.fleet import reading
     from buildidfs.linux.sdnotify import Notifier
@@ -122,7 +122,7 @@ def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Ag
 
 @click.command(
     "unmount",
-    short_help="Take a mount away.",
+    short_help="Unmount the store.",
     epilog=exit_status(
         ["buildidfs unmount /buildid"], {40: "not a mount of buildidfs, or it cannot be unmounted"}
     ),
@@ -132,7 +132,8 @@ def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Ag
 def unmount(session: Session, mountpoint: str) -> None:
     """Unmount MOUNTPOINT. Files that are still open stay readable until they are closed.
 
-    Waits for the end of the mount's process if no file is open and the mount is of this store.
+    The command waits for the end of the mount's process if no file is open and --store selects the
+    store of the mount.
     """
     from buildidfs.mount import daemonize as mounting
 

@@ -39,7 +39,7 @@ class KeptArgument(BuildIdArgument):
 
 @click.command(
     "pin",
-    short_help="Keep build IDs whatever the limits say.",
+    short_help="Exempt build IDs from all limits.",
     epilog=exit_status(
         [
             "buildidfs pin 8e9fd827446c24067541ac5390e6f527fb5947bb",
@@ -60,8 +60,8 @@ class KeptArgument(BuildIdArgument):
 @click.option(
     "--name", metavar="NAME", help="The name of the pins; unpin --name removes all of them."
 )
-@click.option("--list", "list_", is_flag=True, help="List what is pinned.")
-@table.options(_COLUMNS, json="With --list: one JSON object a line.")
+@click.option("--list", "list_", is_flag=True, help="List the pins.")
+@table.options(_COLUMNS, json="With --list: print one JSON object per line.")
 @click.pass_obj
 def pin(
     session: Session,
@@ -71,14 +71,14 @@ def pin(
     list_: bool,
     layout: table.Layout,
 ) -> int:
-    """Keep build IDs, with all that is captured of them: debuginfo, and what dwz moved out of it.
+    """Exempt build IDs from all limits, with all their captured files.
 
-    FILE is a profile of perf(1) or a core file: every build ID that it names is kept, under the
-    path of the file; of a binary its own. Files of a profile without build IDs are looked up as
-    `buildidfs repair` does it. What is not in the store yet is kept when it comes; it has to be
-    given in full. What consists of hex digits is taken for a build ID, not for a file. A path where
-    no file is means the build ID that was seen there last. With --container the build IDs are kept
-    under the name that is given for the container: unpin --name takes them back.
+    FILE is a profile of perf(1), a core file, or a binary. The command pins each build ID that a
+    profile or core file names, under the path of FILE, or the build ID of the binary. Files of a
+    profile without build IDs are looked up as by `buildidfs repair`. A build ID that the store
+    lacks is kept when it arrives; give it in full. A word of hexadecimal digits is a build ID, not
+    a file. If there is no file at a path, the path means the build ID that was seen there last.
+    With --container the pins get the given name of the container, and `unpin --name` removes them.
     """
     from buildidfs.errors import IncompleteError
 
@@ -103,7 +103,7 @@ def pin(
 
 @click.command(
     "unpin",
-    short_help="Let the limits decide again.",
+    short_help="Remove pins, so that the limits apply again.",
     epilog=exit_status(
         [
             "buildidfs unpin 8e9fd827446c24067541ac5390e6f527fb5947bb",
@@ -118,10 +118,10 @@ def pin(
 @click.option("--name", metavar="NAME", multiple=True, help="Remove all pins of this name.")
 @click.pass_obj
 def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int:
-    """Take back pins: of a build ID that was given as such, or all of a FILE, which need not exist
-    any more, of a container, or of a name.
+    """Remove pins: of a build ID, of a FILE, which need not exist any more, of a container, or by
+    name.
 
-    A build ID stays as long as it is pinned for anything else.
+    A build ID stays exempt while another pin keeps it.
     """
     from buildidfs.app import inputs
     from buildidfs.errors import ArtifactMissing

@@ -25,7 +25,7 @@ SERVERS: Final = ("parca", "pyroscope")
 
 @click.command(
     "push",
-    short_help="Upload what the store holds to a bucket, Parca or Pyroscope.",
+    short_help="Upload captured files to a bucket, Parca or Pyroscope.",
     epilog=exit_status(
         [
             "buildidfs push --all",
@@ -57,8 +57,10 @@ SERVERS: Final = ("parca", "pyroscope")
     type=AnyPath(),
     help="With --to: send these headers with each request.",
 )
-@click.option("--rate", metavar="SIZE", help="Bytes a second at most.  [default: no limit]")
-@click.option("--verify", is_flag=True, help="Ask about all files once more.")
+@click.option(
+    "--rate", metavar="SIZE", help="Send at most this many bytes per second.  [default: no limit]"
+)
+@click.option("--verify", is_flag=True, help="Compare all files again.")
 @click.option("--json", "json_", is_flag=True, help="Print the counts as a JSON object.")
 @click.pass_obj
 def push(
@@ -72,14 +74,15 @@ def push(
     verify: bool,
     json_: bool,
 ) -> int:
-    """Push the files of build IDs, or all, to the bucket that [remote] url names.
+    """Push the files of build IDs, or all, to the bucket in [remote] url.
 
-    Sends what the bucket lacks. Nothing in the bucket is overwritten: other bytes for a build ID
-    that the bucket has go below variant/. Files that not every user could read go to the bucket
-    that [remote] private names, or nowhere. A push that was interrupted goes on where it was.
+    The push sends the files that the bucket lacks, and overwrites nothing: if the bucket has other
+    bytes for a build ID, the file goes below variant/. Files that not every user could read go to
+    the bucket in [remote] private, or stay here. A push continues one that was interrupted.
 
-    With --to, push to a Parca or Pyroscope server the files that it lacks to name functions: one
-    for a build ID, and none that not every user could read. It needs the extra buildidfs[upstream].
+    With --to, the command pushes to a Parca or Pyroscope server the files that it lacks to name
+    functions: one for each build ID, and only files that every user could read. This needs the
+    extra buildidfs[upstream].
     """
     if sum((bool(ids), all_, watch)) != 1:
         raise UsageError("push takes build IDs, or one of --all and --watch")

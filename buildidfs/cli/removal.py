@@ -65,17 +65,20 @@ _REMOVED: Final[tuple[Column[Chosen], ...]] = (
     ),
 )
 @click.argument("wanted", metavar="ID|GLOB...", nargs=-1, required=True, type=BuildIdArgument())
-@click.option("--dry-run", is_flag=True, help="Say what would be removed; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the files that would be removed; change nothing."
+)
 @click.option("--force", is_flag=True, help="Remove pinned files, too.")
 @table.options(_REMOVED)
 @click.pass_obj
 def remove(
     session: Session, wanted: tuple[str, ...], dry_run: bool, force: bool, layout: table.Layout
 ) -> None:
-    """Remove everything kept under a build ID, or the files seen at certain paths.
+    """Remove all files of a build ID, or the files that were seen at a path.
 
-    A unique prefix of an ID is enough; a GLOB has to match the whole path. Who has such a file
-    open in a mount can read it to its end. What is still in use is captured again by the next scan.
+    A unique prefix of an ID is enough; a GLOB must match the whole path. A reader that has such a
+    file open in a mount can read it to its end. The next scan captures files again that are still
+    in use.
     """
     from buildidfs.app import catalog
 
@@ -123,7 +126,9 @@ def _removed_fields(each: Chosen) -> dict[str, object]:
         },
     ),
 )
-@click.option("--dry-run", "-n", is_flag=True, help="Say what would be removed; change nothing.")
+@click.option(
+    "--dry-run", "-n", is_flag=True, help="Print the files that would be removed; change nothing."
+)
 @click.option("--max-size", metavar="SIZE", help="The limit of blobs and index: 50G, 80%.")
 @click.option(
     "--keep-free", metavar="SIZE", help="The space to keep free on the filesystem: 10G, 5%."
@@ -133,7 +138,7 @@ def _removed_fields(each: Chosen) -> dict[str, object]:
 )
 @click.option("--min-age", metavar="AGE", help="Keep files that were used within this time.")
 @click.option(
-    "-v", "--verbose", is_flag=True, help="List the files that stay, too, with the reason."
+    "-v", "--verbose", is_flag=True, help="Also list the files that stay, with the reason."
 )
 @click.option(
     "--all", "all_", is_flag=True, help=f"List all files on a terminal, not only {_SHOWN}."
@@ -151,11 +156,11 @@ def prune(
     all_: bool,
     layout: table.Layout,
 ) -> int:
-    """Remove blobs until the store is within its limits, and print them with the reason.
+    """Remove files until the store is within its limits, and print them with the reason.
 
-    Files that this host still has go first, then the files that were unused for longest. Pinned
-    files stay. Limits that are not given are those of buildidfs.toml(5), which scans and watches
-    keep by themselves.
+    The store first removes files that this host still has, then the files that were unused for the
+    longest time. Pinned files stay. The default limits are those of buildidfs.toml(5), which scans
+    and watches apply by themselves.
     """
     from msgspec.structs import replace
 
@@ -240,11 +245,11 @@ def _choice_fields(choice: Choice) -> dict[str, object]:
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def gc(session: Session, json_: bool) -> None:
-    """Remove leftovers to which no row of the store refers: blobs of captures that were cut off,
-    the rest of interrupted removals, and drafts.
+    """Remove the remains of killed processes: blobs without a row in the index, unfinished
+    removals, and drafts.
 
-    Leftovers younger than an hour stay. Captures and readers go on meanwhile. A watch does
-    the same once a day. The quarantine is counted, and kept for inspection.
+    Remains younger than an hour stay, and captures and readers continue. The watch does this once a
+    day. The command counts the files in quarantine, and keeps them for inspection.
     """
     with session.open_store() as store:
         found = store.collect()
@@ -275,21 +280,23 @@ def gc(session: Session, json_: bool) -> None:
 
 @click.command(
     "compress",
-    short_help="Compress files that were unused for long.",
+    short_help="Compress files that were not used for a long time.",
     epilog=exit_status(
         ["buildidfs compress", "buildidfs compress --unused-for 7d"],
         {10: "the Python package zstandard is missing", 11: "no store at that place"},
     ),
 )
 @click.option(
-    "--unused-for", metavar="AGE", help="Unused for this time, e.g. 30d.  [default: as set, or 30d]"
+    "--unused-for",
+    metavar="AGE",
+    help="Compress files unused for this time: 30d.  [default: compress-after, or 30d]",
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def compress(session: Session, unused_for: str | None, json_: bool) -> None:
-    """Compress files that were unused for long. All readers read them as before.
+    """Compress files that were not used for a long time. All readers read them as before.
 
-    A watch does the same once a day, if [retention] compress-after is set.
+    The watch does this once a day if [retention] compress-after is set.
     """
     from buildidfs import config
     from buildidfs.app import upkeep

@@ -31,7 +31,7 @@ _SHOWN: Final = 20  # files that are named one by one
             "perf --buildid-dir /buildid/perf report -i repaired.data",
         ],
         {
-            2: "not a perf.data file, OUT cannot be written, or --assign does not fit it",
+            2: "not a perf.data file, OUT cannot be written, or --assign does not fit FILE",
             3: "written, but some files have no build ID, or FILE is not whole",
             11: "no store at that place; 13 unknown format",
         },
@@ -39,23 +39,29 @@ _SHOWN: Final = 20  # files that are named one by one
 )
 @click.argument("file", metavar="FILE", type=AnyPath())
 @click.option(
-    "-o", "--output", "out", metavar="OUT", required=True, type=AnyPath(), help="Where to write it."
+    "-o",
+    "--output",
+    "out",
+    metavar="OUT",
+    required=True,
+    type=AnyPath(),
+    help="Write the new profile to OUT.",
 )
 @click.option(
     "--assign",
     "assigned",
     metavar="PATH=ID",
     multiple=True,
-    help="Give mappings of PATH without a build ID this one.",
+    help="Give build ID ID to mappings of PATH that have none.",
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], json_: bool) -> int:
-    """Write the perf.data file FILE to OUT, each mapping with the build ID it had.
+    """Write a copy of the perf.data file FILE to OUT, and add the missing build IDs.
 
-    For profiles of containers that are gone, which perf recorded without build IDs: what was at a
-    path, when, is known from captures and from the journal. What is not certain is left as it is,
-    and listed if samples fell into it.
+    This is for profiles of containers that are gone, which perf recorded without build IDs. The
+    captures and the journal tell which file was at a path at a time. A mapping stays unchanged if
+    its build ID is not certain, and is listed if it has samples.
     """
     from buildidfs.app.profile import repair as repairs
 

@@ -23,7 +23,7 @@ _BUILD_IDS: Final = 10
 
 @click.command(
     "report",
-    short_help="Report what is held and what is missing.",
+    short_help="Report coverage, missing files, growth and health.",
     epilog=exit_status(
         ["buildidfs report", "buildidfs report --html report.html"],
         {
@@ -35,10 +35,10 @@ _BUILD_IDS: Final = 10
 @click.option("--html", metavar="FILE", type=AnyPath(), help="Write a page for browsers to FILE.")
 @click.pass_obj
 def report(session: Session, html: str | None) -> None:
-    """Report coverage by container and image, what is missing with its remedy, growth and health.
+    """Report coverage by container and image, missing files with the remedy, growth and health.
 
     The report is the first page of `serve`. It names only files and containers that every user may
-    know, so that it can be handed on.
+    know, so it can be shared.
     """
     from buildidfs.app.page import overview as page
 

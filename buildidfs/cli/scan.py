@@ -36,7 +36,7 @@ _json_summary = click.option(
 _sources_in_them = click.option(
     "--sources",
     is_flag=True,
-    help="Capture the source files in them that the debuginfo names, too.",
+    help="Also capture the source files in them that the debuginfo names.",
 )
 
 
@@ -57,7 +57,7 @@ def _statuses(inputs: str, more: str = "") -> dict[int, str]:
     ),
 )
 def scan() -> None:
-    """Capture binaries in one pass over a place where they are."""
+    """Capture binaries in one pass over processes, files or archives."""
 
 
 @scan.command(
@@ -86,10 +86,10 @@ def scan_proc(
     containers_only: bool,
     json_: bool,
 ) -> int:
-    """Capture every binary that a running process has mapped, in whatever mount namespace.
+    """Capture each binary that a running process has mapped, in all mount namespaces.
 
-    With each binary goes the debuginfo found beside it in its own root. What was captured before
-    is recognised without being read. Without root only one's own processes can be seen.
+    The scan also captures the debuginfo of a binary from the binary's own root. It does not read an
+    unchanged file a second time. An ordinary user can scan only their own processes.
     """
     from buildidfs.app import capture
 
@@ -116,7 +116,7 @@ def scan_proc(
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=AnyPath())
 @click.option("--dry-run", is_flag=True, help="List the files; change nothing.")
 @click.option(
-    "--sources", is_flag=True, help="Capture the source files that the debuginfo names, too."
+    "--sources", is_flag=True, help="Also capture the source files that the debuginfo names."
 )
 @click.option(
     "--source-dir",
@@ -125,7 +125,9 @@ def scan_proc(
     multiple=True,
     help="A directory with sources, called PATH in the debuginfo. Implies --sources.",
 )
-@click.option("--json", "json_", is_flag=True, help="JSON: the summary, or a file a line.")
+@click.option(
+    "--json", "json_", is_flag=True, help="Print the summary as JSON, or an object per file."
+)
 @click.pass_obj
 def scan_tree(
     session: Session,
@@ -137,8 +139,8 @@ def scan_tree(
 ) -> int:
     """Capture the ELF files below directories, recursively, or single files.
 
-    Symbolic links below a PATH are not followed; devices, FIFOs and sockets are not opened.
-    With --dry-run the build ID and path of each file are printed.
+    The scan follows no symbolic links below a PATH, and opens no devices, FIFOs or sockets. With
+    --dry-run it prints the build ID and path of each file.
     """
     from buildidfs.app import capture
 
@@ -231,17 +233,17 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
         _statuses("files"),
     ),
 )
+@click.option("--all", "all_", is_flag=True, help="Also capture all installed kernels and modules.")
 @click.option(
-    "--all", "all_", is_flag=True, help="All kernels and modules that are installed, too."
+    "--root", metavar="DIR", type=AnyPath(), help="Capture only those installed below DIR."
 )
-@click.option("--root", metavar="DIR", type=AnyPath(), help="Those installed below DIR, only.")
 @_json_summary
 @click.pass_obj
 def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> int:
-    """Capture the running kernel: its symbols, the files it is in, the modules it has loaded.
+    """Capture the running kernel: its symbols, its files, and the loaded modules.
 
-    With them go debug files as distributions install them. Modules are captured as they are when
-    decompressed, the vmlinux as it is inside the vmlinuz. Symbols take root to be read.
+    The scan also captures debug files at the places where distributions install them. It captures
+    modules decompressed, and the vmlinux inside a vmlinuz. Only root can read the symbols.
     """
     from buildidfs.app import capture
 
@@ -265,14 +267,17 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
     ),
 )
 @_files
-@click.option("--all", "all_", is_flag=True, help="Also files that were mapped but never sampled.")
+@click.option(
+    "--all", "all_", is_flag=True, help="Also capture files that were mapped but never sampled."
+)
 @_json_object
 @click.pass_obj
 def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: bool) -> int:
-    """Capture the binaries that samples in perf.data files fell into, callers included.
+    """Capture the binaries of the samples in perf.data files, callers included.
 
-    They are looked for in running processes, at their paths on this host, and at those in the mount
-    namespaces where they were seen. What is missing afterwards is listed, with the reason.
+    The scan looks for them in running processes, at their paths on this host, and at their paths in
+    the mount namespaces where they were seen. It lists the files that stay missing, with the
+    reason.
     """
     from buildidfs.app.profile import scan as profile_scan
 
@@ -327,11 +332,12 @@ def _perf_data_text(scan: ProfileScan) -> None:
 @_json_object
 @click.pass_obj
 def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
-    """Capture the program and the libraries that were mapped when a core file was made.
+    """Capture the program and the libraries of a core file.
 
-    The memory in the core names these files, even if none of them is left. They are looked for in
-    running processes, at their paths on this host, and at those in the mount namespaces of running
-    processes. The vDSO is taken from the core itself. What is missing is listed, with the reason.
+    The memory in the core names these files, even if none of them is left. The scan looks for them
+    in running processes, at their paths on this host, and at their paths in the mount namespaces of
+    running processes. The vDSO is in the core itself. The scan lists the files that stay missing,
+    with the reason.
     """
     from buildidfs.app import cores
     from buildidfs.app.containers import Names
@@ -422,10 +428,10 @@ def _whose(dump: Dump, called: Mapping[str, str]) -> str:
 def scan_package(
     session: Session, files: tuple[str, ...], again: bool, sources: bool, json_: bool
 ) -> int:
-    """Capture every ELF file in packages of Debian, rpm, Alpine and Arch, without installing them.
+    """Capture each ELF file in packages of Debian, rpm, Alpine and Arch, without installing them.
 
-    A FILE may be a directory: all packages below it are read. A package is recognised by its
-    content, not by its name. One that was read before and has not changed is skipped.
+    A FILE may be a directory: the scan reads all packages below it. The content decides the format
+    of a package, not its name. The scan skips an unchanged package that was read within a month.
     """
     from buildidfs.app import capture
 
@@ -466,10 +472,12 @@ def scan_package(
     metavar="DIR",
     multiple=True,
     type=AnyPath(),
-    help="Look for a REF here, and not where engines keep images.",
+    help="Look for REF here instead of in the directories of engines.",
 )
 @click.option(
-    "--platform", metavar="OS/ARCH", help="Of images with several platforms: this one, or all."
+    "--platform",
+    metavar="OS/ARCH",
+    help="For images with several platforms: read this one, or all.",
 )
 @click.option("--again", is_flag=True, help="Read images that were read before, too.")
 @_sources_in_them
@@ -484,11 +492,13 @@ def scan_image(
     sources: bool,
     json_: bool,
 ) -> int:
-    """Capture every ELF file that images of containers show, without running or unpacking them.
+    """Capture each ELF file that is visible in images of containers, without running or unpacking
+    them.
 
-    A FILE is an OCI layout, an archive of one, what docker save or podman save has written, or the
-    directory of an engine; of that all images are read, and what its containers have written. Any
-    other word is a REF: the name, the ID or the digest of an image that an engine has.
+    A FILE is an OCI layout, an archive of one, the output of docker save or podman save, or the
+    directory of an engine. The scan reads all images in it, and from an engine also the files that
+    its containers have written. Any other word is a REF: the name, ID or digest of an image that an
+    engine has.
     """
     from buildidfs.app import capture
 

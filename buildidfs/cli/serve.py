@@ -49,10 +49,10 @@ _URL: Final = re.compile(r"[\x21-\x7e]{1,2000}")
     "--workers",
     metavar="N",
     type=click.IntRange(1, 64),
-    help="Processes that answer.  [default: 1]",
+    help="Number of processes that answer.  [default: 1]",
 )
 @click.option("--cors", is_flag=True, help="Let web pages of other origins read the answers.")
-@click.option("--no-fetch", is_flag=True, help="Ask no upstream servers for what is not there.")
+@click.option("--no-fetch", is_flag=True, help="Do not ask upstream servers for missing files.")
 @click.option("--drop", is_flag=True, help="Let visitors of the page upload profiles and cores.")
 @click.option("--home-redirect", metavar="URL", help="Send browsers that ask for / to this page.")
 @click.pass_obj
@@ -65,9 +65,10 @@ def serve(
     drop: bool,
     home_redirect: str | None,
 ) -> None:
-    """Serve what every user may read: debuginfod clients find it with DEBUGINFOD_URLS.
+    """Serve the files that all users may read over HTTP. Clients find the server with
+    DEBUGINFOD_URLS.
 
-    Runs until it is told to end. What is captured later is served at once.
+    The server runs until SIGTERM or SIGINT. It serves new captures at once.
     """
     import msgspec
 

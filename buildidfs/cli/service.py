@@ -58,26 +58,26 @@ _INDENT = 9
 
 @click.command(
     "up",
-    short_help="Follow programs that start, and mount the store.",
+    short_help="Capture programs that run or start, and mount the store.",
     epilog=exit_status(
         ["buildidfs up", "buildidfs up /srv/buildid", "buildidfs up --foreground --no-mount"],
         {
             2: "this store is up already, with another mount point",
-            3: "up, but what starts to run is not followed, or not all of it; the reason is named",
-            12: "another process is just starting it",
+            3: "up, but not all starting programs are followed; the reason is named",
+            12: "another process is starting it",
             40: "cannot mount: busy, not empty, no /dev/fuse, no fusermount3",
         },
     ),
 )
 @click.argument("mountpoint", metavar="[MOUNTPOINT]", type=AnyPath(), required=False)
 @click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
-@click.option("--no-mount", is_flag=True, help="Only follow programs that start.")
-@click.option("--no-watch", is_flag=True, help="Only mount.")
-@click.option("--metrics", metavar="ADDRESS|FILE.prom", help="Metrics for Prometheus, as of watch.")
+@click.option("--no-mount", is_flag=True, help="Capture only; do not mount.")
+@click.option("--no-watch", is_flag=True, help="Mount only; do not capture.")
+@click.option("--metrics", metavar="ADDRESS|FILE.prom", help="Metrics for Prometheus, see watch.")
 @click.option(
     "--log",
     metavar="FILE",
-    help="Where messages of the background go.  [default: syslog, if there is one]",
+    help="Write messages of the background processes to FILE.  [default: syslog, if there is one]",
 )
 @click.pass_obj
 def up(
@@ -89,11 +89,11 @@ def up(
     metrics: str | None,
     log: str | None,
 ) -> int:
-    """Capture what runs, follow what starts to run, and mount the store at MOUNTPOINT.
+    """Capture running programs and all that start, and mount the store at MOUNTPOINT.
 
-    Returns when all of that is the case; it goes on in the background until `buildidfs down`, and
-    what fails is started again. The default MOUNTPOINT is that of buildidfs.toml(5), or /buildid;
-    it is made if there is none.
+    Returns when both work. They continue in the background until `buildidfs down`, and are
+    restarted after a failure. The default MOUNTPOINT is that of buildidfs.toml(5), or /buildid; the
+    command creates the directory if it is missing.
     """
     from buildidfs.app.service import up as daemon_up
 
@@ -215,7 +215,10 @@ def _scan_instead(session: Session) -> None:
     short_help="End the processes that up has started.",
     epilog=exit_status(
         ["buildidfs down"],
-        {40: "it has not ended in time", 60: "it belongs to another user, or the store does"},
+        {
+            40: "a process has not ended in time",
+            60: "a process, or the store, belongs to another user",
+        },
     ),
 )
 @click.option(
@@ -223,13 +226,13 @@ def _scan_instead(session: Session) -> None:
     type=click.FloatRange(min=0),
     default=60,
     metavar="SECONDS",
-    help="Seconds to wait until everything has ended.  [default: 60]",
+    help="Seconds to wait for the end of all processes.  [default: 60]",
 )
 @click.pass_obj
 def down(session: Session, timeout: float) -> None:
-    """End what `buildidfs up` runs on this store, and wait until it has ended.
+    """End the processes that `buildidfs up` has started on this store, and wait for their end.
 
-    The store is kept.
+    The store stays.
     """
     from buildidfs.app.service import up
     from buildidfs.errors import CapabilityError
@@ -278,9 +281,9 @@ def _name_others(stores: list[bytes]) -> None:
     epilog=exit_status(
         ["buildidfs status", "buildidfs status --json | jq .processes"],
         {
-            3: "down: nothing runs, or something that should does not run, or does not answer",
-            4: "degraded: it works, but some of what starts may be missed",
-            5: "losing: files were lost in the last ten minutes, or nothing is followed",
+            3: "down: no process runs, or one that should run does not run or answer",
+            4: "degraded: all parts work, but some starting programs may be missed",
+            5: "losing: files were lost in the last ten minutes, or no program is followed",
             11: "no store at that place; 13 unknown format",
         },
     ),
@@ -288,10 +291,11 @@ def _name_others(stores: list[bytes]) -> None:
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(session: Session, json_: bool) -> int:
-    """Show how the long-running processes of the store do: healthy, degraded, losing or down.
+    """Show the long-running processes of the store, and a verdict: healthy, degraded, losing or
+    down.
 
-    These are what `buildidfs up` has started, and any other watch or mount. With what is amiss
-    comes what to do. The words are explained in buildidfs(1).
+    These are the processes that `buildidfs up` has started, and any other watch or mount. Each
+    fault has its remedy. buildidfs(1) explains the verdicts.
     """
     from buildidfs.app import upkeep
     from buildidfs.app.service import status as daemon_status

@@ -32,7 +32,7 @@ _INDENT: Final = 11
 
 @click.command(
     "show",
-    short_help="Show everything known about a build ID.",
+    short_help="Show all facts about a build ID.",
     epilog=exit_status(
         [
             "buildidfs show 8e9f",
@@ -60,11 +60,11 @@ def show(
     names: tuple[str, ...] | None,
     json_: bool,
 ) -> None:
-    """Show all that is known of a build ID (a unique prefix is enough), or of the file at PATH.
+    """Show all facts about a build ID (a unique prefix is enough), or about the file at PATH.
 
-    Its variants, the one that is served first, and when they were last of use; where each was
-    seen, newest first; what is missing for a debugger; and for whom it is pinned. Without --all
-    only the first variants and the newest places are printed, and the others counted.
+    These are its variants, the served one first, with their last use; its places, the newest first;
+    the files that a debugger would miss; and its pins. Without --all the command prints only the
+    first variants and the newest places, and counts the others.
     """
     from buildidfs.app import catalog, resolve
     from buildidfs.model import Kind

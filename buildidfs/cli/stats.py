@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "stats",
-    short_help="Count the store and its coverage of this host.",
+    short_help="Show the size of the store and its coverage of this host.",
     epilog=exit_status(
         ["buildidfs stats", "buildidfs stats --json | jq .coverage"],
         {11: "no store at that place; 13 unknown format"},
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def stats(session: Session, json_: bool) -> None:
-    """Count what the store holds, and what the running processes have open or mapped.
+    """Count the build IDs, files and bytes in the store, and its coverage of this host.
 
-    Coverage is the share of the build IDs in use on this host now that the store holds; only
-    processes that may be looked at count.
+    Coverage is the share of the build IDs in use by running processes that the store has. Only
+    processes that may be inspected count.
     """
     from buildidfs.app import coverage, upkeep
 

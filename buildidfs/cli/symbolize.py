@@ -46,7 +46,7 @@ class _Program(click.types.StringParamType):
 
 @click.command(
     "symbolize",
-    short_help="Name functions and lines at addresses.",
+    short_help="Translate addresses to function, file and line.",
     epilog=exit_status(
         [
             "buildidfs symbolize 8e9f+0x1139",
@@ -70,16 +70,16 @@ class _Program(click.types.StringParamType):
     type=AnyPath(),
     help="With --perf-script: paths and build IDs, from perf buildid-list.",
 )
-@click.option("--lines", is_flag=True, help="With --perf-script: print file and line, too.")
+@click.option("--lines", is_flag=True, help="With --perf-script: also print file and line.")
 @click.option(
     "--with",
     "program",
     metavar="PROGRAM",
     type=_Program(),
-    help="The program to ask: llvm-symbolizer, eu-addr2line, or one with its version behind"
+    help="The program to run: llvm-symbolizer, eu-addr2line, or one with its version behind"
     " (llvm-symbolizer-19).  [default: the newest that is installed]",
 )
-@click.option("--json", "json_", is_flag=True, help="One JSON object for each address.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object for each address.")
 @click.pass_obj
 def symbolize(
     session: Session,
@@ -91,11 +91,11 @@ def symbolize(
     program: str | None,
     json_: bool,
 ) -> int:
-    """Name the functions, files and lines at addresses, with what was inlined there.
+    """Print function, file and line of addresses, with inlined functions.
 
-    ID is a build ID (a unique prefix is enough) and ADDR an address as the ELF file counts, which
-    is what nm(1) prints and llvm-symbolizer takes. Without arguments standard input is read, one
-    on a line. The program that is asked runs without any privilege.
+    ID is a build ID (a unique prefix is enough), and ADDR is an address of the ELF file, as nm(1)
+    prints it and llvm-symbolizer takes it. Without arguments the command reads standard input, one
+    address per line. The symbolizer runs without any privilege.
     """
     from buildidfs.app.symbolize.addresses import Symbolizer
 

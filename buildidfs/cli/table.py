@@ -247,7 +247,7 @@ class Layout:
 
 
 def options(
-    *tables: Sequence[Column[Any]], json: str = "One JSON object a line."
+    *tables: Sequence[Column[Any]], json: str = "Print one JSON object per line."
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of tables; it gets them as one argument ``layout``.
 
@@ -267,10 +267,14 @@ def options(
                 for each in columns
                 if f"{sign}{each.field}".startswith(word)
             ],
-            help=f"Sort by a field, -FIELD from the largest on: {fields}.",
+            help=f"Sort by a field, or by -FIELD in descending order: {fields}.",
         ),
         click.option(
-            "--limit", metavar="N", type=click.IntRange(min=1), default=None, help="At most N rows."
+            "--limit",
+            metavar="N",
+            type=click.IntRange(min=1),
+            default=None,
+            help="Print at most N rows.",
         ),
         click.option(
             "--format",
@@ -279,7 +283,10 @@ def options(
             help=f"Print TEXT for each row, with the fields in it ('{example}').",
         ),
         click.option(
-            "--no-trunc", "uncut", is_flag=True, help="Cut nothing, whatever the terminal's width."
+            "--no-trunc",
+            "uncut",
+            is_flag=True,
+            help="Print all columns on a terminal, and cut nothing.",
         ),
         *((click.option("--json", "is_json", is_flag=True, help=json),) if json else ()),
     )

@@ -63,15 +63,16 @@ _COLUMNS: Final[tuple[Column[Row], ...]] = (
     type=click.FloatRange(0.2, 3600),
     default=2,
     metavar="SECONDS",
-    help="Between two looks.  [default: 2]",
+    help="Seconds between two updates.  [default: 2]",
 )
 @table.options(_COLUMNS, json="")
 @click.pass_obj
 def top(session: Session, once: bool, interval: float, layout: table.Layout) -> None:
-    """Show how the watch of the store does: captures by container, rate, lag, losses, growth.
+    """Show captures by container, their rate, waiting files, losses, and the growth of the store.
 
-    It reads what `buildidfs status` reads. q or Ctrl-C ends it. In a pipe or in the background it
-    prints the present state once, without rates: lines of a name and a value, then a table.
+    The values are those of `buildidfs status`. q or Ctrl-C ends the command. In a pipe or in the
+    background it prints the present state once, without rates: lines with a name and a value, then
+    a table.
     """
     from buildidfs.app.service import status
     from buildidfs.app.service.activity import Activity

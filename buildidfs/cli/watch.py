@@ -53,13 +53,13 @@ _LOST = (
             "buildidfs watch --json --no-scan --container docker:0f5c3e8d1b2a",
         ],
         {
-            3: "it could not follow everything: events are refused, or processes are out of sight",
+            3: "not all programs could be followed: the kernel refused events, or hides processes",
             10: "store error",
             60: "/proc is that of another PID namespace",
         },
     ),
 )
-@click.option("--no-scan", is_flag=True, help="Leave out programs that run already.")
+@click.option("--no-scan", is_flag=True, help="Do not scan the programs that run already.")
 @container_option(
     "Only this container: its name, pod, label, or the beginning of its ID.", multiple=True
 )
@@ -78,7 +78,7 @@ _LOST = (
 @click.option(
     "--pin-bytes",
     metavar="SIZE",
-    help="The bytes of all files that are kept open.  [default: 2GiB]",
+    help="The most bytes of files that are kept open.  [default: 2GiB]",
 )
 @click.option(
     "--metrics",
@@ -97,10 +97,11 @@ def watch(
     metrics: str | None,
     json_: bool,
 ) -> int:
-    """Capture every binary in the moment it is mapped, in whatever mount namespace.
+    """Capture each binary when a process maps it, in all mount namespaces.
 
-    A container may be gone a millisecond later. Begins to follow, then scans what runs already,
-    then goes on until it is stopped with SIGTERM or SIGINT. Prints a line of counts each minute.
+    A container may be gone a millisecond later. The command starts to follow mappings, then scans
+    the running processes, and continues until SIGTERM or SIGINT. It prints a line of counts each
+    minute.
     """
     from buildidfs import config
     from buildidfs.app.live.state import PARTIAL, WatchOptions

@@ -46,17 +46,19 @@ _SINGULAR: Final = {"binaries": "binary"}
 @click.argument("what", metavar="FILE|ID|PATH", type=BuildIdArgument())
 @click.argument("frame", metavar="[FRAME]", required=False)
 @container_option("PATH means the file that was seen there in this container.")
-@click.option("--all", "all_", is_flag=True, help="Not only the heaviest reasons and files.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object for each file.")
+@click.option(
+    "--all", "all_", is_flag=True, help="Print all reasons and files, not only the first."
+)
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object for each file.")
 @click.pass_obj
 def why(
     session: Session, what: str, frame: str | None, container: str | None, all_: bool, json_: bool
 ) -> int:
     """Say why names are missing, and the remedy: a package, an option, a command.
 
-    FILE is a perf.data file or a core file: all its files without symbols are explained, or those
-    at FRAME, which is an address or a path (or the end of one, or a pattern) as perf script prints
-    them. Of a build ID, or of the file at PATH, everything that a debugger would miss is explained.
+    FILE is a perf.data file or a core file. The command explains all its files without symbols, or
+    only those at FRAME: an address, a path, the end of a path, or a pattern, as perf script prints
+    them. For a build ID, or the file at PATH, it explains each file that a debugger would miss.
     """
     from buildidfs.app import inputs, resolve
     from buildidfs.app.why import Explainer
