@@ -109,10 +109,10 @@ def show(
     fail_under: float | None = None,
     quiet: bool = False,
 ) -> int:
-    """Print the rows that can be named and the others; return the exit code.
+    """Print the rows with names and those without; return the exit code.
 
-    It is 30 if less than ``fail_under`` per cent have symbols, or if there is nothing to name; 3 if
-    part of the input could not be read; else 0.
+    The exit code is 30 if less than ``fail_under`` per cent have symbols, or if there is nothing to
+    name; 3 if part of the input could not be read; else 0.
     """
     if layout.is_json:
         _json(coverage, names, layout)

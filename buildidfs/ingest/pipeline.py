@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 class Job:
     """A file in work, and further sightings of the same file at other places.
 
-    ``file`` is None for a place with only a sighting. ``pending`` is the pending file of ``file``,
-    if it was caught live.
+    ``file`` is None if the job only records a sighting of a known file. ``pending`` is the pending
+    file of ``file``, if it was caught live.
     """
 
     __slots__ = ("file", "more", "pending", "sighting")

@@ -49,7 +49,7 @@ class Content:
         self._extent = (file.blob.fd, 0) if stored else file.blob.extent
 
     def read(self) -> bytes:
-        """Return all of it. Raises OSError, `IntegrityError`."""
+        """Return all bytes. Raises OSError, `IntegrityError`."""
         return self._piece(0, self.size)
 
     def read_now(self) -> bytes | None:

@@ -221,8 +221,8 @@ class Debuginfod:
     # --- names -------------------------------------------------------------------------------
 
     def _lookup(self, node: int, name: bytes, *, wait: bool) -> int:
-        """Return the node of an entry. Raises `NeedsReading` if that takes a request, unless
-        ``wait``.
+        """Return the node of an entry. If that takes a slow read, does it if ``wait`` is true,
+        and else raises `NeedsReading`.
         """
         try:
             return self._view.lookup(node, name)

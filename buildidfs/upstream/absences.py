@@ -38,7 +38,10 @@ _BYTES: Final = _BUCKETS * _BUCKET_BYTES
 
 
 class Absences:
-    """The table. Thread-safe; on a store that cannot be written, it is in memory."""
+    """The files that no server has. Thread-safe.
+
+    If the store cannot be written, the table is in the memory of this process.
+    """
 
     def __init__(
         self,

@@ -59,7 +59,10 @@ class Flights(Generic[T]):
 
     @contextlib.contextmanager
     def _alone(self, key: bytes) -> Iterator[None]:
-        """Keep the key from other processes while the block runs, unless they take too long."""
+        """Lock a key against other processes while the block runs.
+
+        If another process keeps the lock too long, the block runs without it.
+        """
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:

@@ -132,7 +132,7 @@ class _Ranking:
         self._rows: list[tuple[int, _Share]] = []
 
     def add(self, share: _Share, value: int) -> None:
-        """Change the number of a share, which is 0 at first."""
+        """Add to the number of a share; an unknown share has 0."""
         old = self._values.get(share, 0)
         if old:
             del self._rows[bisect.bisect_left(self._rows, (old, share))]
@@ -351,7 +351,7 @@ class PendingFiles:
                 self._drop(pending, "")
 
     def give_back(self, pending: PendingFile, delay: float, reason: str = "") -> None:
-        """Return a file to the queue whose copy failed for a temporary ``reason``.
+        """Put a file back into the queue after its copy failed for a temporary ``reason``.
 
         It can be taken again after ``delay`` seconds, until it expires. Closes it if `close` was
         called.

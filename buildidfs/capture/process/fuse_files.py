@@ -51,7 +51,10 @@ class Owned(msgspec.Struct):
 
 
 class FuseFiles:
-    """Reads files that root was refused, through ``as_owner`` if there is one."""
+    """Reads files of FUSE mounts that root may not read, as the user who mounted them.
+
+    Without ``as_owner`` it only reports them.
+    """
 
     def __init__(self, memo: Memo, helper: FileHelper, as_owner: AsOwner | None = None) -> None:
         self._memo = memo

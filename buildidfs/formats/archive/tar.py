@@ -246,8 +246,9 @@ def _pax(data: bytes) -> Pax:
 
 
 def _old_sparse(source: Source, header: bytes) -> tuple[int, Extents]:
-    """Return size and extents of a file in the oldest form: in the header, and in
-    blocks after it.
+    """Return size and extents of a sparse file in the old format of GNU tar.
+
+    The header has the first extents, and blocks after it have the others.
     """
     extents = _entries(header, 386, 4)
     more = header[482]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELF files that contain only machine code, for disassemblers, and the output of these.
+"""ELF files that contain only machine code, for disassemblers, and the parser of their output.
 
 The file from which the code comes may be hostile, so a disassembler gets none of its tables.
 """

@@ -74,7 +74,7 @@ def _disjoint(rows: list[_Row]) -> Iterator[Symbol]:
 
 
 def _cut(rows: list[_Row]) -> Iterator[Symbol]:
-    """Yield functions without overlaps: each byte belongs to the function with the last number."""
+    """Yield functions without overlaps: of several at one byte, the one added last has it."""
     edges = sorted({edge for start, _, size, _ in rows for edge in (start, start + size)})
     active: list[tuple[int, int, bytes]] = []  # negative number, end, name
     at = 0

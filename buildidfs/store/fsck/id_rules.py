@@ -369,7 +369,7 @@ def marks(table: str) -> Rule:
 
 
 def uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A place in the order of uses is that of a blob."""
+    """Each row in the order of uses has the blob whose use it records."""
     number, used, digest = schema.USE.unpack(key)
     row = rows.digest_row(digest)
     if row is None or (row.rank, row.used) != (number, used):

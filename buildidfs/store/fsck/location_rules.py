@@ -116,7 +116,7 @@ def pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """The same for file names; `wrong` checks their counts."""
+    """A file name and a build ID that has it both exist; `wrong` checks the counts of names."""
     schema.U16.unpack_from(value)
     if value[schema.U16.size :] not in (b"", schema.PUBLIC):
         raise ValueError("of another length")

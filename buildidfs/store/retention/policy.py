@@ -493,8 +493,8 @@ class Keeper:
         return self._remove(chosen, nothing_else)
 
     def _chosen(self, lack: Room, idle_s: int, in_part: bool) -> list[Candidate] | None:
-        """Return the evictable blobs with the oldest uses that free enough room; None if all are
-        not enough.
+        """Return the evictable blobs with the oldest uses that free enough room; None if all of
+        them together do not.
         """
         since, least = self._in_vain.get(idle_s, _LONG_AGO)
         if time.monotonic() - since < _IN_VAIN_S and (

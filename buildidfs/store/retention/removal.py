@@ -365,7 +365,7 @@ def _finish_removals(env: Environment) -> int:
 
 
 def _count(env: Environment, txn: Txn) -> int:
-    """Return the number for an announcement."""
+    """Add one to the number of announced changes, and return it."""
     counters = load_counters(env, txn)
     counters.announced += 1
     txn.put(schema.COUNTERS_KEY, counters.pack(), db=env.tables["meta"])

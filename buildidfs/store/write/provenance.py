@@ -99,7 +99,9 @@ _decoder = msgspec.msgpack.Decoder(_Provenance)
 def pack(
     claims: Iterable[Claim], aliases: Iterable[Alias] = (), places: Iterable[Place] = ()
 ) -> bytes:
-    """Pack the aliases and as many claims and then places as fit, the most trusted claims first."""
+    """Pack the aliases, then as many claims as fit, the most trusted first, and then as many
+    places as fit.
+    """
     named = tuple((int(each.type), each.value) for each in dict.fromkeys(aliases))
     chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
     chosen, others = chosen[:_MAX_CLAIMS], list(places)
