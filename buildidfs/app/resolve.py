@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,8 @@ from buildidfs.app.containers import Names
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
 from buildidfs.formats.elf.identity import is_typed
+from buildidfs.linux import openat2
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.store.errors import show
 
@@ -173,15 +174,18 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
 def id_at(path: bytes) -> BuildId | None:
     """Return the build ID of the file that is at a path now; None if it has none or
     cannot be read.
+
+    A stranger may own the path. He cannot make the caller wait, neither with a lease on the file
+    nor with a FIFO that replaces it.
     """
     from buildidfs.capture import elf_file
 
     try:
         check_readable(path)
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return None
-        with open(path, "rb") as file:
-            found = elf_file.identify(file.fileno())
+        with closing_fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as path_fd:
+            fd = openat2.reopen_regular(path_fd)
+        with closing_fd(fd):
+            found = elf_file.identify(fd)
     except (OSError, UsageError):
         return None
     return found if isinstance(found, BuildId) else None

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,3 +109,16 @@ def test_files_that_are_read_themselves(store: Store, tmp_path: Path) -> None:
     assert resolve.unless_file(store, str(tmp_path)) is None
     with pytest.raises(UsageError, match="no file, no build ID"):
         resolve.unless_file(store, "/no/such")
+
+
+def test_lease_of_the_owner_does_not_hold_up_a_look_at_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "app"
+    path.write_bytes(elf_file(build_id=ONE))
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # ignored, other than SIGIO
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        assert resolve.id_at(os.fsencode(path)) is None  # at once, not when the lease is broken
+    finally:
+        os.close(fd)
+    assert resolve.id_at(os.fsencode(path)) == ONE
