@@ -78,8 +78,8 @@ def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
             f"the next path would be {rows.said.next_path}, but {number} is used",
             mend=lambda mending: mending.count_up(next_path=number + 1),
         )
-    stray = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
-    if stray and parent != NAMES:
+    is_orphan = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
+    if is_orphan and parent != NAMES:
         yield Fault(
             f"path {number} has no parent", mend=lambda mending: _drop_path(mending, key, value)
         )
