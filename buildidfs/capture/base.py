@@ -47,10 +47,11 @@ class Memo(Protocol):
 
 
 def month(spread: int) -> int:
-    """Return the number of the present 30 days, which begin on another day for each ``spread``.
+    """Return the number of the current period of 30 days; ``spread`` shifts the day on which
+    periods begin.
 
     A known archive is not read again, so its files would look unused, and removed files would not
-    be captured again. Therefore each archive is read again after a month.
+    be captured again. Therefore each archive is read again in each period.
     """
     return (time.time_ns() + spread % 30 * _DAY_NS) // (30 * _DAY_NS)
 

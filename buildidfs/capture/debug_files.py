@@ -287,7 +287,7 @@ def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId
 
 
 class _Proof(NamedTuple):
-    """A test that a file is the one sought; ``build_id`` is the ID that it is kept under."""
+    """A test that a file is the one sought; ``build_id`` is the ID under which the file is kept."""
 
     build_id: BuildId
     belongs: Callable[[Companion], bool]

@@ -83,7 +83,7 @@ class _Level:
 class Position:
     """The progress of a walk: ``share`` of it is done, 0 to 1.
 
-    Nothing is counted in advance: all entries of a directory weigh the same.
+    Files are not counted in advance: all entries of a directory have the same weight.
     """
 
     share: float = 0.0
@@ -113,8 +113,8 @@ class Mounts:
         return _refused(self._types[device])
 
     def refused_at(self, path: bytes) -> bool:
-        """Return the same by mount point: makes no request to the filesystem, which may
-        not answer.
+        """Return True if a walk must not enter the mount at a path. Makes no request to the
+        filesystem, which may not answer.
         """
         return _refused(self._points.get(path, b"")) is not None
 

@@ -115,8 +115,8 @@ class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the list of source files: a source file that a debug file names (``path``), or a
-    compilation directory (``directory``). A relative path starts at one of these directories.
+    """A line of the list of source files. It has either the ``path`` of a source file that a debug
+    file names, or a compilation ``directory``; a relative path starts at one of these directories.
 
     A name that is not UTF-8 has its bytes in ``path_b64`` or ``directory_b64``.
     """
@@ -223,7 +223,9 @@ def manifest_size(header: bytes) -> int:
 
 
 def members(manifest: Manifest, manifest_bytes: int) -> Members:
-    """Return the places of all files. Raises `IntegrityError` if one blob has two sizes."""
+    """Return the places of all files. Raises `IntegrityError` if the manifest gives two sizes for
+    one blob.
+    """
     position = BLOCK + padded(manifest_bytes)
     blobs: dict[Digest, Member] = {}
     for item in manifest.items:

@@ -27,11 +27,11 @@ _ALL: Final = 7
 def certain_bits(value: bytes) -> int:
     """Return the permission bits (0o777) that all members of a class certainly have.
 
-    ``value`` is that of system.posix_acl_access. A user whom the list names may or may not be in
-    the owning group. So a right that one of these users lacks is certain neither for the group nor
-    for the others. A member of the owning group who is in a named group too has the rights of both;
-    any other user in a named group has only those of that group. Raises ValueError for an invalid
-    list.
+    ``value`` is the value of the attribute system.posix_acl_access. A user whom the list names may
+    or may not be in the owning group. So a right that one of these users lacks is certain neither
+    for the group nor for the others. A member of the owning group who is in a named group too has
+    the rights of both; any other user in a named group has only those of that group. Raises
+    ValueError for an invalid list.
     """
     if not value.startswith(_VERSION) or len(value) > _MAX_BYTES or len(value) % _ENTRY.size != 4:
         raise ValueError("not an access control list of version 2")

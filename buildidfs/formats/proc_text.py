@@ -42,7 +42,9 @@ def unescape(field: bytes) -> bytes:
 
 
 def option(options: bytes, name: bytes) -> bytes | None:
-    """The value of one option, unescaped; empty for one without a value, None if not there."""
+    """Return the value of one option, unescaped: empty if the option has no value, None if it is
+    missing.
+    """
     for item in options.split(b","):
         key, _, value = item.partition(b"=")
         if key == name:

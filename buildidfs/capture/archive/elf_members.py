@@ -157,7 +157,9 @@ class NamedMembers:
                 self._closed.note(path, member.mode, member.uid)
 
     def _names(self, member: Member, path: bytes) -> list[bytes]:
-        """Return the names of a file whose bytes are read now; none if they come later."""
+        """Return all names of a file whose bytes follow now; none if its bytes come with a later
+        member.
+        """
         if member.link is None:
             return [path]
         if member.stored:
@@ -174,10 +176,10 @@ class NamedMembers:
 
 
 class _Elf(msgspec.Struct, frozen=True):
-    """An ELF file that may have more names. ``known`` is None if it was hidden and therefore not
-    read.
+    """An ELF file of the archive, to which later members may add names. ``known`` is None if the
+    first name was hidden, so that the file was not read.
 
-    ``number`` is its number among the members of the archive.
+    ``number`` is the number of its member in the archive.
     """
 
     number: int
@@ -188,10 +190,10 @@ class _Elf(msgspec.Struct, frozen=True):
 class Members(NamedMembers):
     """Reads the ELF files of one archive.
 
-    ``access`` is that of the archive: users who may not read the archive may not read its members.
-    ``scope`` makes the numbers of the members unambiguous, see `model.FileIdentity`: the same scope
-    always means the same bytes. ``where`` names the archive in reports of unreadable members.
-    ``signatures`` has `Origin.signature` by path.
+    ``access`` tells who may read the archive: users who may not read the archive may not read its
+    members. ``scope`` makes the numbers of the members unambiguous, see `model.FileIdentity`: the
+    same scope always means the same bytes. ``where`` names the archive in reports of unreadable
+    members. ``signatures`` has `Origin.signature` by path.
     """
 
     def __init__(
@@ -328,7 +330,9 @@ class Members(NamedMembers):
                 self._units[path] = package_id, dwo_ids
 
     def _owner(self, fd: int, names: list[bytes]) -> BuildId | None:
-        """Return the build ID under which to keep a .dwp file, if its binary came before."""
+        """Return the build ID under which to keep a .dwp file; None unless its binary came before
+        it.
+        """
         for path in names:
             for candidate in debug_files.package_owners(path):
                 package_id, dwo_ids = self._units.get(candidate, (None, ()))
@@ -382,7 +386,7 @@ class Members(NamedMembers):
 MEMORY_BYTES: Final = 16 << 20
 """Larger files are not kept in memory."""
 OPEN_BYTES: Final = 256 << 20
-"""The limit for all open files together, unless there is only one."""
+"""The most bytes that all open files may have together; one larger file alone is allowed."""
 
 _PATIENCE_S: Final = 5.0
 
@@ -403,7 +407,7 @@ class Spooled(PinnedFile):
 
 
 class Ended(Exception):
-    """Raised if no more members are wanted."""
+    """Raised by `Spool.pin` after `Spool.end`: the consumer wants no more members."""
 
 
 class Spool:
@@ -448,8 +452,8 @@ class Spool:
         pieces: Iterable[bytes | memoryview],
         extents: tuple[tuple[int, int], ...] | None = None,
     ) -> int:
-        """Return the descriptor of such a file, which does not count for the limit.
-        Raises OSError.
+        """Make a file of ``size`` bytes, which does not count for the limit, and return its
+        descriptor. Raises OSError.
         """
         fd = memory_file(b"member", b"") if size <= MEMORY_BYTES else self._unnamed()
         with closing_on_error(fd):
@@ -462,7 +466,7 @@ class Spool:
         return fd
 
     def end(self) -> None:
-        """End all waiting."""
+        """Make all waiting calls of `pin` raise `Ended`."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

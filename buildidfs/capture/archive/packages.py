@@ -84,13 +84,13 @@ class PackageScanner:
         self.unchanged = 0
         """Number of packages that were read before."""
         self.whole: list[FileIdentity] = []
-        """The packages that were read to their end. The memo must get them, as files without a
-        build ID, when all items before are safe.
+        """The packages that were read to their end. The caller must add them to the memo, as files
+        without a build ID, once all items yielded before are committed.
         """
 
     @property
     def share(self) -> float | None:
-        """The part of the files that was read, 0 to 1; None unless they are ``measured``."""
+        """The part of the files that was read, 0 to 1; None if their size was not ``measured``."""
         if self._run is None or not self._total_bytes:
             return None
         return min(self._run.read_bytes / self._total_bytes, 1.0)
@@ -274,8 +274,8 @@ class _Run:
             self._found.put(None)
 
     def _next(self) -> walk.OpenFile | Unreadable | None:
-        """Return the largest of the next few files: if a large one began last, all would wait for
-        it.
+        """Return the largest of the next few files. If a large file began last, all threads would
+        wait for its end.
         """
         with self._lock:
             while len(self._ahead) < _AHEAD and (file := next(self._files, None)) is not None:
@@ -309,7 +309,9 @@ def _scope(identity: FileIdentity) -> bytes:
 
 
 def _lasting(path: bytes, identity: FileIdentity) -> bytes:
-    """Return the path of a package that only root may have written; empty for others."""
+    """Return the path of a package if only root can have written the package; else an
+    empty path.
+    """
     if identity.uid or identity.mode & 0o022:
         return b""
     return os.path.abspath(path)
@@ -380,7 +382,7 @@ def _debian(whole: Region, limits: Limits) -> Package:
 
 
 def _debian_name(region: Region) -> str:
-    """Return the control file; empty if there is none that can be read. Raises OSError."""
+    """Return the name in the control file; empty if there is no readable one. Raises OSError."""
     try:
         stream = unpacked(region, _CONTROL_BYTES)
         for member in itertools.islice(tar.members(stream), _CONTROL_MEMBERS):

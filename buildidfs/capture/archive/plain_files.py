@@ -62,8 +62,8 @@ class PlainFiles(NamedMembers):
         self._is_wanted = is_wanted
         self._access = access
         self.missed: dict[bytes, list[bytes]] = {}
-        """Wanted names of files that came before under another name, by that name; `again` reads
-        them.
+        """Wanted names of files whose bytes came before, under another name; the key is that other
+        name. `again` reads these files.
         """
 
     def read(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
@@ -81,7 +81,7 @@ class PlainFiles(NamedMembers):
                 yield PlainFile(path)
 
     def again(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
-        """Yield the missed files under the names by which they are wanted."""
+        """Yield the missed files, under their wanted names."""
         for member in members:
             names = self.missed.pop(installed(member.name), [])
             if member.type is Type.FILE:

@@ -225,8 +225,9 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
 def unpack_sections(fd: int, limit: int) -> None:
     """Decompress sections of an ELF file that zstd compressed, and append them to the file.
 
-    They may take ``limit`` bytes at most, and only as much as debug information does. Raises
-    `CannotDecompress`, after which earlier sections are plain; OSError.
+    The decompressed sections may take at most ``limit`` bytes, and at most as many as are usual for
+    debug information in a file of this size. Raises `CannotDecompress`, after which the sections
+    before the damaged one are plain, and OSError.
     """
     size = end = os.fstat(fd).st_size
     limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
@@ -320,7 +321,7 @@ def _gzip(packed: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Reader:
-    """An iterator of bytes as a file that zstandard reads from."""
+    """Presents an iterator of bytes as a file, from which zstandard reads."""
 
     def __init__(self, packed: Iterator[bytes]) -> None:
         self._packed = packed

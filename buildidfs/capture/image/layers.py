@@ -92,8 +92,8 @@ class Layer(Protocol):
 
 
 class TarLayer:
-    """An archive with that ``digest``; if ``plain``, it is the digest of the
-    decompressed content.
+    """An archive with the digest ``digest``: that of its decompressed content if ``plain``, else
+    that of the archive itself.
     """
 
     def __init__(
@@ -342,7 +342,9 @@ _MEMBERS_MAX: Final = 1 << 20
 
 
 class Files(Protocol):
-    """Files by their path. The path comes from an image, so it must not lead elsewhere."""
+    """Files by their path. An image chooses the path, so it must not lead out of the place of the
+    files.
+    """
 
     def open(self, path: bytes) -> AbstractContextManager[Region]:
         """Return the bytes of a file; raises OSError, FileNotFoundError if there is none."""

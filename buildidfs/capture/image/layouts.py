@@ -207,7 +207,7 @@ class ContentStore:
                 yield Image(label((), digest), digests, error=error)
 
     def _is_wanted(self, place: tuple[Descriptor, str]) -> bool:
-        """Return True if an index lists it as an image for the wanted platform."""
+        """Return True if an index lists the blob as an image for the wanted platform."""
         descriptor, _ = place
         if descriptor.is_attestation:
             return False
@@ -215,8 +215,8 @@ class ContentStore:
         return wanted is None or platform is None or wanted.takes(platform)
 
     def _documents(self) -> Iterator[tuple[str, Document | IntegrityError]]:
-        """Yield the blobs that are manifests or indexes, or claim to be without having their
-        digest.
+        """Yield the manifests and indexes among the blobs; or an error for a blob that claims to be
+        one and does not have its digest.
         """
         fd = openat2.open_in_root(
             self._root_fd, self._prefix + b"/blobs/sha256", os.O_RDONLY | os.O_DIRECTORY

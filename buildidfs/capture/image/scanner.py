@@ -71,10 +71,10 @@ class ImageScanner:
     """One pass over images: all those at ``paths``, and those at ``roots`` that ``references``
     select; see `capture.base`.
 
-    A path leads to a layout, an archive or the storage of an engine. Of an image for several
-    platforms, the one for ``platform`` is read, or all of them for None. An image that the memo
-    knows (see `whole`) is skipped, unless ``again``. Members that are too large for memory go to
-    ``spool_directory``. Iterating raises `UsageError` for a reference that selects nothing.
+    A path leads to a layout, an archive or the storage of an engine. If an image exists for several
+    platforms, only that for ``platform`` is read, or all of them if it is None. An image that the
+    memo knows (see `whole`) is skipped, unless ``again``. Members that are too large for memory go
+    to ``spool_directory``. Iterating raises `UsageError` for a reference that selects nothing.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class ImageScanner:
         self.unchanged = 0
         """Number of images that were read before."""
         self.whole: list[FileIdentity] = []
-        """The images that were read to their end. The memo must get them, as files without a build
-        ID, when all items before are safe.
+        """The images that were read to their end. The caller must add them to the memo, as files
+        without a build ID, once all items yielded before are committed.
         """
         self._to_read: set[bytes] = set()
         self._read_keys: set[bytes] = set()

@@ -53,7 +53,7 @@ class Watcher:
         self._stopping = False
 
     def start(self) -> Ready:
-        """Start the catcher; return when it misses no mapping any more.
+        """Start the catcher; return as soon as it catches every mapping.
 
         Raises `CapabilityError` if the kernel refuses events, `BuildIdFsError` for other reasons.
         """

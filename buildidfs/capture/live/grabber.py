@@ -64,7 +64,7 @@ def end_now(record: Mapped) -> int:
 
 
 def _end_in_listing(record: Mapped) -> int:
-    """`end_now` before Linux 6.11."""
+    """Do as `end_now`, on kernels before Linux 6.11."""
     begin = b"%x-" % record.start
     try:
         names = os.listdir(b"/proc/%d/map_files" % record.pid)
@@ -165,7 +165,8 @@ class State:
     def tell_generated(self, pid: int, time: int, home: Home) -> None:
         """Report that a process generates code. JIT compilers change their memory all the time.
 
-        A container that starts such processes without end uses up its share of new files.
+        A report from a container counts as one of its new files, so a container that starts such
+        processes without end uses up its share.
         """
         told = self._generated.get(pid)
         if told is not None and time - told < _GENERATED_AGAIN_NS:
@@ -193,8 +194,8 @@ class State:
     def hold(self, home: Home, pid: int) -> None:
         """Hold the mount namespace of a home for a moment longer, unless it is the host's.
 
-        If none of the held ones can be closed, no further one is held, because it would keep the
-        files of a container for ever.
+        If held namespaces cannot be closed, no further one is held, because it would keep the files
+        of a container for ever.
         """
         if home.mnt not in (0, self.host) and not self.closer.is_stuck():
             self.held.hold(home, pid)

@@ -56,9 +56,9 @@ class PendingFile(msgspec.Struct, eq=False):
 
     ``file`` has a sighting with the full origin; `PendingFiles` closes it. ``build_id`` is the one
     read at the catch, None if it was not read. ``key`` is the catcher's name of the file. ``since``
-    is the ``time.monotonic()`` of the pin. ``slow``: its filesystem may not answer. ``tries``
-    counts the attempts to copy it. ``share`` is the owner of the file in `FairShare`. ``noted``:
-    the store had no room for it while it was recapturable.
+    is the ``time.monotonic()`` of the pin. ``slow`` is True if its filesystem may not answer.
+    ``tries`` counts the attempts to copy it. ``share`` is the owner of the file in `FairShare`.
+    ``noted`` is True if the store had no room for the file, and the file was recapturable.
     """
 
     file: PinnedFile
@@ -100,7 +100,9 @@ class _Entry:
 
 
 class _Sorted:
-    """Entries sorted by a number each; a few thousand can be moved in a microsecond."""
+    """Entries sorted by a number each, in a list: an insertion moves a few thousand of them in a
+    microsecond.
+    """
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, int, _Entry]] = []
@@ -184,7 +186,9 @@ class _Waiting:
         self.bytes += sign * entry.size
 
     def biggest(self, ranking: _Ranking) -> _Entry | None:
-        """Return the entry to let go if a limit is exceeded that shares are ranked for."""
+        """Return the largest file of the first share in ``ranking``: the entry to let go when a
+        limit is exceeded.
+        """
         share = ranking.largest()
         return None if share is None else self._by_size[share].last()
 
@@ -368,7 +372,9 @@ class PendingFiles:
             self._wait(entry)
 
     def look_again(self) -> None:
-        """Make the noted files available now, because they may have been deleted."""
+        """Make the noted files available now: a file that was deleted meanwhile is not recapturable
+        any more, and then gets room.
+        """
         with self._lock:
             for line in self._queues:
                 for entry in [each for each in line.later if each.pending.noted]:

@@ -6,9 +6,9 @@ once. The kernel reuses the number of a namespace that is gone, but a process le
 only when it enters the next one, so the two have different numbers. If a record has the old number
 of a process, the process is still in the same namespace.
 
-The rings of the CPUs are read one after another, so the table may already have a home that the
-process entered after the mapping that is looked up. Therefore the table keeps the last change with
-its time, and keeps ended processes for a while.
+The rings of the CPUs are read one after another. When a mapping is looked up, the table may already
+know that the process entered another home later. Therefore the table keeps the previous home and
+the time of the last change of each process, and keeps ended processes for a while.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Home:
 
     @property
     def is_known(self) -> bool:
-        """True if a process of it was looked up."""
+        """True if one of its processes was looked up in /proc."""
         return self.mnt_ns_id != 0
 
     @property
@@ -70,7 +70,9 @@ class Home:
 
 
 class _Process:
-    """The home of a process, the time since when, and the home before; times in nanoseconds."""
+    """A process: its home, the time since which it has been there, and its previous home; times in
+    nanoseconds.
+    """
 
     __slots__ = ("before", "ended", "home", "since")
 

@@ -27,7 +27,7 @@ MAX_BYTES = 16 << 10
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """The place of a process. ``cgroup`` is a path, ``cgroup_id`` its number or 0.
 
-    ``chrooted``: the process has a root of its own, or its root is unknown.
+    ``chrooted`` is True if the process has a root of its own, or its root is unknown.
     """
 
     namespaces: NamespaceSet
@@ -80,7 +80,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The catcher cannot work and ends; ``privilege``: because a privilege is missing."""
+    """The catcher cannot work and ends; ``privilege`` is True if a privilege is missing."""
 
     reason: str
     privilege: bool = False

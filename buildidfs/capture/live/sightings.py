@@ -186,8 +186,8 @@ class LiveSightings:
 
 
 def _is_ours(path: bytes, fd: int) -> bool:
-    """Return True if a path leads to an open file from our root, too; makes no
-    filesystem request.
+    """Return True if a path leads to the open file from our root as well; makes no filesystem
+    request.
     """
     fds: list[int] = []
     try:

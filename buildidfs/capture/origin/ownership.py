@@ -70,9 +70,10 @@ class Owners:
         """Return True if the owner of an open file (O_PATH suffices) seen at ``path`` is believed.
 
         It is not believed on a mount that the namespace does not have: processes reach files of
-        other namespaces through /proc/PID/root. Nor on a nosuid mount: this option means that files
-        of root there may come from any user. All filesystems that users can mount are nosuid (FUSE,
-        removable media), and could show any owner. Raises OSError.
+        other namespaces through /proc/PID/root. Nor is it believed on a nosuid mount: this option
+        means that files of root there may come from any user. The filesystems that users can
+        mount (FUSE, removable media) could show any owner, and all of them are nosuid. Raises
+        OSError.
         """
         if path.startswith(CONTAINER_STORAGE) or _COPIES.search(path):
             return False

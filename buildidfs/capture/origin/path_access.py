@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users who can reach a file along its path: the directories above it count, too.
 
-The result restricts the mode of a copy that is shown elsewhere, with the owner and group of the
-file: for each of the three classes, True if *every* member of it could search every directory down
-to the file (`model.Origin.reach`). The path begins at the root of the file's mount namespace, which
-for a process in a chroot is above its own root. If a mount namespace shows a directory of a
-filesystem that the host has mounted, too, the path to that directory on the host counts as well
-(`Reach._outside` has the exceptions). If the three classes cannot express the permissions, the
-result allows less:
+A copy of the file is shown elsewhere, with the owner, group and mode of the file. The result
+(`model.Origin.reach`) restricts that mode: a class (owner, group, others) keeps its rights only if
+*every* member of the class could search every directory down to the file. The path begins at the
+root of the file's mount namespace; for a process in a chroot this is above its own root. If a mount
+namespace shows a directory of a filesystem that the host has mounted, too, the path to that
+directory on the host counts as well (`Reach._outside` has the exceptions). If the three classes
+cannot express the permissions, the result allows less:
 
 - the owner of a directory, or a member of its group, may be in any class of a file that belongs to
   another user;
@@ -20,7 +20,7 @@ result allows less:
   longer where its path leads, or if the root of its users cannot be entered any more: a directory
   that has the name now need not be the one in which the file was.
 
-Root reads everything, here as there.
+Root can read every file, whatever the result is.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ class Reach:
         return ways
 
     def _least(self, fd: int, identity: FileIdentity, ways: list[bytes]) -> frozenset[_Barrier]:
-        """Return the barriers of the path with the fewest, of those to the root of a mount.
+        """Return the fewest barriers on one of ``ways``, the paths to the root of a mount.
 
         Raises OSError, and ValueError if no path leads to the mount that ``fd`` is on.
         """

@@ -66,7 +66,7 @@ class PackageNotes:
         return self._owner(root_fd, process.mount_namespace, path)
 
     def owner_here(self, path: bytes) -> Package:
-        """Return the same for a path in our own root."""
+        """Return the package of a file at a path in our own root, as `owner` does."""
         try:
             root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:

@@ -102,7 +102,7 @@ class Process:
             os.close(self._root_fd)
 
     def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
-        """Read its surroundings and root. Raises OSError."""
+        """Read the namespaces, container and root of the process. Raises OSError."""
         self.surroundings = builder.surroundings_of(
             self.fd, initial, container_namespaces, self._ways.cgroup_path
         )
@@ -220,7 +220,7 @@ class Process:
         return self._pin_exe(mapping) or self._pin_by_path(mapping)
 
     def pin_and_read(self, mapping: Mapping) -> tuple[int, FileIdentity]:
-        """`pin`, then read a byte, which shows if the filesystem answers at all."""
+        """Pin as `pin` does, then read a byte, which shows if the filesystem answers at all."""
         fd, identity = self.pin(mapping)
         with closing_on_error(fd):
             if stat.S_ISREG(identity.mode):

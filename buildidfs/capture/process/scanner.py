@@ -299,7 +299,7 @@ class _Scan:
             self._failed.pop(key, None)
 
     def _pin(self, process: Process, mapping: Mapping) -> tuple[int, FileIdentity]:
-        """`Process.pin`, for files that may be on a filesystem that does not answer."""
+        """Pin as `Process.pin` does, a file that may be on a filesystem that does not answer."""
         if not self._devices.may_not_answer(mapping.dev):
             return process.pin(mapping)
         if process.pins_unasked:
@@ -479,8 +479,9 @@ class _HelpedOpener(Opener):
         """Open a file as `Opener.open` does.
 
         The device at the end of a path is unknown before the path is followed. So if there is no
-        answer, a pseudo device number is given up: -2 for /usr/lib/debug, which is root's, -1 for
-        directories in which users may have mounted filesystems. No device has these numbers.
+        answer, the helper stops asking for a pseudo device number: -2 for /usr/lib/debug, which is
+        root's, -1 for directories in which users may have mounted filesystems. No device has these
+        numbers.
         """
         place = -2 if path.startswith(DEBUG_ROOT + b"/") else -1
         return self._helper.open((place, self._mount_namespace), root_fd, path)

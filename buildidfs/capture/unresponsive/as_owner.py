@@ -227,7 +227,9 @@ def _read(request: _Request, fds: tuple[int, int, int], channel: socket.socket) 
 
 
 def _confine(keep: Iterable[int]) -> None:
-    """Give a child that talks to a hostile filesystem nothing of the helper."""
+    """Take from a child, which talks to a hostile filesystem, all descriptors of the helper except
+    ``keep``, allow it no further process, and limit the size of its files.
+    """
     kept = sorted(fd for fd in keep if fd >= 0)
     for low, high in zip([-1, *kept], [*kept, _DESCRIPTORS], strict=True):
         os.closerange(low + 1, high)

@@ -101,8 +101,8 @@ class Devices:
         return is_slow
 
     def may_not_answer(self, device: Device) -> bool:
-        """Return True if a device may not answer; an unknown one may not, unless it is a block
-        device.
+        """Return True if a device may not answer. An unknown device counts as one that may not,
+        unless it is a block device.
         """
         return device in self._slow or (not device[0] and device not in self._answering)
 
@@ -118,7 +118,7 @@ class SlowMounts:
     def is_stacked(self, fd: int) -> bool:
         """Return True if the filesystem of a file that was passed to `is_slow` is stacked.
 
-        It cannot be found out if such a filesystem answers.
+        No test shows in advance if such a filesystem answers.
         """
         try:
             return self._known.get(statx.unique_mount_id(fd) or 0) == mounts.OVERLAY_MAGIC

@@ -195,7 +195,8 @@ def serve(
     """Answer requests on the socket of a command line until its other end is closed.
 
     ``answer`` gets the request, its descriptors, and a list for the descriptors to return. All are
-    closed after the answer is sent, because closing may ask a server, too. It raises no OSError.
+    closed after the answer is sent, because closing may ask a server, too. ``answer`` must not
+    raise OSError.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program

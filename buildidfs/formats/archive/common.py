@@ -51,10 +51,10 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     """One member, as the archive describes it: every field is a claim.
 
     ``name`` is raw, see `installed`. ``size`` is that of the file; ``stored`` bytes of it follow in
-    the source. The two differ if the file has holes outside of ``extents``, which are (offset,
-    size) in the file. ``target`` is the target of a symbolic or hard link. ``link`` is the same for
-    all names of a file in formats that have no other way to link them (cpio), and None in others.
-    ``mode`` has permission bits only.
+    the source. Fewer bytes are stored if the file has holes: ``extents``, (offset, size) in the
+    file, are its parts that are not holes. ``target`` is the target of a symbolic or hard link.
+    ``link`` is the same for all names of a file in formats that have no other way to link them
+    (cpio), and None in others. ``mode`` has permission bits only.
     """
 
     name: bytes

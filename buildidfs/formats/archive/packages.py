@@ -167,7 +167,7 @@ class RpmHeader:
 class FileList(Sequence[Member]):
     """The files of a package by number, each made on access.
 
-    In archives of the short form the bytes of a file with several names follow the last name; the
+    If a file has several names, its bytes follow the last name in archives of the short form; the
     other names have none.
     """
 

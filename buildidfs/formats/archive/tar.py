@@ -51,7 +51,7 @@ def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
     """Yield the members of an archive that begins at ``source``; raises `Damaged`.
 
     After each member, the source is at its stored bytes. With ``concatenated``, further archives
-    may follow the end of one (apk); otherwise bytes after the end are not read.
+    may follow the first (apk); otherwise bytes after the end of the first are not read.
     """
     before = _NOTHING
     while (header := _next_header(source, concatenated)) is not None:
@@ -108,8 +108,8 @@ def _checksum_is_right(header: bytes) -> bool:
 
 
 def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tuple[Member, int, int]:
-    """Return the member of a header and of those before it, the offset at which its bytes end, and
-    the number of bytes before the next header.
+    """Return the member that a header and those before it describe, the offset at which its bytes
+    end, and the number of bytes from there to the next header.
     """
     pax = before.pax
     size = 0 if kind in _HOLD_NO_BYTES else _size(header, pax)
@@ -207,7 +207,7 @@ class _Before:
         self.target = target
 
     def and_then(self, kind: bytes, data: bytes) -> _Before:
-        """Return a copy with the fields of one more header."""
+        """Return a copy that also has the fields of one more header."""
         if kind == b"x":
             return _Before(_pax(data), self.name, self.target)
         text = data.partition(b"\0")[0]
@@ -222,7 +222,9 @@ _NOTHING: Final = _Before({})
 
 
 def _pax(data: bytes) -> Pax:
-    """Return the records of a pax header, ``LENGTH KEY=VALUE`` and a newline, up to a bad one."""
+    """Return the records of a pax header, ``LENGTH KEY=VALUE`` and a newline, up to the first
+    malformed one.
+    """
     found: Pax = {}
     extents: list[bytes] = []
     at = 0

@@ -57,11 +57,11 @@ _TEXT_MAX = 16 * _PATH_MAX
 
 
 def path(text: bytes) -> bytes:
-    """Return the most informative path: of the unified hierarchy, or of one of version 1.
+    """Return the most informative path, from the unified hierarchy or from one of version 1.
 
     A line that names a container is preferred (if both versions are in use, version 2 may know only
     the container manager), then the unified one, then systemd's own, then the longest. The result
-    is empty if there is none.
+    is empty if the text has no path.
     """
     best: tuple[bool, bool, bool, int] | None = None
     chosen = b""
@@ -127,10 +127,11 @@ def container_id(cgroup_path: bytes) -> str:
 
 
 def place(cgroup_path: bytes) -> bytes:
-    """Return the part of a path that an imitated label elsewhere cannot have.
+    """Return the beginning of a path that an imitated label in another part of the tree cannot
+    have.
 
-    It ends with the ID of the container; without an ID, with its user or the root. Empty if
-    unknown.
+    It ends with the ID of the container; without an ID, with the control group of its user, or with
+    the root. Empty if unknown.
     """
     if found := _innermost(cgroup_path):
         return cgroup_path[: found.end()]

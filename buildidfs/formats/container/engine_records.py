@@ -62,7 +62,7 @@ class RunImage(msgspec.Struct, frozen=True):
 
 
 def run_image(*said: str) -> RunImage:
-    """Return the first name and the first ID in several records of an image."""
+    """Return the first known name and the first known ID in several records of an image."""
     name = digest = ""
     for text in said:
         found = _IMAGE_ID.fullmatch(text)

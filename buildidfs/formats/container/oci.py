@@ -90,7 +90,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_layer(self) -> bool:
-        """Return True for a layer that can be read: a tar archive, or an unknown kind."""
+        """Return True for a layer that can be read: a tar archive, or a layer of unknown kind."""
         kind = self.media_type
         return not kind or (".tar" in kind and not kind.endswith("+encrypted"))
 
@@ -227,7 +227,7 @@ def shown_name(name: str) -> str:
 
 
 def full_names(name: str) -> list[str]:
-    """Return the names, with registry and tag, that a name without these may stand for.
+    """Return the full names, with registry and tag, for which a shorter name may stand.
 
     Docker's own registry comes first; Podman gives images that were built here the registry
     localhost.
@@ -245,8 +245,8 @@ def full_names(name: str) -> list[str]:
 def is_meant(reference: str, names: Sequence[str], digests: Sequence[str]) -> bool:
     """Return True if ``reference`` selects the image with these names and digests.
 
-    It may be a name, as docker(1) takes it, a digest or the beginning of one, or both with ``@`` in
-    between.
+    A reference is a name as docker(1) takes it, a digest or the beginning of a digest, or a name
+    and a digest with ``@`` in between.
     """
     name, at, digest = reference.rpartition("@")
     if at:

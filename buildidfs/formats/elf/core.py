@@ -240,8 +240,9 @@ def _segments(
 def _many(layout: Layout, source: Source, phoff: int, shoff: int) -> int:
     """Return the number of program headers if it is too large for the ELF header.
 
-    It is in section header 0, which the kernel puts at the very end. If that is lost, the number
-    follows from the start of the notes, which is the end of the program headers.
+    It is in section header 0, which the kernel puts at the very end. If that header is lost, the
+    number is computed from the start of the notes, because they begin where the program headers
+    end.
     """
     first = source.read(shoff, layout.shdr.size) if shoff else b""
     if len(first) == layout.shdr.size:
@@ -395,16 +396,16 @@ class _Notes:
         return self._field(_NT_PRSTATUS, "h", 12)
 
     def pid(self) -> int:
-        """Return pr_pid of struct elf_prpsinfo, else that of struct elf_prstatus, which is a
-        thread's.
+        """Return pr_pid of struct elf_prpsinfo, else pr_pid of struct elf_prstatus, which is the ID
+        of a thread.
         """
         if _NT_PRPSINFO in self.notes:
             return self._field(_NT_PRPSINFO, "i", self._name_at() - 16)
         return self._field(_NT_PRSTATUS, "i", 32 if self._layout.bits == 64 else 24)
 
     def _name_at(self) -> int:
-        """Return the offset of pr_fname: user IDs have 16 bits on i386, for example, and 32 on
-        others.
+        """Return the offset of pr_fname, which depends on the size of user IDs: 16 bits on i386,
+        for example, and 32 on others.
         """
         if self._layout.bits == 64:
             return 40
@@ -461,7 +462,7 @@ def _walk(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield type, offset and length of each note of the kernel in a segment of the file.
 
-    Registers of ten thousand threads take a hundred megabytes in between, which are not read.
+    Contents are not read: the registers of ten thousand threads take a hundred megabytes.
     """
     header = HEADER_LITTLE if layout.little_endian else HEADER_BIG
     mask = 7 if area.align == 8 else 3

@@ -250,9 +250,9 @@ class _Maker:
         return out, entries, low, high
 
     def _section_of(self) -> Callable[[int], int]:
-        """Return a function that returns the number of the code section with an address, or 0.
+        """Return a function that maps an address to the number of its code section, or 0.
 
-        It must be called in the order of addresses.
+        The function must be called in the order of addresses.
         """
         spans = sorted(
             (

@@ -2,9 +2,9 @@
 """The tables of files and lines in ``.gopclntab``, as a line number program of DWARF.
 
 Both are sequences of differences: Go has pairs of (difference of the value, bytes of code with that
-value), DWARF has opcodes that advance by some bytes of code and some lines. The bytes between two
-values are the key of a dictionary of opcodes: a program of a million lines has a few thousand
-different keys. So `re` and `bytes.join` do most of the work.
+value), DWARF has opcodes that advance by some bytes of code and some lines. The bytes that encode
+one pair are the key of a dictionary of opcodes, because a program of a million lines has only a few
+thousand different pairs. So `re` and `bytes.join` do most of the work.
 
 Source: pcvalue in runtime/symtab.go and funcpctab in cmd/internal/obj/pcln.go of Go 1.19; DWARF 4,
 6.2.
@@ -58,7 +58,7 @@ class Lines:
     """Collects the lines of functions, see `add`; ``files`` are their source files.
 
     ``address`` is the form of an address in the debug file. The line number program is written to
-    ``out``, because it may be larger than the table.
+    ``out``, because the program may be larger than Go's table.
     """
 
     def __init__(self, table: GoTable, address: Struct, out: BinaryIO) -> None:
@@ -294,7 +294,9 @@ def _end(pair: bytes) -> int:
 
 
 def _step(lines: int) -> tuple[bytes, int]:
-    """Return the opcodes before a row that advances by ``lines``, and the opcode of the row."""
+    """Return the opcodes that come before a row which advances by ``lines``, and the opcode of that
+    row.
+    """
     if _LINE_BASE <= lines < _LINE_BASE + _LINE_RANGE:
         return b"", _OPCODE_BASE + lines - _LINE_BASE
     return _line(lines), _OPCODE_BASE - _LINE_BASE

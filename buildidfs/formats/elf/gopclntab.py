@@ -307,8 +307,8 @@ def _places(
 
 
 def _with_files(header: _Header, part: _Part) -> _Header | None:
-    """Return the header; in the layout of Go 1.2 with the table of files, which follows the
-    functions.
+    """Return the header. In the layout of Go 1.2, read the table of files, which follows the
+    functions, and add it to the header.
     """
     if header.version != GO_1_2:
         return header
@@ -377,7 +377,9 @@ def _text(
 
 
 class _Memory:
-    """Words of the program after relocation, for an image at its own addresses."""
+    """The words of the program after relocation, if it is loaded at the addresses in its
+    headers.
+    """
 
     def __init__(
         self,

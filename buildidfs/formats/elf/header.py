@@ -110,7 +110,8 @@ def parse_header(head: bytes) -> tuple[Layout, tuple[int, ...]] | None:
 
 
 class Source:
-    """The bytes of a file by offset, from its head if they are there, else by ``read_at``.
+    """The bytes of a file by offset. They come from its head as far as it has them, else from
+    ``read_at``.
 
     ``short`` is True if a claim led past the end of the file.
     """
@@ -141,8 +142,8 @@ class Source:
         return data
 
     def table(self, form: struct.Struct, offset: int, count: int) -> bytes | None:
-        """Return the complete existing entries of a table of headers; None if the table is too
-        large.
+        """Return the complete entries of a table of headers that are in the file; None if the table
+        is too large.
         """
         if count * form.size > TABLE_MAX:
             return None

@@ -355,7 +355,7 @@ class _Survey:
             self._end = (end, what)
 
     def truncated(self) -> str:
-        """`ElfFile.truncated`."""
+        """Return the reason for `ElfFile.truncated`."""
         end, what = self._end
         if self.flaw or end <= self._size:
             return self.flaw
@@ -364,7 +364,7 @@ class _Survey:
     def section(
         self, names: tuple[bytes, ...], kind: int, flags: int, offset: int, length: int
     ) -> None:
-        """Record a section; ``names`` are those that readers may see for it."""
+        """Record a section. ``names`` are all names under which readers may see it."""
         self._sections = True
         if kind == SHT_NOBITS or not length:
             return

@@ -247,7 +247,9 @@ def code_hash(head: bytes, read_at: ReadAt, size: int) -> bytes:
 
 
 def _headers_end(head: bytes) -> int:
-    """Return the end of the headers that strip rewrites, if they are at the start of the file."""
+    """Return the offset at which the headers that strip rewrites end, if they are at the start of
+    the file.
+    """
     parsed = parse_header(head)
     if parsed is None:
         return 0
@@ -273,7 +275,7 @@ def crc32(read_at: ReadAt, size: int) -> bytes:
 def aliases(
     file: elf_identify.ElfFile, read_at: ReadAt, size: int, *, code: bool = False, crc: bool = False
 ) -> tuple[Alias, ...]:
-    """Return the aliases of a file that is described by ``file``.
+    """Return the aliases of a file, of which ``file`` is the description.
 
     ``code`` and ``crc`` request the hashes for which the whole file has to be read.
     """
@@ -302,8 +304,8 @@ def beginnings(debug_id: str) -> list[bytes]:
     """Return the first 16 bytes of the build ID that a debug ID of Breakpad may stand for.
 
     Shorter build IDs are padded with zeros. The first result is for files of little-endian
-    machines, where the bytes of the first three fields of a GUID are swapped. Empty for any other
-    text.
+    machines, where the bytes of the first three fields of a GUID are swapped. The result is empty
+    if the text is not a debug ID.
     """
     match = _DEBUG_ID.fullmatch(debug_id)
     if match is None:
@@ -314,7 +316,7 @@ def beginnings(debug_id: str) -> list[bytes]:
 
 
 def is_typed(text: str) -> bool:
-    """Return True for a text that begins with the type of an alias, as ``htl:0123...``."""
+    """Return True if a text begins with the type of an alias, as ``htl:0123...`` does."""
     return text.partition(":")[0].lower() in _TYPES and ":" in text
 
 

@@ -196,17 +196,19 @@ class ZstdSection(NamedTuple):
     fields: tuple[int, ...]
 
     def start(self, end: int) -> int:
-        """Return the offset of the plain section in a file that ends at ``end`` so far."""
+        """Return the offset at which the plain bytes of the section begin if they are appended to a
+        file that ends at ``end``.
+        """
         alignment = max(1, min(self.alignment, 4096))
         return -(-end // alignment) * alignment
 
     @property
     def most(self) -> int:
-        """Return the greatest offset that its header can hold."""
+        """Return the greatest offset that the form of its header can express."""
         return (1 << 64) - 1 if self.form.size == _SIZE_64 else (1 << 32) - 1
 
     def header(self, start: int) -> bytes:
-        """Return its header for plain bytes at ``start``, which end before ``most``."""
+        """Return the header for plain bytes at ``start``; they must end at or before ``most``."""
         fields = list(self.fields)
         fields[_FLAGS] &= ~SHF_COMPRESSED
         fields[_OFFSET], fields[_SIZE], fields[_ALIGNMENT] = start, self.plain, self.alignment

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Split DWARF: references to debug information in ``.dwo`` files, or in a ``.dwp`` of them all.
 
-The linked file has only skeleton units. Each has a DWO ID of 64 bits, which identifies the unit
-that belongs to it, and the file name under which the compiler wrote that unit. A package has an
-index of its DWO IDs. DWARF 5, sections 3.1.2, 7.3.5 and 7.5.1.2, and, for version 4,
-gcc.gnu.org/wiki/DebugFission, whose attributes are those beginning with DW_AT_GNU.
+The linked file has only skeleton units. Each skeleton has a DWO ID of 64 bits, which identifies the
+complete unit that belongs to it, and the name of the file into which the compiler wrote the
+complete unit. A package has an index of DWO IDs. DWARF 5, sections 3.1.2, 7.3.5 and 7.5.1.2, and,
+for version 4, gcc.gnu.org/wiki/DebugFission, whose attributes are those beginning with DW_AT_GNU.
 
 The numbers of units, abbreviations, attributes and bytes are bounded; no input raises.
 """
@@ -128,7 +128,7 @@ class Cursor:
         return _number(self.data[start : self.at], self._little)
 
     def uleb(self) -> int:
-        """Read an unsigned LEB128 number. It can also skip a signed one."""
+        """Read an unsigned LEB128 number. Can also be used to skip a signed one."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.number(1)

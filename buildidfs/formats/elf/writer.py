@@ -118,7 +118,7 @@ def elf_bytes(head: bytes, segments: Sequence[Segment], sections: Iterable[Secti
 
 
 def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]]:
-    """Return the sections with one for their names, and the place of each name in it."""
+    """Return the sections with one for their names added, and the offset of each name in it."""
     found = list(sections)
     names, places = bytearray(b"\0"), {b"": 0}
     for name in (*(each.name for each in found), _NAMES):
@@ -129,7 +129,9 @@ def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]
 
 
 def program_header(layout: Layout, each: Segment, notes: tuple[int, int]) -> tuple[int, ...]:
-    """The fields of a program header, of which one of notes leads to ``notes``: offset and size."""
+    """Return the fields of a program header. A header of notes gets the offset and size in
+    ``notes``.
+    """
     offset, size, memory = each.offset, 0, each.memory
     if each.kind == PT_NOTE:
         offset, size, memory = *notes, notes[1]

@@ -71,8 +71,8 @@ class Found(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The validity of an answer: for the process as ``image``, at times from ``begin`` until before
-    ``end``, and if ``whole`` for all of the page.
+    """The extent in which an answer is valid: for the process as ``image``, at times from ``begin``
+    until before ``end``, and for the whole page of the address if ``whole``.
     """
 
     image: int
@@ -125,7 +125,7 @@ class Spaces:
         return None
 
     def span(self, pid: int, time: int, address: int) -> tuple[Found | None, Span]:
-        """`find`, and the extent of the answer."""
+        """Do as `find`, and return the extent in which the answer is valid."""
         timeline = self._timeline(pid)
         if timeline is None:
             return None, Span(0, 0, _EVER, True)
@@ -286,7 +286,9 @@ class _Timeline:
             self._homes.append(home)
 
     def find(self, time: int, address: int) -> Found | tuple[int, int] | None:
-        """Find the file at an address; or the parent, and the time at which to look there."""
+        """Find the file at an address. If the parent's mappings decide, return the parent and the
+        time at which to look there.
+        """
         count = bisect_right(self._times, time)
         image = self._images[count]
         mapped = self._maps.get(image)
@@ -318,7 +320,9 @@ class _Timeline:
         return self._images[bisect_right(self._times, time)]
 
     def mapped(self, image: int) -> list[tuple[int, int]]:
-        """Return the files mapped from then until the next fork or exec, each with its time."""
+        """Return the files that were mapped from ``image`` until the next fork or exec, each with
+        its time.
+        """
         found = []
         for begin, _, _, _, file in islice(self._entries, image, None):
             if file in _BEGINNINGS:
@@ -339,8 +343,8 @@ class _Timeline:
         return (parent, begin) if what == _FORKED else None
 
     def entered(self, time: int) -> int | tuple[int, int]:
-        """Return its mount namespace, 0 if unknown; or the parent, and the time at which to look
-        there.
+        """Return the mount namespace of the process, 0 if unknown. If the parent's decides, return
+        the parent and the time at which to look there.
         """
         home = self._homes[bisect_right(self._times, time)]
         begin, start, _, _, what = self._entries[home - 1] if home else (0, 0, 0, 0, _BORN)

@@ -65,10 +65,10 @@ USER: Final = 2
 class Header(msgspec.Struct):
     """The places of the parts of a file, and its events.
 
-    ``order`` is that of struct ("<", ">"); ``data`` is the place of the records. Without
-    ``is_pipe``, ``features`` has the place of each feature by number; ``flags`` has bit 1<<number.
-    ``truncated`` is the reason if the end is missing. The other fields are places in the file, for
-    a writer.
+    ``order`` is the byte order in the notation of struct ("<", ">"); ``data`` is the place of the
+    records. Without ``is_pipe``, ``features`` has the place of each feature by number; ``flags``
+    has bit 1<<number. ``truncated`` is the reason if the end is missing. The other fields are
+    places in the file, for a writer.
     """
 
     order: str
@@ -290,7 +290,9 @@ def beginning(original: bytes, header: Header, data_size: int, features: Iterabl
 
 
 def section_table(header: Header, start: int, sizes: Sequence[int]) -> bytes:
-    """Return the table of features at ``start``, which they follow in order of their numbers."""
+    """Return the table of features for the offset ``start``; the features follow it in the order of
+    their numbers.
+    """
     form = Struct(f"{header.order}QQ")
     at = start + _SECTION * len(sizes)
     table = b""
@@ -308,8 +310,8 @@ def build_id_feature(entries: Iterable[Named], order: str) -> bytes:
 def moved_traces(data: bytes, order: str, old: Sequence[int], new: Sequence[int]) -> bytes:
     """Return the feature `AUXTRACE`, the places of records with traces, after they have moved.
 
-    ``old`` is in ascending order; ``new`` has the new place of each. Entries for others are left
-    out. Source: auxtrace_index__write in tools/perf/util/auxtrace.c.
+    ``old`` is in ascending order; ``new`` has the new place of each. Entries for other places are
+    left out. Source: auxtrace_index__write in tools/perf/util/auxtrace.c.
     """
     word, entry = Struct(f"{order}Q"), Struct(f"{order}QQ")
     kept = []

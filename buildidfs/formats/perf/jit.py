@@ -74,7 +74,9 @@ def _disjoint(rows: list[_Row]) -> Iterator[Symbol]:
 
 
 def _cut(rows: list[_Row]) -> Iterator[Symbol]:
-    """Yield functions without overlaps: of several at one byte, the one added last has it."""
+    """Yield the functions without overlaps: a byte that several functions cover belongs to the one
+    that was added last.
+    """
     edges = sorted({edge for start, _, size, _ in rows for edge in (start, start + size)})
     active: list[tuple[int, int, bytes]] = []  # negative number, end, name
     at = 0

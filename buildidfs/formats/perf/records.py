@@ -108,7 +108,7 @@ class Generated(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupMade(msgspec.Struct, frozen=True, gc=False):
-    """A control group was made: a container may be starting."""
+    """A control group was made: a container may be about to start."""
 
     time: int
 
@@ -123,7 +123,7 @@ class Forked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Exited(msgspec.Struct, frozen=True, gc=False):
-    """The last thread of a process ended, or the one with which it began."""
+    """The last thread of a process ended, or its first thread."""
 
     time: int
     pid: int

@@ -116,7 +116,8 @@ class Script:
     def locate(self, frame: PrintedFrame) -> Location | None:
         """Find the file and offset of a frame; None if no event had a mapping there.
 
-        Without an event there is still a result if perf printed the offset, or may have printed it.
+        Even without such an event there is a result if perf printed the offset, or may have printed
+        it.
         """
         if frame.offset is not None:
             return self._locate(frame)

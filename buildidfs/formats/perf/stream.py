@@ -160,7 +160,9 @@ class Stream:
                 self._stop("trace data that is not all there")
 
     def _payload(self, kind: int, size: int) -> ByteRange:
-        """Return the place of the bytes after a record that belong to it, by the size it claims."""
+        """Return the place of the bytes that follow a record and belong to it, by the size that the
+        record claims.
+        """
         length = 0
         if kind == AUXTRACE and size >= HEADER_SIZE + 8:
             (length,) = self._word.unpack_from(self._buffer, HEADER_SIZE)
@@ -199,7 +201,7 @@ class Stream:
         yield from self._unpack(data)
 
     def _unpack(self, data: bytes) -> Iterator[Raw]:
-        """Yield the records that are complete with the next piece of the compressed stream."""
+        """Yield the records that become complete with the next piece of the compressed stream."""
         unpack, position, kinds = self._form.unpack_from, self._start, self._kinds
         for begin in range(0, len(data), _SLICE):
             plain = self._unpacked + self._decompress(data[begin : begin + _SLICE])
