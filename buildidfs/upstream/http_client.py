@@ -132,10 +132,12 @@ class HttpClient:
         return request.send(method, content, self._headers if is_own else ())
 
     def connections(self) -> _Connections:
-        """Return the connections of the calling thread."""
+        """Return the connections of the calling thread. Raises `Unavailable` after `close`."""
         found: _Connections | None = getattr(self._local, "connections", None)
         if found is None:
             with self._lock:
+                if self._closed:
+                    raise _closed()
                 if self._context is None:
                     self._context = httpx2.create_ssl_context()
                 found = self._local.connections = _Connections(self._context, self._timeout_s)
@@ -148,13 +150,12 @@ class HttpClient:
         return self._headers
 
     def close(self) -> None:
-        """Close all connections, in use or not."""
+        """Close all connections, in use or not; requests raise `Unavailable` from now on."""
         with self._lock:
             self._closed = True
             every, self._every = self._every, []
         for each in every:
-            each.cut()
-            each.client.close()
+            each.end()
 
 
 class _Connections:
@@ -167,6 +168,7 @@ class _Connections:
             headers={"User-Agent": f"buildidfs/{__version__}", "Accept-Encoding": "identity"},
         )
         self._sockets: list[socket.socket] = []
+        self.is_ended = False
 
     def trace(self, event: str, info: dict[str, Any]) -> None:
         """Record a new connection; called by the library."""
@@ -175,6 +177,14 @@ class _Connections:
             if isinstance(found, socket.socket):
                 self._sockets = [each for each in self._sockets if each.fileno() >= 0]
                 self._sockets.append(found)
+                if self.is_ended:  # while this connection was made
+                    self.cut()
+
+    def end(self) -> None:
+        """End all requests for good, from another thread."""
+        self.is_ended = True
+        self.cut()
+        self.client.close()
 
     def cut(self) -> None:
         """End all requests, from another thread: calls that wait for a socket fail at once."""
@@ -250,6 +260,10 @@ class _Request:
             if self._is_cut:
                 raise self._silent() from error
             raise _failure(error) from error
+        except RuntimeError as error:
+            if not self._connections.is_ended:
+                raise
+            raise _closed() from error
         finally:
             self._stop_timer()
 
@@ -373,6 +387,10 @@ def _check_status(response: httpx2.Response) -> None:
 def _said(response: httpx2.Response) -> str:
     phrase = "".join(filter(str.isprintable, response.reason_phrase))
     return f"{response.status_code} {phrase}"[:_WHY_BYTES].rstrip()
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the connections are closed", lasting=True)
 
 
 def _failure(error: Exception) -> Unavailable:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,3 +164,38 @@ def test_certificate_of_the_server_is_verified(tmp_path: Path) -> None:
         pytest.raises(Unavailable, match="certificate"),
     ):
         http.send("POST", server.url, b"{}")
+
+
+def test_no_request_after_the_connections_are_closed(tmp_path: Path) -> None:
+    with upstream(Handler.hang) as server, (tmp_path / "there").open("wb") as file:
+        client = HttpClient(30.0)
+        used = client.connections()
+        client.close()
+        with pytest.raises(Unavailable, match="closed"):
+            client.download(f"{server.url}/file", file.fileno(), 100)
+        with pytest.raises(Unavailable, match="closed"):
+            client.send("PUT", f"{server.url}/file", b"bytes")
+        failures: list[BaseException] = []
+
+        def another_thread() -> None:
+            with pytest.raises(Unavailable, match="closed") as caught:
+                client.download(f"{server.url}/file", file.fileno(), 100)
+            failures.append(caught.value)
+
+        thread = threading.Thread(target=another_thread)
+        thread.start()
+        thread.join(20)
+        assert len(failures) == 1
+        assert used.is_ended
+
+
+def test_connection_that_is_made_while_all_are_closed_is_cut() -> None:
+    client = HttpClient(30.0)
+    connections = client.connections()
+    client.close()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = SimpleNamespace(get_extra_info=lambda name: ours)
+        connections.trace("connection.connect_tcp.complete", {"return_value": made})
+        theirs.settimeout(20)
+        assert theirs.recv(1) == b""
