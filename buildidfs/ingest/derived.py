@@ -66,12 +66,12 @@ def _capture(
         staged.close()
         return None
     origin = sighting.origin
-    identity = origin.identity
+    seen = origin.identity
     # Without a scope, so that a scan which meets this file again reads the executable.
-    identity = msgspec.structs.replace(identity, scope=None, mode=identity.mode & ~_EXECUTE)
+    seen = msgspec.structs.replace(seen, scope=None, mode=seen.mode & ~_EXECUTE)
     origin = msgspec.structs.replace(
         origin,
-        identity=identity,
+        identity=seen,
         trust=min(origin.trust, Trust.PACKAGE),
         standing=min(origin.standing, Standing.GIVEN),
     )
@@ -83,6 +83,7 @@ def _capture(
         quality,
         found.scripts,
         found.segments,
+        aliases=identity.aliases(found, elf_file.reader(staged.fd), staged.size, crc=True),
     )
 
 

@@ -16,7 +16,17 @@ from msgspec.structs import replace
 from buildidfs.capture.base import PinnedFile
 from buildidfs.ingest import Ingest, derived
 from buildidfs.linux import statx
-from buildidfs.model import Artifact, BuildId, Kind, Origin, Quality, Sighting, Standing, Trust
+from buildidfs.model import (
+    AliasType,
+    Artifact,
+    BuildId,
+    Kind,
+    Origin,
+    Quality,
+    Sighting,
+    Standing,
+    Trust,
+)
 from buildidfs.store import Store
 from buildidfs.store.index.ranking import rank
 from tests.support.captures import read_blob
@@ -78,6 +88,14 @@ def test_a_debug_file_is_made_after_the_capture(store: Store, tmp_path: Path) ->
     assert executable.segments == artifact.segments
     records = store.index.origins(artifact.ordinal)
     assert {record.origin.path for record in records} == {os.fsencode(tmp_path / "app")}
+
+
+def test_a_debug_file_that_was_made_has_its_aliases(store: Store, tmp_path: Path) -> None:
+    ingest(store, tmp_path / "app", go_program(FUNCTIONS))
+    derived.work(store)
+    (artifact,) = debuginfo(store)
+    types = {alias.type for alias in store.aliases.of(artifact.digest)}
+    assert {AliasType.HTL, AliasType.CRC32} <= types  # else a repair adds them later
 
 
 def test_a_program_without_a_build_id_gets_one_under_its_adopted_id(
