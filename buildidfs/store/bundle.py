@@ -72,8 +72,7 @@ def write_bundle(
     resume: bool = False,
     progress: Callable[[int], None] = lambda size: None,
 ) -> int:
-    """Write a bundle to a file or pipe; return the number of bytes of an earlier attempt that were
-    kept.
+    """Write a bundle to a file or pipe; return the number of bytes kept from an earlier attempt.
 
     ``inputs`` and ``sources`` are descriptors of files whose sizes are in the manifest.
     ``progress`` is called with the size of each chunk of content that was written. Each blob is
@@ -285,10 +284,11 @@ def captures(
 
 
 def sightings(item: bundle_archive.Item, trust: Trust, access: Access) -> list[Sighting]:
-    """Return the places of the bytes of an item, earliest first; ``access`` is to the bundle.
+    """Return the places where the bytes of an item were seen, earliest first; ``access`` is to the
+    bundle.
 
-    Only root may read the bytes here, unless all users could read them there, because user IDs are
-    those of the other host.
+    User IDs are those of the other host. So on this host only root may read the bytes, unless all
+    users could read them there.
     """
     public = item.mode & 0o444 == 0o444
     identity = FileIdentity(0, 0, item.size, item.mtime_ns, item.mtime_ns, 0o100555, 0, 0)
@@ -396,7 +396,7 @@ def _fits(item: bundle_archive.Item, part: Part) -> bool:
     """Return True if a file matches its item, above all in the scripts that gdb would run.
 
     An artifact that is not served as an ELF file may be any file. An ELF file without a build ID
-    has that of the item.
+    gets the build ID of the item.
     """
     build_id = BuildId.from_hex(item.build_id)
     found = identity.describe(part.read_at, part.size, build_id)
@@ -422,7 +422,7 @@ class _BundleFiles(Blobs):
         return self._file.size(digest)
 
     def file(self, digest: Digest) -> BlobFile | None:
-        """Return a made-up file of a blob, so that rows can refer to it."""
+        """Return an invented file of a blob, so that rows can refer to the blob."""
         size = self._file.size(digest)
         return None if size is None else BlobFile(size, 0, 0)
 

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Crowd:
-    """The recapturable files of a batch, whose bytes are dropped for lack of room."""
+    """The recapturable files of a batch. If the store lacks room, their bytes are dropped."""
 
     def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
         self._env = env
@@ -50,7 +50,8 @@ class _Crowd:
     def drop(self, losses: int | None = None) -> bool:
         """Drop the recapturable files; return True if there were any.
 
-        With ``losses``, drop only the files that were staged at another number of lost blobs.
+        With ``losses``, the present number of lost blobs, keep the files for which this number was
+        the same when they were staged.
         """
         before = len(self._dropped)
         for new in self._captures:
@@ -83,8 +84,8 @@ class Commits:
         names_of: Callable[[Origin], ContainerNames] | None = None,
         derive: Callable[[], None] = lambda: None,
     ) -> None:
-        """``keeper`` returns the object that makes room, ``judge`` the trust in a file,
-        ``names_of`` the names of a container. ``derive`` is called when there are new
+        """``keeper`` returns the object that makes room, ``judge`` decides the trust in a file,
+        ``names_of`` returns the names of a container. ``derive`` is called when there are new
         `Store.derivations`.
         """
         self._env = environment
@@ -98,7 +99,7 @@ class Commits:
     def commit(
         self, captures: Sequence[NewCapture], absent: Sequence[NewAbsence], seen: Sequence[NewSeen]
     ) -> CommitResult:
-        """Commit all of it, or nothing."""
+        """Commit all the captures, absences and journal entries, or nothing."""
         captures = [self._judged(new) for new in captures]
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         sizes = {blob.digest: blob.size for blob in staged}
@@ -153,7 +154,9 @@ class Commits:
     def _tell(
         self, captures: Sequence[NewCapture], result: CommitResult, recorder: Recorder
     ) -> None:
-        """Announce a committed batch to mounts, to the log and to the maker of debug files."""
+        """Announce a committed batch to the mounts, log shared build IDs, and start the maker of
+        debug files if it has work.
+        """
         self._announce(recorder.counters.announced, result.changed)
         for build_id in recorder.shared:
             _log.warning(
@@ -209,7 +212,7 @@ class Commits:
         )
 
     def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
-        """Record the sightings; return those of files that the store does not know any more."""
+        """Record the sightings; return the sightings of files that the store no longer knows."""
 
         def work(txn: Txn) -> tuple[list[Sighting], Recorder]:
             recorder = Recorder(self._env, txn, self._blobs, called=called)
@@ -227,7 +230,7 @@ class Commits:
     def _called(self, sightings: Sequence[Sighting]) -> _Called:
         """Return the names of the containers of sightings, by control group and label.
 
-        It is called before the transaction begins, so that no writer waits for it.
+        The caller does this before the transaction begins, so that no other writer waits.
         """
         if self._names_of is None:
             return {}

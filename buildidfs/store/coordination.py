@@ -76,7 +76,8 @@ class Listener:
         return self._socket.fileno()
 
     def receive(self) -> list[int] | None:
-        """Return the ordinals that changed; [] for everything; None if no message was there.
+        """Return the ordinals of the changed build IDs; [] if all may have changed; None without a
+        message.
 
         Takes all waiting messages. Their committers wait until `acknowledge`.
         """
@@ -124,8 +125,8 @@ class Listener:
 def announce(root: bytes, count: int, ordinals: Sequence[int]) -> bool:
     """Tell every listener, and wait until each has acknowledged, for a second at most.
 
-    ``count`` is the number of the commit. Returns True if all listeners acknowledged. Never fails,
-    because the commit is done already.
+    ``count`` is the number of the commit. Returns True if all listeners acknowledged. Raises no
+    errors, because the commit is done already.
     """
     directory = os.path.join(root, b"listeners")
     try:
@@ -181,7 +182,7 @@ def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:
 
 @contextlib.contextmanager
 def _short(directory: bytes) -> Iterator[bytes]:
-    """Yield a name for the directory that fits into a socket address (108 bytes)."""
+    """Yield a path of the directory that is short enough for a socket address (108 bytes)."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield b"/proc/self/fd/%d/" % fd

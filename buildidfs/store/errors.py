@@ -36,7 +36,7 @@ def not_to_be_written(path: bytes) -> StoreError:
 
 
 def remedy(error: OSError) -> str:
-    """Return a remedy for a refusal, as the end of a message."""
+    """Return the end of an error message: the remedy if access was refused, else an empty text."""
     if error.errno not in (errno.EACCES, errno.EPERM) or os.geteuid() == 0:
         return ""
     return ": only its owner may use it; do so as that user (sudo), or name your own with --store"

@@ -34,14 +34,13 @@ def to_stream(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
 
 
 def open_through(path: str | bytes) -> int | None:
-    """Open an existing ``path`` for writing if the output must go through it, not replace it.
+    """Open ``path`` for writing if it must be written to; return None if it is to be replaced.
 
-    This holds for paths that are neither absent nor regular files: /dev/null, a FIFO that has a
-    reader, a symbolic link. If other users than its owner and root may create names in the
-    directory, then a link, or a file of another user, may be a trap: it leads to a file of ours, or
-    waits for data that only we may read.
-
-    Returns None if the path is to be replaced. Raises OSError: EPERM for such a trap.
+    A path must be written to if it exists and is not a regular file: /dev/null, a FIFO that has a
+    reader, a symbolic link. Raises OSError (EPERM) if the path may be a trap. This is so if other
+    users than its owner and root may create names in the directory, and the path is a link, or a
+    file of another user: the link may lead to a file of ours, or the user may wait for data that
+    only we may read.
     """
     try:
         status = os.lstat(path)
@@ -102,7 +101,10 @@ def open_log(path: str | bytes) -> int:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Return True if it belongs to us, to root, or to the owner of / (root without a number)."""
+    """Return True if a file belongs to our user, to root, or to the owner of /.
+
+    The owner of / is root in a user namespace that has no number for root.
+    """
     return status.st_uid in (os.geteuid(), 0, os.stat("/").st_uid)
 
 

@@ -52,8 +52,8 @@ _decode = msgspec.json.Decoder(JitProcess).decode
 
 
 class JitMap(NamedTuple):
-    """A kept map: its process, its file, the time at which the process was last known to live (Unix
-    time, ns), and the number of bytes of the map.
+    """A kept map: its process, its file, its number of bytes, and the time at which the process was
+    last known to live (Unix time, ns).
     """
 
     process: JitProcess
@@ -62,7 +62,7 @@ class JitMap(NamedTuple):
     size: int
 
     def text(self) -> bytes:
-        """Return the map itself. Raises OSError, also if it was removed meanwhile."""
+        """Return the map itself. Raises OSError, also if the map was removed meanwhile."""
         with open(self.path, "rb") as file:
             file.readline(_HEADER_MAX)
             return file.read(MAX_MAP_BYTES)
@@ -153,7 +153,7 @@ class JitMaps:
         Bytes that are there already are not written again, even if another process wrote them. If
         the file has other bytes there, all of ``text`` is appended after them. Returns the offset
         of the next part; -1 if the kept map is shorter than ``at``, so that the map must be passed
-        from its beginning; 0 if there was no room. Raises `StoreError`.
+        from its beginning; 0 if there is no room. Raises `StoreError`.
         """
         with self._lock, translated(self._root):
             os.makedirs(self._directory, 0o700, exist_ok=True)
@@ -276,7 +276,7 @@ def _name(process: JitProcess) -> bytes:
 
 
 def _share(process: JitProcess) -> bytes:
-    """Return the share that a map counts for: its container, or a user of the host."""
+    """Return the share to whose limit a map counts: its container, or a user of the host."""
     origin = process.origin
     whose = origin.container or f"uid {origin.identity.uid}"
     return fingerprint(whose.encode("utf-8", "surrogateescape"), 8).hex().encode()

@@ -33,7 +33,7 @@ _FORMAT = b"format"
 def make(root: bytes, map_size: int | None) -> None:
     """Lay out a store; the file ``format`` is written last. Raises `StoreError`.
 
-    A store that has lost only this file becomes a store again with all its content.
+    If a store has lost only this file, it is restored with all its content.
     """
     with translated(root):
         os.makedirs(root, 0o700, exist_ok=True)
@@ -61,7 +61,7 @@ def begin(env: Environment, txn: Txn) -> None:
 
 
 def write_format(root: bytes) -> None:
-    """Write the number of our format into the store durably. Raises `StoreError`."""
+    """Write the number of the present format into the store, and sync it. Raises `StoreError`."""
     with translated(root):
         draft = os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -99,11 +99,7 @@ def read_format(root: bytes) -> int:
 
 
 def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environment:
-    """Open the index of a store of our format.
-
-    Raises the errors of `read_format`, `StoreVersionError` for another format, and `StoreDamaged`
-    for rows of another format.
-    """
+    """Open the index of a store of the present format."""
     version = read_format(root)
     if version != schema.FORMAT_VERSION:
         raise StoreVersionError(

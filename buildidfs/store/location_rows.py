@@ -136,7 +136,7 @@ def pack_origin(
 
 
 def reach_in(value: bytes) -> int:
-    """Return `Origin.reach` in a row of *origins*."""
+    """Return the `Origin.reach` that a row of *origins* has."""
     return _decode(memoryview(value)[TIMES.size :]).reach
 
 
@@ -230,7 +230,9 @@ _decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
 
 
 def journal_prefix(path: bytes, mnt_ns_id: int, boot: bytes | None = None) -> bytes:
-    """Return the start of keys in *journal* for a path in a mount namespace; None: of any boot."""
+    """Return the start of keys in *journal* for a path in a mount namespace; if ``boot`` is None,
+    in any boot.
+    """
     prefix = _JOURNAL_PLACE.pack(fingerprint(path), mnt_ns_id, boot or b"")
     return prefix if boot is not None else prefix[:-16]
 
@@ -253,7 +255,9 @@ def journal_key(origin: Origin, build_id: BuildId, boot: bytes, label: str | Non
 def pack_journal(
     origin: Origin, build_id: BuildId, first: int, last: int, *, noted: bool = False
 ) -> bytes:
-    """Return a row of *journal*; ``noted`` is for a file for whose bytes there was no room."""
+    """Return a row of *journal*. ``noted`` identifies a file that was not captured for lack of
+    room, see `JournalRecord`.
+    """
     row = JournalRow(
         bytes(build_id),
         origin.path,
@@ -270,7 +274,7 @@ def pack_journal(
 
 
 def is_noted(value: bytes) -> bool:
-    """Return True for a row of *journal* of a file for whose bytes there was no room."""
+    """Return True if a row of *journal* is for a file that was not captured for lack of room."""
     return _decode_journal(memoryview(value)[TIMES.size :]).noted is not None
 
 
@@ -338,9 +342,11 @@ class Container(msgspec.Struct, frozen=True):
 
 
 class ContainerEntry(msgspec.Struct, frozen=True):
-    """A name in a directory of a container: ``directory`` is its number, or 0 for a file, which is
-    (``ordinal``, ``kind``, ``variant``). ``offset`` is the position at which a listing resumes
-    behind it. ``public`` is True if all users could read the file, or a file below the directory.
+    """A name in a directory of a container.
+
+    ``directory`` is the number of the directory that it leads to; 0 for a file, which is
+    (``ordinal``, ``kind``, ``variant``). ``offset`` is the position of the entry in a listing.
+    ``public`` is True if all users could read the file, or a file below the directory.
     """
 
     name: bytes
@@ -379,7 +385,9 @@ _decode_container = msgspec.msgpack.Decoder(ContainerRow).decode
 
 
 def offset_of(name: bytes) -> int:
-    """Return the number that stands for a name in a key and in a listing, 1 to 2**63-1."""
+    """Return the number that stands for a name in a key and as an offset of listings, 1
+    to 2**63-1.
+    """
     return int.from_bytes(fingerprint(name, 8), "big") >> 1 or 1
 
 

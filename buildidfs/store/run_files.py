@@ -76,7 +76,7 @@ class Present(msgspec.Struct, frozen=True):
         return self.kernel == _kernel()
 
     def path(self, fact: str) -> bytes:
-        """Return a path among the facts, as bytes; empty if there is none."""
+        """Return a path that is one of the facts, as bytes; empty if there is none."""
         encoded = self.facts.get(f"{fact}_b64")
         if isinstance(encoded, str):
             with contextlib.suppress(ValueError):
@@ -104,9 +104,9 @@ class Present(msgspec.Struct, frozen=True):
 class Presence:
     """Registers this process as running, until it ends or calls `close`; a context manager.
 
-    On a store that cannot be written nothing is registered, and everything else works. Paths are
-    given as bytes: as JSON they are text, and ``NAME_b64`` if they are not UTF-8. Methods may be
-    called from any thread, and never fail.
+    If the store cannot be written, the process is not registered, and all methods work without
+    effect. Paths are given as bytes: as JSON they are text, and ``NAME_b64`` if they are not UTF-8.
+    Methods may be called from any thread, and never fail.
     """
 
     def __init__(self, root: str | bytes | os.PathLike[str], role: str, **facts: object) -> None:
@@ -130,10 +130,7 @@ class Presence:
 
     @classmethod
     def only(cls, root: str | bytes | os.PathLike[str], role: str, **facts: object) -> Self:
-        """Register for a role that one process at a time may have.
-
-        Raises `StoreLocked` if another process has it, `StoreError` if it cannot be registered.
-        """
+        """Register for a role that only one process at a time may have."""
         directory = os.path.join(os.fsencode(root), _DIRECTORY)
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
@@ -209,7 +206,7 @@ def present(
 ) -> list[Present]:
     """Return the living processes of one role or of all, the oldest first; remove leftovers.
 
-    A file without content so far is read ``looks`` times, 10 ms apart. The list is empty if the
+    A file that is still empty is read up to ``looks`` times, 10 ms apart. The list is empty if the
     store does not exist, or may not be read.
     """
     directory = os.path.join(os.fsencode(root), _DIRECTORY)
@@ -232,7 +229,9 @@ def present(
 
 
 def store_with_role(open_files: Iterable[bytes], role: str, pid: int) -> bytes | None:
-    """Return the root of the store in which a process has a role, by the files it has open."""
+    """Return the root of the store in which a process has a role, found by the files that it has
+    open.
+    """
     name = f"{role}-{pid}".encode()
     for path in open_files:
         directory, _, file = path.rpartition(b"/")
@@ -274,7 +273,9 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
 
 
 def _read(fd: int, looks: int) -> dict[str, Any]:
-    """Return the content; empty if there is none after several reads, or it still changes."""
+    """Return the content; empty if there is none after several reads, or if it still
+    changes then.
+    """
     before = b""
     for _ in range(looks):
         text = os.pread(fd, _MOST_BYTES, 0)
@@ -298,8 +299,9 @@ def _is_held(path: bytes) -> bool:
 
 
 def _is_locked(fd: int) -> bool:
-    """Return True if the process of a file lives. If not, we lock the file until ``fd``
-    is closed.
+    """Return True if the process of a file lives.
+
+    If it does not, the file is locked by us until ``fd`` is closed.
     """
     try:
         # The lock is shared, so that two readers do not take each other for the process.
@@ -352,9 +354,9 @@ _MOST_LOST_BYTES: Final = 8 << 20
 class Lost(msgspec.Struct, frozen=True, omit_defaults=True):
     """``count`` files at one path that were seen by ``time_ns`` (Unix), and not captured.
 
-    ``path`` is base64, because it may have any bytes; `raw_path` decodes it. It is empty if more
-    files of a container were lost than are named. ``build_id`` is hexadecimal, empty if unknown;
-    ``container`` and ``mnt_ns_id`` mean the same as in `Origin`.
+    ``path`` is base64, because it may have any bytes; `raw_path` decodes it. It is empty for the
+    files of a container that are beyond the limit of named ones. ``build_id`` is hexadecimal, empty
+    if unknown; ``container`` and ``mnt_ns_id`` mean the same as in `Origin`.
     """
 
     time_ns: int
@@ -391,7 +393,7 @@ class LossLog:
         self._most_bytes = most_bytes
 
     def append(self, rows: Iterable[Lost]) -> bool:
-        """Write all rows at once; return False if that failed, or not all were written."""
+        """Write all rows at once; return False if the write failed or was cut short."""
         data = b"".join(_encode_lost(row) + b"\n" for row in rows)
         if not data:
             return True

@@ -229,7 +229,9 @@ ABSENCE_TAGS: Final = {
     Absence.EMPTY: 1, Absence.NOT_ELF: 2, Absence.MALFORMED: 4, Absence.NO_BUILD_ID: 7,
     Absence.BAD_BUILD_ID: 8, Absence.TRUNCATED: 9,
 }  # fmt: skip
-"""Tags 3, 5 and 6 were for programs that now get an adopted ID: such files are read again."""
+"""Tags 3, 5 and 6 were for programs that now get an adopted ID. Files with such a tag are read
+again.
+"""
 FORM_PLAIN: Final = 0
 FORM_ZSTD: Final = 1
 FORM_DENSE: Final = 2
@@ -390,7 +392,7 @@ def pack_artifact(artifact: Artifact) -> bytes:
 def _start(ordinal: int, kind: int) -> int:
     """Return the start of the CRC-32 of a row of *artifacts*; only its lower 32 bits count.
 
-    It differs between kinds of one ordinal, and between ordinals of one kind.
+    The start differs between kinds of one ordinal, and between ordinals of one kind.
     """
     return ordinal << 2 ^ ordinal >> 30 ^ kind & 3
 
@@ -436,9 +438,10 @@ def _scripts_in(value: bytes) -> tuple[ByteRange, ...]:
 
 
 class DigestRow(msgspec.Struct):
-    """A row of *digests*; ``refs``: (ordinal, kind, variant); ``rank``: the class in *uses*.
+    """A row of *digests*.
 
-    ``taken`` is the number of bytes that the file takes on disk, a multiple of 512.
+    ``refs`` are (ordinal, kind, variant) of the artifacts with the blob, ``rank`` is its class in
+    *uses*. ``taken`` is the number of bytes that the file takes on disk, a multiple of 512.
     """
 
     size: int
@@ -480,7 +483,9 @@ def refs_end(value: bytes) -> int:
 
 
 def ordinal_in(value: bytes) -> bytes | None:
-    """The key in *ordinals* of the first build ID in a row of *digests*; None if there is none."""
+    """Return the key in *ordinals* of the first build ID in a row of *digests*; None if there is
+    none.
+    """
     end = DIGEST.size + ORDINAL_KIND_VARIANT.size
     return value[DIGEST.size : DIGEST.size + 8] if len(value) >= end else None
 
@@ -488,8 +493,8 @@ def ordinal_in(value: bytes) -> bytes | None:
 class DwzRow(msgspec.Struct, frozen=True):
     """A row of *dwz*: ordinal u64, standing and trust u8, public u8, build ID, check.
 
-    The upper half of the second part is one more than the standing, the lower half the trust.
-    ``referred`` is empty if a file was seen under the name.
+    The upper half of the byte for standing and trust is one more than the standing, the lower half
+    is the trust. ``referred`` is empty if a file was seen under the name.
     """
 
     ordinal: int
@@ -603,10 +608,11 @@ class HistoryGroup(msgspec.Struct, frozen=True, array_like=True):
 class HistoryRow(msgspec.Struct, frozen=True, array_like=True):
     """The contents of a store at ``time_ns`` (Unix), and the events since the row before.
 
-    ``counted`` is the number of build IDs that were counted, 0 for none; ``executable``,
-    ``symbols`` and ``debuginfo`` are the numbers of those that have these. ``captured`` and
-    ``lost`` count files since the row before. ``lag_ms`` is the longest time that a file had waited
-    to be copied. Sizes are in bytes. There are at most `MAX_HISTORY_GROUPS` of ``groups``.
+    ``counted`` is the number of build IDs that were counted, 0 if none were. Of these,
+    ``executable`` have an executable, ``symbols`` have symbols, and ``debuginfo`` have debuginfo.
+    ``captured`` and ``lost`` count files since the row before. ``lag_ms`` is the longest time that
+    a file had waited to be copied. Sizes are in bytes. There are at most `MAX_HISTORY_GROUPS` of
+    ``groups``.
     """
 
     time_ns: int
@@ -658,7 +664,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def seen_key(identity: FileIdentity) -> bytes | None:
-    """Return the key of a row of *seen*; None if the identity may be that of another file later."""
+    """Return the key of a row of *seen*; None if another file may get the same identity later."""
     if identity.scope is None:
         return None
     fields = (
@@ -677,7 +683,7 @@ def seen_key(identity: FileIdentity) -> bytes | None:
 
 
 def clamped(ns: int) -> int:
-    """Limit a time to 64 bits, because inodes of a hostile filesystem image may have any number."""
+    """Limit a time to 64 bits: a hostile filesystem image may have any number in an inode."""
     return min(max(ns, -(2**63)), 2**63 - 1)
 
 

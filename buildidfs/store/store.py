@@ -70,10 +70,10 @@ def _do_nothing() -> None:
 class Store:
     """An open store; a context manager. Make one with `create` or `open`.
 
-    Its parts answer questions, each for one moment: ``index`` about build IDs and artifacts,
-    ``paths`` and ``file_names`` about the paths at which files were seen, ``containers`` about the
-    files of each container, ``journal`` about sightings, ``pins`` about pins, ``history`` about the
-    past, ``blobs`` about the bytes, ``jit_maps`` about the names of generated code.
+    Each part answers questions, each answer from one moment: ``index`` about build IDs and
+    artifacts, ``paths`` and ``file_names`` about the paths at which files were seen, ``containers``
+    about the files of each container, ``journal`` about sightings, ``pins`` about pins, ``history``
+    about the past, ``blobs`` about the bytes, ``jit_maps`` about the names of generated code.
     """
 
     def __init__(self, path: bytes, env: Environment, files: Blobs, *, read_only: bool) -> None:
@@ -147,9 +147,8 @@ class Store:
         self.close()
 
     def match(self, text: str) -> BuildId:
-        """Return the build ID for the beginning of one, or for an alias; see `Aliases.resolve`.
-
-        Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
+        """Return the build ID that ``text`` is the beginning or an alias of; see
+        `Aliases.resolve`.
         """
         return self.aliases.resolve(text)[0]
 
@@ -166,15 +165,17 @@ class Store:
     def open_blob(self, digest: Digest) -> Blob:
         """Open a blob with the bytes that were captured, and record that as a use.
 
-        Reads all of it first if its file may have been changed. Raises `IntegrityError` if it is
-        gone, or has other bytes. ``blobs.open`` does the same without recording a use.
+        Reads the whole blob first if its file may have changed. Raises `IntegrityError` if the blob
+        is gone, or has other bytes. ``blobs.open`` does the same without recording a use.
         """
         blob = self.blobs.open(digest)
         self.note_use(digest)
         return blob
 
     def open_blob_now(self, digest: Digest) -> Blob | None:
-        """`open_blob` without waiting: returns None if all of the blob has to be read first."""
+        """Do the same as `open_blob` without waiting; return None if the whole blob has to be read
+        first.
+        """
         blob = self.blobs.open_now(digest)
         if blob is not None:
             self.note_use(digest)
@@ -183,13 +184,13 @@ class Store:
     def digest_of(self, fd: int) -> Digest:
         """Hash an open file without copying it. Raises OSError.
 
-        With `held`, this is cheaper than `stage` if the store probably has the bytes.
+        If the store probably has the bytes, this and `held` together are cheaper than `stage`.
         """
         return digest_of(fd)
 
     def flush_uses(self) -> None:
-        """Write a record of the blobs opened since the last call, for the next writer;
-        never fails.
+        """Leave the next writer a record of the blobs opened since the last call; raises
+        no errors.
         """
         used, self._used = self._used, set()
         if used:
@@ -205,12 +206,13 @@ class Store:
     # --- capture ---------------------------------------------------------------------------
 
     def stage(self, fd: int, limit: int | None = None, origin: Origin | None = None) -> Staged:
-        """Take the bytes of an open file into the store's filesystem, hashed, without a name.
+        """Copy the bytes of an open file into the store's filesystem, without a name, and hash
+        them.
 
         Reads from offset 0, at most ``limit`` bytes (default: the present size of the file). Makes
         a reflink if the filesystem supports it. May be called from several threads at once. Raises
         OSError if the source cannot be read, or (EFBIG) is larger than the store may become,
-        `Recapturable` if there is no room for a file that still exists at ``origin``, `StoreFull`,
+        `Recapturable` if there is no room, but the file still exists at ``origin``, `StoreFull`,
         `StoreError`.
         """
         self._writable()
@@ -245,8 +247,8 @@ class Store:
         return commits.commit(captures, absent, seen)
 
     def touch(self, sightings: Sequence[Sighting]) -> list[Sighting]:
-        """Record that files which `recall` knew were seen again; return those that are
-        now unknown.
+        """Record that files known to `recall` were seen again; return the sightings of files that
+        are no longer known.
         """
         return self._commits().touch(sightings)
 
@@ -297,7 +299,9 @@ class Store:
         self.commit((), (), entries)
 
     def remember(self, absent: Sequence[NewAbsence]) -> None:
-        """Remember files without a build ID; `commit` does so, too."""
+        """Remember files without a build ID, so that they are not read again; `commit` does so,
+        too.
+        """
         self.commit((), absent)
 
     # --- removal and compression -------------------------------------------------------------
@@ -311,8 +315,8 @@ class Store:
     ) -> None:
         """Make room for all captures from now on, within ``policy``.
 
-        If ``policy`` is a function, it is called when the policy is first needed; unless
-        ``always``, that is when the first file is staged. ``altlinks`` returns the build ID in the
+        If ``policy`` is a function, it is called at once with ``always``, and else when the first
+        file is staged. ``altlinks`` returns the build ID in the
         .gnu_debugaltlink of a debug file's blob.
         """
         env = self._writable()
@@ -332,16 +336,16 @@ class Store:
         return retention_policy.plan(self._opened(), self._files, policy, altlinks, stays=stays)
 
     def exceeded(self, policy: Policy) -> dict[str, int]:
-        """Return the bytes by which the limits of a policy are exceeded, by name; 0 or less is
-        within it.
+        """Return by how many bytes each limit of a policy is exceeded, by its name; 0 or less if it
+        is not.
         """
         from buildidfs.store.retention import policy as retention_policy
 
         return retention_policy.lacks(self._opened(), self._files, policy)
 
     def evictions(self) -> Evictions:
-        """Return the counts of blobs removed to make room since the store was made, and of noted
-        files.
+        """Return the counts of the blobs removed to make room and of the noted files, since the
+        store was made.
         """
         from buildidfs.store.retention import eviction as evictions
 
@@ -358,14 +362,17 @@ class Store:
         return eviction.can_be_had(self._opened(), origin)
 
     def enforce(self) -> None:
-        """Remove the blobs that the policy given to `retain` does not keep. Raises `StoreError`."""
+        """Remove the blobs that the policy given to `retain` does not allow to stay. Raises
+        `StoreError`.
+        """
         if self._keeper is not None:
             self._keeper.enforce()
 
     @functools.cached_property
     def jit_maps(self) -> JitMaps:
-        """Return the names of generated code. They are loaded on first use, because `list` does not
-        need them.
+        """Return the names of generated code.
+
+        The module is loaded on first use, because `list` does not need it.
         """
         from buildidfs.store.jit_maps import JitMaps
 
@@ -377,9 +384,7 @@ class Store:
 
     @property
     def tally(self) -> Tally:
-        """Return the counts of blobs removed to keep within the policy since `take_tally` was
-        called.
-        """
+        """Return the counts of the blobs that the policy removed since the last `take_tally`."""
         from buildidfs.store.retention.eviction import Tally
 
         return Tally() if self._keeper is None else self._keeper.tally
@@ -390,7 +395,9 @@ class Store:
 
     @property
     def most_staged(self) -> int | None:
-        """Return the bytes that may wait for a commit, if there is a policy."""
+        """Return the maximum number of staged bytes that should wait for a commit; None without a
+        policy.
+        """
         keeper = self._keeping()
         return None if keeper is None else keeper.most_staged
 
@@ -422,7 +429,7 @@ class Store:
         return pins.unpin_name(self._writable(), name)
 
     def fold_uses(self) -> int:
-        """Record the uses that readers have left, and return the number of new ones.
+        """Record the uses in the files that readers have left, and return the number of new uses.
 
         Raises `StoreError`.
         """
@@ -442,9 +449,9 @@ class Store:
         """Remove blobs, and all rows that nothing refers to afterwards.
 
         Announces the changes; a reader that has such a file open can read it to its end.
-        ``quarantine`` moves the files to ``quarantine/``. ``forget`` also drops the floors of their
-        build IDs. Digests that the store does not hold are skipped. Raises `StoreFull` if the index
-        has no room even for a removal, `StoreError`.
+        ``quarantine`` moves the files to ``quarantine/``. ``forget`` also drops the floors of the
+        build IDs (see `schema`). Digests that the store does not hold are skipped. Raises
+        `StoreFull` if the index has no room even for a removal, `StoreError`.
         """
         from buildidfs.store.retention import removal
 
@@ -456,8 +463,8 @@ class Store:
     ) -> Iterator[tuple[Digest, Compressed]]:
         """Compress blobs that were last used before that time (Unix time, s); yield each.
 
-        They take less room, and are read as before. ``enough`` ends it early. Raises `StoreFull`,
-        and `StoreError`, also if the package zstandard is missing.
+        They take less room, and are read as before. Stops when ``enough`` returns True. Raises
+        `StoreFull`, and `StoreError`, also if the package zstandard is missing.
         """
         from buildidfs.store.retention.compress import Compressor
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the store takes and returns, beside those of `model`.
+"""Arguments and results of the store, apart from those in `model`.
 
 `schema` defines their form on disk.
 """
@@ -27,13 +27,13 @@ class NewCapture(msgspec.Struct, frozen=True):
     """One identified file to be committed: its bytes, their description, and their place.
 
     ``content`` is the result of `Store.stage`, or the digest of bytes that the store holds already
-    (`Store.held`). A file that is executable and debuginfo in one names both kinds. ``remember`` is
+    (`Store.held`). A file that is both executable and debuginfo has both kinds. ``remember`` is
     False for a file that may change without a trace in its identity: the next scan reads it again.
     ``supplement`` is the name and the build ID of the dwz file that debuginfo refers to, None if
-    unknown. ``aliases`` are other names of the bytes; ``codes`` are aliases for other blobs with
-    the same build ID that had none. ``shared`` is the build ID in the file if files share it by
-    mistake; ``build_id`` is then another ID. ``derive`` requests a debug file made from the bytes,
-    see `Store.derivations`.
+    unknown. ``aliases`` are other names of the bytes; ``codes`` are aliases of other blobs: those
+    with the same build ID that had no alias of that type. If files share the build ID in the file
+    by mistake, ``shared`` is this ID, and ``build_id`` another one. ``derive`` requests a debug
+    file made from the bytes, see `Store.derivations`.
     """
 
     sighting: Sighting
@@ -53,7 +53,9 @@ class NewCapture(msgspec.Struct, frozen=True):
 
 
 class NewAbsence(msgspec.Struct, frozen=True):
-    """A file without a build ID, recorded so that it is not read again; ``remember`` as above."""
+    """A file without a build ID, recorded so that it is not read again; ``remember`` as in
+    `NewCapture`.
+    """
 
     identity: FileIdentity
     seen_ns: int
@@ -64,8 +66,8 @@ class NewAbsence(msgspec.Struct, frozen=True):
 class NewSeen(msgspec.Struct, frozen=True):
     """A journal entry: a file with this build ID was seen. The store need not have its bytes.
 
-    ``boot`` is the boot ID (16 bytes) of the system it was seen on; None is this one. ``noted`` is
-    True if there was no room for its bytes, and the file is recapturable.
+    ``boot`` is the boot ID (16 bytes) of the system on which the file was seen; None for the
+    running one. ``noted`` is True if there was no room for the bytes, and the file is recapturable.
     """
 
     sighting: Sighting
@@ -78,9 +80,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """The result of committing one `NewCapture`.
 
     ``refused`` is the reason if nothing was recorded, or empty. ``noted`` is True if its bytes were
-    dropped for lack of room, because the file is recapturable. ``gone`` is True if it was given as
-    a digest and the store has removed those bytes meanwhile: nothing was recorded, and the file has
-    to be read again.
+    dropped for lack of room, because the file is recapturable. ``gone`` is True if the content was
+    given as a digest, but the store has removed those bytes meanwhile. Then nothing was recorded,
+    and the file has to be read again.
     """
 
     ordinal: int
@@ -141,9 +143,9 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """The result of an earlier look at exactly this file.
+    """The result of an earlier read of exactly this file.
 
-    ``build_id`` is None if it had none; ``absence`` is then the reason.
+    ``build_id`` is None if the file had none; ``absence`` is then the reason.
     """
 
     build_id: BuildId | None = None

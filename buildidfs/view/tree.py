@@ -212,7 +212,7 @@ class View:
         """Yield the entries of a directory: name, node and offset.
 
         With a ``viewer``, only entries that lead to a file that this viewer may read are yielded.
-        Offsets grow; a listing resumes behind the offset ``after``. `lookup` also finds entries
+        Offsets grow; a listing resumes beyond the offset ``after``. `lookup` also finds entries
         that a listing leaves out. So in directories that are `nodes.is_place` a front door must
         also call `is_public` or `may_know`; in other directories a known name is not secret.
         """

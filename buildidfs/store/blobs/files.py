@@ -60,11 +60,11 @@ _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 class Staged:
     """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
 
-    ``fd`` reads the staged bytes; identify these, not the source. ``changed`` is True if the source
-    was written to during the copy; the bytes are still exactly those of ``digest``. ``doubtful`` is
-    True if an fsync failed: the next fsync may succeed although the bytes are not on disk.
-    ``losses`` is the number of blobs that had been evicted for good when the bytes were staged.
-    ``counted`` is called when the bytes no longer count as staged.
+    ``fd`` reads the staged bytes. Callers identify these bytes, not those of the source.
+    ``changed`` is True if the source was written to during the copy; the bytes are still exactly
+    those of ``digest``. ``doubtful`` is True if an fsync failed: the next fsync may succeed
+    although the bytes are not on disk. ``losses`` is the number of blobs that had been evicted for
+    good when the bytes were staged. ``counted`` is called when the bytes no longer count as staged.
     """
 
     __slots__ = ("changed", "counted", "digest", "doubtful", "fd", "losses", "name", "size")
@@ -116,13 +116,13 @@ class BlobFile(NamedTuple):
 
 
 class Standing(enum.Enum):
-    """The state of the file under the name that staged bytes are to get."""
+    """The state of the blob file that already has the digest of staged bytes as its name."""
 
     MISSING = enum.auto()
     DAMAGED = enum.auto()
-    """The file has other bytes."""
+    """The file exists, but its bytes do not have that digest."""
     NEW = enum.auto()
-    """The file has these bytes, but its name may not be on disk yet: no row refers to it."""
+    """The file is right, but no row refers to it yet, so its name may not be on disk."""
     KEPT = enum.auto()
 
 
@@ -221,7 +221,10 @@ class Blobs:
                 os.close(fd)
 
     def _keep_origin(self, fd: int, digest: Digest, data: bytes) -> bool:
-        """Keep the origin in an attribute and return True, or in a file beside the blob."""
+        """Keep the origin beside a blob: in an attribute if possible, else in a file.
+
+        Return False if it is in a file.
+        """
         if not data or attach_origin(fd, data):
             return True
         name = _name(digest)
@@ -279,7 +282,8 @@ class Blobs:
         return usage.f_bavail * usage.f_frsize
 
     def other_bytes(self) -> int:
-        """Return the bytes that the directories of blobs and the names of generated code take.
+        """Return the disk usage of the directories in ``blobs/`` and of the names of generated
+        code.
 
         The result may be a minute old.
         """
@@ -479,14 +483,14 @@ def _name(digest: Digest) -> str:
 
 
 class _Grant:
-    """The number of bytes that may be written before more must be requested."""
+    """Counts down a number of bytes that may be written, and requests more when it is used up."""
 
     def __init__(self, left: int, more: Callable[[int], None]) -> None:
         self._left = left
         self._more = more
 
     def write(self, size: int) -> None:
-        """Announce bytes that are about to be written. Raises any exception of ``more``."""
+        """Count bytes that are about to be written. Raises any exception of ``more``."""
         if size > self._left:
             self._more(size - self._left)
             self._left = size
@@ -498,7 +502,7 @@ def _is_sparse(status: os.stat_result) -> bool:
 
 
 def _pieces(chunk: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, bytes) of the parts that are not zeros, in pieces."""
+    """Split a chunk into pieces; yield (offset, bytes) of each piece that is not all zeros."""
     for at in range(0, len(chunk), _PIECE):
         piece = chunk[at : at + _PIECE]
         if piece != _ZEROS[: len(piece)]:
@@ -527,14 +531,17 @@ def sha256() -> hashlib._Hash:
 
 
 def most_read(size: int) -> int:
-    """Return the number of bytes to read of a file that claims to have ``size`` bytes."""
+    """Return the maximum number of bytes to read of a file that has ``size`` according to stat(2).
+
+    Files of proc have size 0 there.
+    """
     return size or _UNSIZED_LIMIT
 
 
 def digest_of(fd: int, progress: Callable[[int], None] | None = None) -> Digest:
     """Hash the bytes of an open file without copying them; raises OSError.
 
-    ``progress`` is called with the number of bytes of each piece that was read.
+    After each piece, ``progress`` is called with its number of bytes.
     """
     hasher = sha256()
     with Buffer() as buffer:
@@ -551,8 +558,7 @@ def digest_of(fd: int, progress: Callable[[int], None] | None = None) -> Digest:
 
 
 def content_digest(fd: int, form: int, progress: Callable[[int], None] | None = None) -> Digest:
-    """Hash the content of a blob's open file, which has it in the form ``form``
-    (`schema.FORM_ZSTD`).
+    """Hash the content of a blob from its open file; ``form`` is its encoding (`schema.FORM_ZSTD`).
 
     If the content cannot be decoded, the result is the digest of no bytes. Raises OSError, and
     `StoreError` if the package that decodes it is missing.
@@ -597,7 +603,9 @@ _DIRECTORIES_AT_ONCE: Final = 32  # each takes a descriptor, beside those of the
 
 
 def sync_all(fds: list[int]) -> None:
-    """Call fsync on all files at once: the journal of most filesystems commits them in groups."""
+    """Call fsync on all files at the same time: most filesystems then commit several in one step of
+    their journal.
+    """
     if len(fds) < 4:
         for fd in fds:
             os.fsync(fd)
@@ -626,7 +634,9 @@ ORIGIN_ATTRIBUTE: Final = b"user.buildidfs"
 ORIGIN_SUFFIX: Final = ".origin"
 
 MAX_ORIGIN_BYTES: Final = 64 << 10
-"""No filesystem has larger attributes (XATTR_SIZE_MAX); files beside blobs have the same limit."""
+"""The maximum size of the origin kept beside a blob. Extended attributes cannot be larger on any
+filesystem (XATTR_SIZE_MAX); the files have the same limit.
+"""
 
 _NO_ATTRIBUTE: Final = frozenset(
     (errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EPERM)

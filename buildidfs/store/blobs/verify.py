@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open blobs, and refuse those whose bytes have changed since they were written.
 
-Inode and change time show if a file was touched, because no process can set the change time
+The inode and the change time show if a file was touched: no process can set a change time
 (inode(7)). If they differ from the row, the file was restored from a backup, moved to another disk,
 or written to; then the blob is read as a whole before it is used. The process remembers the result
 until it ends, and the next writer records it (`scrub`, `check`, a capture of the same bytes).
@@ -40,7 +40,7 @@ _CHUNK: Final = 1 << 20
 class Blob:
     """The content of an open blob; a context manager. `pread` may be called from any thread.
 
-    ``fd`` is the descriptor of the blob's file, ``status`` the result of fstat(2) when it was
+    ``fd`` is the descriptor of the blob's file, ``status`` the result of fstat(2) when the blob was
     opened, ``form`` the encoding of the content (`schema.FORM_ZSTD`). If ``is_plain``, the file is
     the content itself. ``size`` is the number of bytes of content.
     """
@@ -92,7 +92,7 @@ class Blob:
         return (self.fd, 0) if self.is_plain else None
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`pread` with the arguments in the order that decoders use."""
+        """Do the same as `pread`, with the arguments in the order that decoders use."""
         return self.pread(size, offset)
 
     def chunks(self) -> Iterator[bytes]:
@@ -101,16 +101,16 @@ class Blob:
             yield self.pread(_CHUNK, offset)
 
     def computed(self) -> Digest:
-        """Read the content and return its digest."""
+        """Hash the content, and return the digest."""
         hasher = files.sha256()
         for chunk in self.chunks():
             hasher.update(chunk)
         return Digest(hasher.digest())
 
     def fileno(self) -> int:
-        """Return a descriptor of a file that is the content; `close` closes it.
+        """Return a descriptor of a file that has the content; `close` closes the descriptor.
 
-        The first time its offset is 0. Raises OSError, `IntegrityError`.
+        Its offset is 0 at the first call. Raises OSError, `IntegrityError`.
         """
         if self.is_plain:
             return self.fd
@@ -132,7 +132,7 @@ class Blob:
     def was_written(self) -> bool:
         """Return True if the file has been written to since it was opened.
 
-        The ctime would not do: removing the blob changes it, too.
+        Does not use the ctime, which also changes when the blob is removed.
         """
         return self.is_plain and os.fstat(self.fd).st_mtime_ns != self.status.st_mtime_ns
 
@@ -178,7 +178,7 @@ class VerifiedBlobs:
         return self.files.names()
 
     def open_now(self, digest: Digest) -> Blob | None:
-        """Open a blob; return None if all of it has to be read first.
+        """Open a blob; return None if the whole blob has to be read first.
 
         Raises `IntegrityError` if the blob is gone, or is known to have other bytes.
         """
@@ -195,8 +195,8 @@ class VerifiedBlobs:
         return Blob(fd, form, status)
 
     def _form_now(self, digest: Digest, status: os.stat_result) -> int | None:
-        """Return the state of the content in a file with that status; None if the file must be
-        read.
+        """Return the encoding of the content in a file with that status; None if the file must be
+        read first.
         """
         row = self._env.get(self._rows, digest)
         file = (status.st_size, status.st_ino, status.st_ctime_ns)
@@ -214,9 +214,9 @@ class VerifiedBlobs:
         return known[1]
 
     def open(self, digest: Digest) -> Blob:
-        """Open a blob; read all of it first if its file may have changed.
+        """Open a blob; read the whole blob first if its file may have changed.
 
-        Raises `IntegrityError` if it is gone, or has other bytes.
+        Raises `IntegrityError` if the blob is gone, or has other bytes.
         """
         opened = self.open_now(digest)
         if opened is not None:
@@ -235,10 +235,11 @@ class VerifiedBlobs:
     def form_of(
         self, digest: Digest, fd: int, progress: Callable[[int], None] | None = None
     ) -> int | None:
-        """Read all of a blob's file; return the form of the right bytes, None if they are wrong.
+        """Read a blob's file as a whole; return the encoding of its content, or None if the bytes
+        are wrong.
 
-        ``progress`` is called with the number of bytes read. Raises `StoreError` if they cannot be
-        read.
+        ``progress`` is called with the number of bytes read. Raises `StoreError` if the file cannot
+        be read.
         """
         for _ in range(_ATTEMPTS):
             before = _file(fd)
@@ -268,8 +269,10 @@ class VerifiedBlobs:
             raise StoreError(f"{where}: {error.strerror}") from error
 
     def read(self, digest: Digest) -> tuple[BlobFile, int | None] | None:
-        """Return the file of a blob that was last read, and the form of its right bytes; None if
-        none was.
+        """Return the file of a blob as it was when the blob was last read, and the encoding of its
+        content.
+
+        The encoding is None if the bytes were wrong. Returns None if the blob was not read.
         """
         return self._read.get(digest)
 
@@ -279,7 +282,9 @@ class VerifiedBlobs:
         return file is not None and row is not None and schema.is_file(row, *file)
 
     def standing(self, staged: Staged) -> Standing:
-        """Return the state of a file that has the name of staged bytes; may read all of it."""
+        """Return the state of the file that has the digest of staged bytes as its name; may read
+        the whole file.
+        """
         digest = staged.digest
         if self.files.file(digest) is None:
             return Standing.MISSING

@@ -3,7 +3,7 @@
 
 The format is the seekable format of zstd (`formats.archive.seekable_zstd`), in frames of
 `FRAME_BYTES` with a checksum each. So a reader decodes one frame for a page in the middle, and
-notices damaged bytes. Reading needs the package zstandard (the extra ``zstd``), too.
+notices damaged bytes. Writing and reading need the package zstandard (the extra ``zstd``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _FRAME_MOST: Final = FRAME_BYTES + (8 << 10)
 _FRAMES_KEPT: Final = 4
 
 _of_thread = threading.local()
-"""Its ``decompressor`` is one for each thread: two threads that share one would both report damage.
-"""
+"""Has one ``decompressor`` for each thread. If two threads shared one, both would report damage."""
 
 
 def compress(source: int, target: int, hasher: hashlib._Hash) -> None:
@@ -54,8 +53,8 @@ class FrameWriter:
     """
 
     def __init__(self, fd: int, level: int = _FAST_LEVEL, *, resume: bool = False) -> None:
-        """With ``resume``, keep the present content of the file as far as it equals the written
-        bytes.
+        """With ``resume``, keep the frames of the present file up to the first that differs from
+        the written bytes.
         """
         self._fd = fd
         self._compressor = _zstandard().ZstdCompressor(level=level, write_checksum=True)
@@ -64,7 +63,7 @@ class FrameWriter:
         self._resuming = resume
         self._end = 0
         self.kept = 0
-        """Bytes of the earlier file that were kept."""
+        """The number of bytes kept from the earlier file."""
 
     def write(self, data: bytes | memoryview) -> None:
         """Write content."""
@@ -94,7 +93,9 @@ class FrameWriter:
         self._entries.append((size, len(content)))
 
     def _there(self, content: bytes) -> int:
-        """Return the size of the next frame of the file if it has that content; else 0."""
+        """Return the size of the next frame in the present file if the frame has that content; else
+        0.
+        """
         data = read_fully(self._fd, _FRAME_MOST, self._end)
         decoder = _zstandard().ZstdDecompressor().decompressobj()
         try:
@@ -104,9 +105,7 @@ class FrameWriter:
         return len(data) - len(decoder.unused_data) if decoder.eof and found == content else 0
 
     def _cut(self) -> None:
-        """Truncate the file where its earlier content begins to differ, and continue
-        writing there.
-        """
+        """Truncate the file after the frames that were kept, and continue writing there."""
         if self._resuming:
             self._resuming = False
             os.ftruncate(self._fd, self._end)
@@ -192,7 +191,9 @@ class CompressedBlob:
 
 
 def _decompressor() -> Any:
-    """Return the decompressor of this thread: making one takes as long as a small frame."""
+    """Return the decompressor of this thread; to make a new one takes as long as to decode a small
+    frame.
+    """
     try:
         return _of_thread.decompressor
     except AttributeError:

@@ -41,7 +41,7 @@ _NUMBERS: Final = (
     ("next_path", "paths", schema.MAX_NUMBER),
     ("next_container", "containers", schema.MAX_CONTAINER),
 )
-"""Counters that only grow: the table in which the numbers are used, and the highest number."""
+"""Counters that only grow: (counter, table whose keys are the numbers, highest possible number)."""
 _MARK: Final = b"check"
 _SCRUB_MARK: Final = b"scrub"
 
@@ -72,8 +72,8 @@ class Checker:
         return sum(entries[table] for table in RULES if table in entries)
 
     def batches(self, table: str) -> Iterator[tuple[int, list[bytes]]]:
-        """Check a table in batches; yield for each batch the number of rows and the suspicious
-        keys.
+        """Check a table in batches; for each batch yield the number of rows, and the keys of rows
+        with an apparent fault.
         """
         if table not in self.env.tables:
             return  # a store of an earlier version that is open for reading
@@ -91,14 +91,14 @@ class Checker:
             start = key + b"\0"
 
     def look_again(self, table: str, key: bytes) -> list[Fault]:
-        """Return the present faults of one row."""
+        """Check one row again, and return its faults."""
         with self.env.read() as txn:
             moment = Rows(self.env, txn, self.blobs)
             value = moment.get(table, key)
             return [] if value is None else faults_of(RULES[table], table, moment, key, value)
 
     def counts(self) -> list[Fault]:
-        """Return the faults of the counters."""
+        """Return the faults of the row of counters."""
         with self.env.read() as txn:
             return list(wrong_counts(Rows(self.env, txn, self.blobs)))
 
@@ -109,8 +109,8 @@ class Checker:
         from_start: bool = True,
         progress: Callable[[int], None] = lambda size: None,
     ) -> Iterator[Fault]:
-        """Yield the faults of blobs; with ``whole`` read all blobs, else only those that were
-        touched.
+        """Yield the faults of blobs; with ``whole`` read all blobs, else only those whose files
+        were touched.
 
         Continues where the last call was interrupted, unless ``from_start``. ``progress`` is called
         with the number of bytes read.
@@ -197,14 +197,16 @@ def count(moment: Rows) -> schema.Counters:
 
 
 def recount(mending: Mending) -> None:
-    """Correct the counters."""
+    """Set the counts of artifacts, blobs and bytes to the right numbers."""
     found, counters = count(mending), mending.counters
     counters.artifacts, counters.blobs = found.artifacts, found.blobs
     counters.blob_bytes, counters.stored_bytes = found.blob_bytes, found.stored_bytes
 
 
 def _number_again(mending: Mending) -> None:
-    """Set the counters that only grow behind the highest numbers in use."""
+    """If a counter that only grows is impossible, set it to one more than the highest number in
+    use.
+    """
     counters = mending.counters
     for field, table, most in _NUMBERS:
         if not 0 < getattr(counters, field) <= most + 1:

@@ -66,7 +66,7 @@ class Rows:
 
     @cached_property
     def said(self) -> schema.Counters:
-        """Return the counters in the index."""
+        """Return the counters as the index has them, right or wrong."""
         return load_counters(self.env, self.txn)
 
     def get(self, table: str, key: bytes) -> bytes | None:
@@ -111,7 +111,7 @@ class Rows:
             return None
 
     def has_variant(self, ref: tuple[int, int, int], digest: bytes) -> bool:
-        """Return True if a variant, served or not, refers to the blob."""
+        """Return True if a variant, served or not, has the blob."""
         ordinal, kind, number = ref
         value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
         if schema.is_variant(value, number, digest):
@@ -185,7 +185,7 @@ class Mending(Rows):
             self.changed.add(ordinal)
 
     def count_up(self, **numbers: int) -> None:
-        """Raise counters to these numbers at least."""
+        """Raise each named counter to at least the given number."""
         for field, number in numbers.items():
             setattr(self.counters, field, max(getattr(self.counters, field), number))
 
@@ -196,7 +196,9 @@ class Mending(Rows):
 
 
 Rule = Callable[[Rows, bytes, bytes], Iterator[Fault]]
-"""Yields the faults of a row, given its key and value. Raises the exceptions of decoding it."""
+"""A rule yields the faults of a row, given its key and value. Raises the exceptions of decoding the
+row.
+"""
 
 
 def faults_of(rule: Rule, table: str, rows: Rows, key: bytes, value: bytes) -> list[Fault]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for rows about build IDs, artifacts and blobs; see `faults`."""
+"""Rules for rows about build IDs, artifacts and blobs; see `faults`.
+
+The docstring of a rule is the statement that must be true of each row.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _CLASSES: Final = (0, 1)
 
 
 def ids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A build ID leads to the ordinal that leads to it."""
+    """A build ID leads to an ordinal, and the row of the ordinal has this build ID."""
     (ordinal,) = schema.U64.unpack(value)
     named = rows.named(ordinal)
     if named is None or named.build_id != key:
@@ -44,7 +47,7 @@ def ids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def _name_again(mending: Mending, build_id: bytes, ordinal: int) -> None:
-    """Make a lost row of *ordinals* again for its artifacts."""
+    """Write the lost row of an ordinal again, from the artifacts of its build ID."""
     if mending.named(ordinal) is not None or not mending.kinds(ordinal):
         mending.delete("ids", build_id)
         return
@@ -184,7 +187,7 @@ def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
 
 
 def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
-    """The rules for variants, served or not."""
+    """Apply the rules for all variants, served or not."""
     ordinal, kind, number = artifact.ordinal, artifact.kind, artifact.variant
     spelled = f"{ordinal}/{int(kind)}/{number}"
     named = rows.named(ordinal)
@@ -263,7 +266,7 @@ def _resize(mending: Mending, artifact: Artifact, size: int) -> None:
 
 
 def digests(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A blob has artifacts and a place in the order of uses; `scrub` checks its file."""
+    """A blob has at least one artifact, and a row in the order of uses; `scrub` checks its file."""
     digest = Digest(key)
     row = schema.DigestRow.unpack(value)
     lost = []
@@ -308,7 +311,9 @@ def _keep_refs(mending: Mending, digest: Digest, refs: list[tuple[int, int, int]
 
 
 def _make_plain(mending: Mending, digest: Digest) -> None:
-    """Clear the file in the row: the next read of the blob finds it out."""
+    """Record the content as plain and the file as unknown; the next read of the blob finds the
+    right values.
+    """
     row = mending.digest_row(digest)
     if row is not None:
         row.form, row.inode, row.ctime_ns = schema.FORM_PLAIN, 0, 0
@@ -324,7 +329,7 @@ def _reclass(mending: Mending, digest: Digest) -> None:
 
 
 def identities(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """The aliases of a blob lead to it."""
+    """Each alias of a blob has a row in *aliases* that leads to the blob."""
     digest = Digest(key)
     if rows.get("digests", key) is None:
         yield stray(f"blob {digest} has aliases, and is gone", "identities", key, digest=digest)
@@ -344,7 +349,7 @@ def _put_alias(mending: Mending, place: bytes) -> None:
 
 
 def aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """An alias leads to a blob that has it."""
+    """A row of *aliases* leads to a blob that has the alias."""
     alias, digest = schema.alias_of(key)
     kept = rows.get("identities", digest)
     if kept is None or alias not in schema.unpack_aliases(digest, kept):
@@ -360,7 +365,7 @@ def marks(table: str) -> Rule:
     """Return the rule for a table of ordinals."""
 
     def rule(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-        """A marked build ID exists."""
+        """A build ID that the table marks exists."""
         (ordinal,) = schema.U64.unpack(key)
         if rows.named(ordinal) is None:
             yield stray(f"build ID number {ordinal} is {table}, and is not there", table, key)
@@ -382,7 +387,7 @@ def uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def gone(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A build ID in *gone* existed."""
+    """A build ID in *gone* has a row in *ordinals*."""
     (ordinal,) = schema.U64.unpack(key)
     if not rows.is_there(key):
         yield stray(f"build ID number {ordinal} is going, and was never there", "gone", key)
@@ -398,7 +403,9 @@ def pins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A floor or a derivation can be decoded; the readers of all other rows check them."""
+    """A floor or a derivation can be decoded. Other rows are checked by the code that
+    reads them.
+    """
     if key.startswith(schema.FLOOR_PREFIX):
         schema.unpack_floor(key, value)
     elif key.startswith(schema.DERIVATION_PREFIX):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for rows about places: origins, paths, names, memo, journal; see `faults`."""
+"""Rules for rows about places: origins, paths, names, memo, journal; see `faults`.
+
+The docstring of a rule is the statement that must be true of each row.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def _drop_origin(mending: Mending, key: bytes) -> None:
 
 
 def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A name in a directory leads to the path that has this name."""
+    """A name in a directory leads to a path, and this path has the name."""
     number = value[:4]
     if value[4:] not in (b"", schema.PUBLIC):
         raise ValueError("of another length")
@@ -68,7 +71,7 @@ def names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A path is listed by its parent, which exists."""
+    """The parent of a path exists, and lists the path."""
     (number,) = schema.U32.unpack(key)
     if not 0 < number <= schema.MAX_NUMBER:
         raise ValueError("there is no such number")
@@ -99,7 +102,7 @@ def _drop_path(mending: Mending, key: bytes, value: bytes) -> None:
 
 
 def _name_path(mending: Mending, key: bytes, value: bytes, there: bytes | None) -> None:
-    """Make the parent lead to a path, unless its name rightly leads to another path."""
+    """Make the parent lead to a path, unless the name belongs to another path there."""
     if there is not None and mending.get("paths", there[:4]) == value:
         mending.delete("paths", key)
     elif 4 < len(value) <= 4 + 255:
@@ -148,7 +151,7 @@ def dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A row of the memo has the length that its tag requires."""
+    """A row of the memo has the length that belongs to its tag."""
     _, tag = schema.SEEN.unpack_from(value)
     length = len(value) - _MEMO_HEAD
     if len(key) != 16 or length != (0 if tag else _DIGEST_BYTES):
@@ -184,7 +187,7 @@ def recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A container has a name that leads to it."""
+    """A container has a name, and the name leads to the container."""
     (number,) = schema.U32.unpack(key)
     container, row = unpack_container(number, value)
     if not 0 < number <= schema.MAX_CONTAINER or not 0 < len(container.name) <= MAX_LABEL:
@@ -212,7 +215,7 @@ def containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
-    """The row of a container, None also if it does not decode."""
+    """Return the row of a container; None if it is missing or does not decode."""
     value = rows.get("containers", key)
     try:
         return None if value is None else unpack_container(0, value)[1]
@@ -221,7 +224,7 @@ def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
 
 
 def labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A name is that of a container."""
+    """A name of a container leads to a container that has this name."""
     schema.U32.unpack(value)
     row = _container_row(rows, value)
     if row is None or key not in (row.name, link_key(row.names)):
@@ -253,7 +256,7 @@ def contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def history(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A row of the history matches its check; no other row depends on it."""
+    """The check at the end of a row of the history is right. No other row depends on the row."""
     schema.unpack_history(key, value)
     yield from ()
 

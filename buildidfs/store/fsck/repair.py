@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repair faults: make rows again that follow from others, and remove rows that lead nowhere.
+"""Repair faults: write rows again if other rows have their data, and remove rows that refer to
+missing ones.
 
 The rule that finds a fault also says how to mend it (`id_rules`, `location_rules`). Each fault is
 mended in a write transaction that reads the row once more. A repair may expose another fault, so
@@ -140,7 +141,9 @@ def adopt(checker: Checker) -> list[Fault]:
 
 
 def name_blobs(checker: Checker) -> int:
-    """Add aliases to blobs that an earlier version captured without; return the number of blobs."""
+    """Add aliases to blobs that an earlier version captured without aliases; return the number of
+    these blobs.
+    """
     env, named = checker.env, 0
     missing = (
         digest
@@ -203,7 +206,9 @@ _UNKNOWN_FILE: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
 
 
 class Rebuilt(msgspec.Struct):
-    """The number of blobs in the new index, the blobs of unknown origin, and the damaged blobs,
+    """The result of `rebuild`.
+
+    It has the number of blobs in the new index, the blobs of unknown origin, and the damaged blobs,
     which are in quarantine.
     """
 
@@ -215,8 +220,8 @@ class Rebuilt(msgspec.Struct):
 class Adopted(NamedTuple):
     """A capture made from the data beside a blob, with the other arguments of `Recorder.adopt`.
 
-    ``places`` are further sightings, ``called`` has the names of all their containers, as for
-    `ContainerWriter`.
+    ``places`` are further sightings. ``called`` has the names of the containers of all sightings,
+    as for `ContainerWriter`.
     """
 
     capture: NewCapture
@@ -227,7 +232,7 @@ class Adopted(NamedTuple):
 
     @property
     def others(self) -> list[NewCapture]:
-        """Return the same capture at each of the further sightings."""
+        """Return one more capture of the same bytes for each of the further sightings."""
         return [msgspec.structs.replace(self.capture, sighting=each) for each in self.places]
 
 
@@ -279,7 +284,7 @@ def _fill(env: Environment, blobs: Blobs, progress: Callable[[int], None]) -> Re
 def adopt_blobs(
     env: Environment, blobs: Blobs, progress: Callable[[int], None] = lambda count: None
 ) -> Iterator[tuple[Digest, list[Adopted] | None]]:
-    """Record all blobs without a row from the data kept beside them.
+    """Record every blob that has no row, from the data kept beside the blob.
 
     Yields each blob with that data: an empty list if there is none, None if the blob is damaged.
     """
@@ -302,8 +307,8 @@ def adopt_blobs(
 
 
 def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Adopted]:
-    """Return the captures of a blob from its data; raises `IntegrityError` if the blob is
-    damaged.
+    """Return the captures of a blob from the data kept beside it; raises `IntegrityError` if the
+    blob is damaged.
     """
     fd = blobs.open(digest)
     try:
@@ -348,7 +353,10 @@ def captures_of(blobs: Blobs, digest: Digest, opened: Blob, content: Staged) -> 
 def aliases_of(
     opened: Blob, described: ElfFile | None, kept: tuple[Alias, ...] = ()
 ) -> tuple[Alias, ...]:
-    """Return the aliases of an open blob. Aliases in ``kept`` need no read of the blob."""
+    """Return the aliases of an open blob.
+
+    A code hash or CRC-32 in ``kept`` is used as it is; any other requires reading the blob.
+    """
     if described is None:
         return ()
     known = tuple(each for each in kept if each.type in (AliasType.CODE, AliasType.CRC32))
@@ -459,7 +467,9 @@ def _called(adopted: list[Adopted]) -> dict[tuple[bytes, str], ContainerNames]:
 
 
 def _take_over(root: bytes) -> None:
-    """Replace the old index by the new one, but keep its lock file, on which a process may wait."""
+    """Replace the old index by the new one. The lock file stays, because a process may
+    wait for it.
+    """
     old, new = os.path.join(root, b"index"), os.path.join(root, _NEW)
     with contextlib.suppress(FileNotFoundError):
         _to_quarantine(root, os.path.join(old, b"data.mdb"))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read blobs one after another, verify their bytes and identify them.
 
-Each blob's file is checked with stat(2), and read if it is not the file that was written, or if all
-blobs are to be read. If the bytes are right, the row gets the file and the time of the read. If
-they are wrong, the blob is struck: inode and change time in the row become 0, no reader gets the
-blob, and the next capture of the same bytes replaces it.
+Each blob's file is checked with stat(2). The file is read if it is no longer the file that was
+written, or if all blobs are to be read. If the bytes are right, the row gets the file and the time
+of the read. If they are wrong, the blob is struck: inode and change time in the row become 0, no
+reader gets the blob, and the next capture of the same bytes replaces it.
 
 If the filesystem supports fs-verity, it is enabled on blobs that were read.
 """
@@ -48,9 +48,9 @@ _ELF_KINDS: Final = 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO
 
 
 class _Seen(msgspec.Struct):
-    """A result to record for a blob: ``file`` and ``form`` if it is right.
+    """The result of reading a blob, not yet recorded: ``file`` and ``form`` if the bytes are right.
 
-    ``row`` has the file of the row before the blob was read.
+    ``row`` is the file that the row of the blob had before.
     """
 
     row: BlobFile
@@ -143,7 +143,9 @@ class Scrubber:
         return None if value is None else schema.DigestRow.unpack(value)
 
     def _opened(self, digest: Digest, row: schema.DigestRow) -> Blob:
-        """Return a blob that was read and is right; raises `IntegrityError` for any other."""
+        """Read a blob, and return it open if its bytes are right. Raises `IntegrityError` if they
+        are not.
+        """
         try:
             fd = self._blobs.open(digest)
         except IntegrityError:
@@ -220,7 +222,7 @@ def _file_in(row: schema.DigestRow) -> BlobFile:
 
 
 def describe(opened: Blob) -> ElfFile | None:
-    """Describe the ELF file in a blob; None if the blob is not an ELF file, as with kallsyms.
+    """Describe the ELF file in a blob; None if the blob is not an ELF file (kallsyms is none).
 
     Its build ID is `GIVEN` if the file has none, or one that files share by mistake.
     """
@@ -318,7 +320,7 @@ def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
 def _kept_beside(
     mending: Mending, digest: Digest, row: schema.DigestRow, file: BlobFile
 ) -> BlobFile:
-    """Write the index data beside a blob again, which a copy of the store may have lost.
+    """Write the data beside a blob again, because a copy of the store may have lost it.
 
     Returns the file of the blob after that.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes of aliases, and the one way from any name to a build ID.
+"""Reads and writes of aliases. `Aliases.resolve` finds the build ID for any name.
 
 New aliases may show that unrelated programs share a build ID. They may also show that a debug file
 without a build ID belongs to the binaries that name it in ``.gnu_debuglink`` with its checksum, or
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from buildidfs.store.index.queries import Index
 
 MOST_JOINED: Final = 8
-"""So many files with one alias are joined at most."""
+"""The maximum number of blobs or build IDs that are joined because they share an alias."""
 _SHARED_BY: Final = 3
 _LOOKED_AT: Final = 16
 _MOST: Final = 64
@@ -54,8 +54,8 @@ class Aliases:
 
     @whole
     def blobs(self, kind: AliasType | None, value: bytes) -> list[Digest]:
-        """Return a few blobs that have an alias; if ``kind`` is None, the blob with that
-        SHA-256.
+        """Return a few blobs that have the alias ``value``; if ``kind`` is None, the blob whose
+        SHA-256 is ``value``.
         """
         if kind is None:
             is_there = self._env.get(self._digests, value) is not None
@@ -82,7 +82,7 @@ class Aliases:
     def ordinal(self, text: str) -> int | None:
         """Return the ordinal of the build ID whose files have an alias; None if there is none.
 
-        If several have it, the one with the best executable is returned.
+        If several build IDs have the alias, returns the one with the best executable.
         """
         found = self.named(text)
         return None if found is None else found[1]
@@ -202,9 +202,9 @@ class AliasWriter:
 def is_shared_by(best: Artifact, others: Iterable[Artifact], aliases: AliasWriter) -> bool:
     """Return True if unrelated programs have the build ID of an executable.
 
-    This is so if there are three code hashes among files with as much belief as the ``best``. Files
-    with less belief do not count, because a container could stop the service of a program of the
-    host.
+    This is so if the files with as much belief as the ``best`` have three different code hashes.
+    Files with less belief do not count: else a container could prevent that a program of the host
+    is served.
     """
     codes = set()
     for each in (best, *islice(others, _LOOKED_AT)):

@@ -6,8 +6,8 @@ processes at once and keeps no old pages alive. One thread at a time writes; LMD
 other processes.
 
 The map is 1 TiB of address space, so that it never has to grow: LMDB cannot move a map while a
-transaction is alive. If so much is not available (RLIMIT_AS, 32 bits), the map starts smaller and
-grows on demand, and each access takes a lock.
+transaction is alive. If this much address space is not available (RLIMIT_AS, 32 bits), the map
+starts smaller and grows on demand, and each access takes a lock.
 """
 
 from __future__ import annotations
@@ -101,8 +101,10 @@ class Environment:
         raise AssertionError("no map size given")
 
     def _allocate_lock_file(self) -> None:
-        """Allocate lock.mdb: LMDB writes to it through a map, so a full disk would kill the
-        process.
+        """Allocate all blocks of lock.mdb.
+
+        LMDB writes to it through a map, so a write to a block that is not allocated would kill the
+        process on a full disk.
         """
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -167,8 +169,9 @@ class Environment:
     def _check_length(self, env: lmdb.Environment, data: bytes) -> None:
         """Refuse a truncated file: a read beyond its end would raise SIGBUS.
 
-        A few pages at the end may be missing rightly (allocated and freed in one transaction);
-        then another process reads everything to show that no page is lost.
+        A few pages at the end may be missing without damage (allocated and freed in one
+        transaction). So if the file is too short, another process reads everything, to find out if
+        a page is lost.
         """
         info, page = env.info(), env.stat()["psize"]
         if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
@@ -214,8 +217,8 @@ class Environment:
     def get_by(
         self, table: Table, key: bytes, other: Table, at: int = 0
     ) -> tuple[bytes | None, bytes | None]:
-        """Return a value, and the value in another table at the key that begins at ``at`` in the
-        first.
+        """Return the value of ``key``, and the row of ``other`` whose key this value contains from
+        ``at`` on.
         """
         try:
             if self._gate is None:
@@ -252,7 +255,7 @@ class Environment:
         """Run ``work`` in a write transaction and commit it durably.
 
         ``work`` runs again after the map grew, so it must take all state from the transaction.
-        If nothing was written, it raises `StoreFull` or `StoreError`.
+        Raises `StoreFull` or `StoreError`; then nothing was written.
         """
         if self.read_only:
             raise not_to_be_written(self.root)
@@ -293,7 +296,7 @@ class Environment:
             raise self.failure(error) from error
 
     def failure(self, error: Exception) -> StoreError:
-        """Return an error of LMDB as an error of the store."""
+        """Translate an error of LMDB into an error of the store."""
         code = getattr(error, "code", 0)
         reason = str(error) if code == 0 else getattr(error, "reason", str(error))
         if isinstance(error, lmdb.DiskError) or code in FULL:
@@ -315,7 +318,9 @@ class Environment:
         return StoreError(f"store {show(self.root)}: its index: {reason}")
 
     def _probe(self) -> int:
-        """Return ENOSPC or EDQUOT if there is no room to write to, else 0."""
+        """Write to the filesystem to find out if it is full; return ENOSPC or EDQUOT if
+        so, else 0.
+        """
         try:
             fd = os.open(self.path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:

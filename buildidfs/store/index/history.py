@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The past of a store: one row per minute with its contents, thinned with age."""
+"""The history of a store: one row per minute with its contents; older rows are thinned out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _DAY_S: Final = 86_400
 TIERS: Final = (
     (_DAY_S, 60), (7 * _DAY_S, 600), (32 * _DAY_S, 3600), (400 * _DAY_S, _DAY_S),
 )  # fmt: skip
-"""Pairs of seconds: rows up to that age are kept one per interval. Older rows are removed."""
+"""Pairs (age, interval) in seconds: of the rows up to that age, one per interval is kept. Rows
+beyond the last age are removed.
+"""
 
 _MOST_MERGED: Final = 256
 _AHEAD_NS: Final = 3600 * _S
@@ -67,9 +69,10 @@ class History:
 
 
 def _too_many(keys: Sequence[bytes], now_ns: int) -> list[list[bytes]]:
-    """Return the groups of rows to merge; the last row of each group stays.
+    """Return groups of old rows to reduce: of several rows the last one stays, and a single row is
+    removed.
 
-    A group of one row means that this row is removed: it is too old, or its time is in the future.
+    A single row is removed because it is too old, or because its time is in the future.
     """
     kept = len(keys) - schema.MAX_HISTORY
     groups = []
@@ -84,7 +87,7 @@ def _too_many(keys: Sequence[bytes], now_ns: int) -> list[list[bytes]]:
 
 
 def _slot(key: bytes, now_ns: int) -> tuple[int, int] | None:
-    """Return the span of time that a row stands for; None for a row to be removed."""
+    """Return the interval that a row stands for; None for a row that is to be removed."""
     if len(key) != schema.U64.size:
         return None
     time_ns = int.from_bytes(key, "big")

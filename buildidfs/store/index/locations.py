@@ -9,8 +9,8 @@ own, with the same ordinals.
 `ContainerTree` has the files of each container, for browsing when the container is gone; see
 `location_rows`.
 
-`Journal` has the build ID at a path for a container and a time, even if the bytes were gone before
-they could be captured. The query comes from a profile or a core file, which has time, mount
+`Journal` has the build ID that a container saw at a path at a time, even if the bytes were gone
+before they could be captured. The query comes from a profile or a core file, which has time, mount
 namespace and path.
 """
 
@@ -66,8 +66,8 @@ _TAKEN = b".build-id"
 def components(path: bytes) -> list[bytes] | None:
     """Return the names along a path; None if the tree cannot hold them.
 
-    Any user can choose the path of a binary, and a path that the tree cannot show must not become
-    the primary path of a build ID that others run, too.
+    Any user can choose the path of a binary. If others run the same build ID, a path that the tree
+    cannot show must not become its primary path.
     """
     names = [name for name in path.split(b"/") if name]
     if not names or len(names) > _DEPTH_MAX or len(path) > _LENGTH_MAX or names[0] == _TAKEN:
@@ -112,7 +112,7 @@ class PathTree:
         return value is not None and len(value) > schema.U32.size
 
     def children(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
-        """Yield (name, number) of the children in order of names, behind ``after``."""
+        """Yield (name, number) of the children in order of names, beyond ``after``."""
         prefix = schema.U32.pack(parent)
         start = None if after is None else prefix + after
         for key, value in self._index.rows(self._names, prefix, start):
@@ -124,7 +124,7 @@ class PathTree:
         return None if value is None else (int.from_bytes(value[:4], "big"), value[4:])
 
     def spelled(self, number: int) -> bytes:
-        """Return the path of a number with a leading slash; ``b"/"`` for the root."""
+        """Return the path with that number, with a leading slash; ``b"/"`` for the root."""
         names: list[bytes] = []
         while number != ROOT:
             row = self.parent(number)
@@ -135,7 +135,7 @@ class PathTree:
         return b"/" + b"/".join(reversed(names))
 
     def ids(self, number: int, after: int = 0) -> Iterator[int]:
-        """Yield the ordinals seen at exactly that path, behind ``after``."""
+        """Yield the ordinals seen at exactly that path, beyond ``after``."""
         return self.hanging(self._pathids, number, after)
 
     def has_publicly(self, number: int, ordinal: int) -> bool:
@@ -143,7 +143,7 @@ class PathTree:
         return bool(self._env.get(self._pathids, schema.PATH_ORDINAL.pack(number, ordinal)))
 
     def hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
-        """Yield the ordinals stored for a path in a table, behind ``after``."""
+        """Yield the ordinals that a table has for a path, beyond ``after``."""
         prefix = schema.U32.pack(number)
         for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
             try:
@@ -171,14 +171,14 @@ class FileNames:
         return self._paths.child(NAMES, name)
 
     def every(self, after: int = 0) -> Iterator[tuple[bytes, int]]:
-        """Yield (name, number) of all file names in order of names, behind the name with number
+        """Yield (name, number) of all file names in order of names, beyond the name with number
         ``after``.
         """
         found = self._paths.parent(after) if after else (NAMES, None)
         return iter(()) if found is None else self._paths.children(NAMES, found[1])
 
     def ids(self, number: int, after: int = 0) -> Iterator[int]:
-        """Yield the ordinals seen at a path with that file name, behind ``after``."""
+        """Yield the ordinals seen at a path with that file name, beyond ``after``."""
         return self._paths.hanging(self._nameids, number, after)
 
     def has(self, number: int, ordinal: int) -> bool:
@@ -204,7 +204,7 @@ MAX_LABEL: Final = 255
 
 
 _SUFFIX: Final = 24
-"""Bytes kept free behind a label for the suffix that makes it unique."""
+"""Bytes kept free after a label for the suffix that makes it unique."""
 
 
 #: Bytes to escape: those that a directory entry cannot have or a terminal would interpret, "%",
@@ -327,7 +327,7 @@ class ContainerTree:
         return None if number is None else self.get(number)
 
     def every(self, after: int = 0) -> Iterator[Container]:
-        """Yield all containers in order of numbers, behind ``after``."""
+        """Yield all containers in order of numbers, beyond ``after``."""
         for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
             try:
                 container = unpack_container(int.from_bytes(key, "big"), value)[0]
@@ -346,7 +346,7 @@ class ContainerTree:
         return entry if entry.name == name else None
 
     def children(self, container: int, directory: int, after: int = 0) -> Iterator[ContainerEntry]:
-        """Yield entries of a directory of a container, in order of offsets, behind ``after``."""
+        """Yield entries of a directory of a container, in order of offsets, beyond ``after``."""
         start = KEY.pack(container, directory, after)
         for key, value in self._index.rows(self._contents, start[:8], start):
             try:
@@ -373,7 +373,7 @@ class Journal:
     def since(self, since_ns: int = 0) -> Iterator[JournalRecord]:
         """Yield the rows last seen at ``since_ns`` or later, in order of last seen.
 
-        No transaction is open while the caller works, so a row that is updated meanwhile comes
+        No transaction is open while the caller works, so a row that is updated meanwhile is yielded
         again.
         """
         start = schema.U64.pack(clamped(since_ns))
@@ -398,7 +398,9 @@ class Journal:
 
     @whole
     def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
-        """Return some rows of *recent* from the key ``start`` on, and the last key (None: end)."""
+        """Return some rows of *recent* from the key ``start`` on, and the last key; at the end of
+        the table the key is None.
+        """
         with self._env.read() as txn:
             keys = [key for key, _ in islice(prefixed(txn, self._recent, b"", start), _ROWS)]
             rows = [(key[8:], txn.get(key[8:], db=self._rows)) for key in keys]
@@ -413,7 +415,8 @@ class Journal:
     def at(
         self, mnt_ns_id: int | None, path: bytes, boot: bytes | None = None
     ) -> list[JournalRecord]:
-        """Return the rows of a path in a mount namespace, or in any if None, last seen first.
+        """Return the rows of a path, last seen first; ``mnt_ns_id`` is a mount namespace, None for
+        all of them.
 
         ``boot`` is a boot ID; None searches all boots, in which the number of the namespace is
         ambiguous.

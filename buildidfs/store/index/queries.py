@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of build IDs and artifacts from the tables of `schema`.
 
-A listing is a generator that reads some rows, closes the transaction, and continues behind the last
+A listing is a generator that reads some rows, closes the transaction, and continues beyond the last
 key, so no transaction is open while the caller works. Rows that are committed meanwhile may be
 missing; no row comes twice, and no older row is left out.
 """
@@ -53,14 +53,14 @@ def damaged(error: Exception) -> IntegrityError:
 
 
 def _crossed(what: str) -> IntegrityError:
-    """Return the error for two rows that should lead to each other and do not."""
+    """Return the error for two rows that should refer to each other but do not."""
     return IntegrityError(
         f"the index is damaged: {what} leads to another one: run buildidfs check --repair"
     )
 
 
 def whole(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method raise `IntegrityError` for rows that do not decode."""
+    """Decorate a method so that it raises `IntegrityError` for rows that do not decode."""
 
     @wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,7 +73,7 @@ def whole(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Index:
-    """Reads of an `Environment`; each call sees the index at one moment of its own."""
+    """Queries of the index in an `Environment`; each sees the index at the moment of its call."""
 
     def __init__(self, environment: Environment) -> None:
         self._env = environment
@@ -200,7 +200,7 @@ class Index:
         return sorted(found, key=lambda artifact: rank(artifact, executable, floor))
 
     def variants_after(self, ordinal: int, kind: int, after: int = -1) -> Iterator[Artifact]:
-        """Yield all variants in order of their numbers, behind ``after`` (-1: from the start)."""
+        """Yield all variants in order of their numbers, beyond ``after`` (-1: from the start)."""
         best = self.artifact(ordinal, kind)
         prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
         start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, max(after, 0))
@@ -231,7 +231,7 @@ class Index:
             except DAMAGE as error:
                 raise damaged(error) from error
             yield ordinal, kind
-            # Continue behind the last possible key; there may be thousands of variants.
+            # Continue beyond the last possible key; there may be thousands of variants.
             start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, schema.MAX_VARIANT) + b"\0"
 
     @whole
@@ -317,7 +317,9 @@ class Index:
 
     @whole
     def knows_place(self, origin: Origin) -> bool:
-        """Return True if the index has the place of an unchanged file, with its reach."""
+        """Return True if the index has the place of an unchanged file, and knows who can reach it
+        there.
+        """
         key = schema.seen_key(origin.identity)
         value = None if key is None else self._env.get(self._seen, key)
         if value is None or len(value) == schema.SEEN.size:
@@ -334,7 +336,7 @@ class Index:
     # --- listings --------------------------------------------------------------------------
 
     def build_ids_from(self, after: int = 0) -> Iterator[tuple[int, BuildId]]:
-        """Yield (ordinal, build ID) in order of ordinals, behind ``after`` (0: from the start)."""
+        """Yield (ordinal, build ID) in order of ordinals, beyond ``after`` (0: from the start)."""
         start = schema.U64.pack(after) + b"\0"
         build_id_of = schema.build_id_of
         rows = self._linked(self._ordinals, b"", start, build_id_of, self._ids)
@@ -402,7 +404,7 @@ class Index:
     def rows(
         self, table: Table, prefix: bytes, after: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows whose key starts with ``prefix``, behind the key ``after``, in order of
+        """Yield the rows whose key starts with ``prefix``, beyond the key ``after``, in order of
         keys.
         """
         start = prefix if after is None or after < prefix else after + b"\0"
@@ -440,7 +442,9 @@ class Index:
     def _batches(
         self, table: Table, prefix: bytes, start: bytes
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the rows of `rows_at` in one list per transaction, which is faster."""
+        """Yield the rows of `rows_at` in lists, one per transaction; this is faster than one
+        transaction per row.
+        """
         for rows, _ in self._batches_with(table, prefix, start, lambda txn, rows: None):
             yield rows
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tuple[int, ...]:
-    """Return the sort key of a variant: the best has the least. ``executable`` is the
-    served one.
+    """Return the sort key of a variant: the best variant has the least key. ``executable`` is the
+    executable that is served.
     """
     return (
         is_withheld(artifact, executable, floor),
@@ -27,17 +27,17 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
         contradicts(artifact, executable),
         artifact.first_seen_ns if is_settled(artifact) else 0,
         -artifact.quality,
-        -artifact.size,  # no header shows that the file was cut behind the last section
+        -artifact.size,  # no header shows that the file was cut beyond the last section
         artifact.first_seen_ns,
         artifact.variant,
     )
 
 
 def is_settled(artifact: Artifact) -> bool:
-    """Return True if the variant seen first stays, whatever the quality of another one.
+    """Return True if no other file may replace the variant seen first, whatever its quality.
 
-    This holds for the host's executables: a container that can write to a directory of the host
-    can make a file of any quality. Files that the operator gave may replace them.
+    This holds for the host's executables: a container that can write to a directory of the host can
+    make a file of any quality. Files that the operator gave may replace them.
     """
     return (
         artifact.kind is Kind.EXECUTABLE
@@ -95,10 +95,10 @@ def executable_key(ordinal: int) -> bytes:
 
 
 def why(kept: Sequence[Artifact], executable: Artifact | None, floor: int = 0) -> list[str]:
-    """Return for each variant of an artifact, best first, why it is served or not.
+    """Explain for each variant of an artifact, best first, why it is served or not.
 
-    ``executable`` is the served one of the build ID, ``floor`` that of the index. If there is only
-    one variant, its reason is empty unless it is withheld.
+    ``executable`` is the served one of the build ID, ``floor`` the floor in the index. If there is
+    only one variant, its reason is empty unless it is withheld.
     """
     if not kept:
         return []
@@ -150,7 +150,7 @@ def _worse(artifact: Artifact, best: Artifact, executable: Artifact | None) -> s
 
 
 def _less(artifact: Artifact, executable: Artifact) -> str:
-    """Return the word that says why debuginfo has less belief than the executable."""
+    """Return the word for the lower belief of debuginfo, compared with the executable."""
     same = artifact.trust == executable.trust or artifact.trust is Trust.PACKAGE
     return _name(artifact.standing if same else artifact.trust)
 

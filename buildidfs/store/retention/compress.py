@@ -55,7 +55,8 @@ class Compressor:
     def run(
         self, unused_since: int, enough: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[Digest, Compressed]]:
-        """Compress the blobs that were last used before that time (Unix time, s); see `Store`.
+        """Compress the blobs that were last used before ``unused_since`` (Unix time, s); see
+        `Store.compress`.
 
         Damaged blobs are skipped; `check` handles them.
         """
@@ -71,7 +72,7 @@ class Compressor:
         self._env.write(lambda txn: self._note(txn, unused_since))
 
     def _done(self) -> int:
-        """Return the time (s) before whose last uses all blobs have been examined."""
+        """Return a time (Unix, s): all blobs last used before it have been examined."""
         value = self._env.get(self._env.tables["meta"], _DONE_KEY)
         return 0 if value is None else int.from_bytes(value, "big")
 
@@ -93,7 +94,7 @@ class Compressor:
                 start = keys[-1] + b"\0"
 
     def _row(self, digest: Digest) -> schema.DigestRow | None:
-        """Return the row of a blob that could be compressed."""
+        """Return the row of a blob that can be compressed; None for any other."""
         value = self._env.get(self._env.tables["digests"], digest)
         row = None if value is None else schema.DigestRow.unpack(value)
         return row if row is not None and row.form == schema.FORM_PLAIN else None
@@ -129,7 +130,9 @@ class Compressor:
             txn.put(digest, row.pack(), db=table)
 
     def _replace(self, txn: Txn, digest: Digest, draft: Staged) -> None:
-        """Put the file in its place, and record it, so that no other writer comes in between."""
+        """Replace the file and record the new one in one transaction, so that no other writer comes
+        in between.
+        """
         if draft.name is not None:  # else this is done again after the map has grown
             self._blobs.replace(digest, draft)
         table = self._env.tables["digests"]

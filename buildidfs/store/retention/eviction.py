@@ -7,8 +7,9 @@ with the debuginfo that dwz moved out of it. A blob that was used or captured a 
 kept, too, unless it is recapturable.
 
 No step reads the whole store. Both walks follow *uses* from its old end and remember their
-position, so that the kept blobs are not examined again for each capture. A blob that is filed as
-recapturable and found not to be moves to the other class, so statx(2) is called once for it.
+position, so that the kept blobs are not examined again for each capture. A blob may be filed as
+recapturable although the host has lost the file. Once this is found, the blob moves to the other
+class, so statx(2) is called only once for it.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ _PINNED_VARIANTS: Final = 16
 class Candidate(msgspec.Struct, frozen=True):
     """A blob that may be evicted.
 
-    ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``again`` is a place that has
-    the same bytes, if known; ``is_new`` is True if this is a file that was made a moment ago, and
-    may be deleted in a moment; ``stays`` is the reason if the blob must be kept.
+    ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``again`` is a place that still
+    has the same bytes, if known. ``is_new`` is True if the file at this place was made a moment
+    ago, and so may soon be deleted. If the blob must be kept, ``stays`` is the reason.
     """
 
     digest: Digest
@@ -89,7 +90,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def is_pinned(self) -> bool:
-        """True if a pin protects it."""
+        """True if a pin protects the blob."""
         return self.stays.startswith(_PINNED)
 
 
@@ -113,12 +114,14 @@ class Candidates:
         self.rewind()
 
     def refresh(self) -> None:
-        """Start at the old end again if the last start is long ago."""
+        """Return to the blobs with the oldest uses if the walks have not done so for a
+        long time.
+        """
         if time.monotonic() - self._since > _REMEMBERED_S:
             self.rewind()
 
     def rewind(self) -> None:
-        """Start at the old end again."""
+        """Return to the blobs with the oldest uses."""
         self._since = time.monotonic()
         self._needed = None
         self._again_after = b""
@@ -128,7 +131,8 @@ class Candidates:
         self.stale: list[Digest] = []
 
     def again(self, before: int | None = None) -> Iterator[Candidate]:
-        """Yield the recapturable blobs that may be evicted, oldest use first, but new ones last.
+        """Yield the recapturable blobs that may be evicted: oldest use first, blobs of new files
+        last.
 
         Stops at blobs that were used at ``before`` or later. A blob that the host lost is put on
         `stale`, for `lower`.
@@ -218,16 +222,16 @@ class Candidates:
         )
 
     def path(self, candidate: Candidate) -> bytes:
-        """Return the path at which its bytes were last seen; empty if unknown."""
+        """Return the path at which the bytes of a blob were last seen; empty if unknown."""
         last = self.place(candidate)
         return b"" if last is None else last.origin.path
 
     def place(self, candidate: Candidate) -> OriginRecord | None:
-        """Return the place at which its bytes were last seen."""
+        """Return the place at which the bytes of a blob were last seen."""
         return next(iter(self.places(candidate)), None)
 
     def places(self, candidate: Candidate) -> list[OriginRecord]:
-        """Return the places at which its bytes were seen, newest first, up to a limit."""
+        """Return the places at which the bytes of a blob were seen, newest first, up to a limit."""
         origins = self._origins(candidate.digest, candidate.build_ids)
         return sorted(origins, key=lambda each: -each.last_seen_ns)[:_ASKED]
 
@@ -237,16 +241,14 @@ class Candidates:
         return [each for origins in found for each in origins if each.digest == digest]
 
     def _uses(self, number: int, after: bytes) -> Iterator[tuple[bytes, Digest, int]]:
-        """Yield (key, digest, last use) of a class, in order of time, behind the key ``after``."""
+        """Yield (key, digest, last use) of a class, in order of time, beyond the key ``after``."""
         table, prefix = self._env.tables["uses"], bytes([number])
         for key, _ in self._index.rows(table, prefix, after or None):
             _, used, digest = schema.USE.unpack(key)
             yield key, Digest(digest), used
 
     def _is_settled(self, used: int) -> bool:
-        """Return True if hardly any older use will be recorded; recent ones are still being
-        written.
-        """
+        """Return True if nearly all uses that old have been recorded; recent ones are not yet."""
         return used < time.time() - _WRITTEN_S
 
     def _is_young(self, used: int) -> bool:
@@ -256,13 +258,15 @@ class Candidates:
         return True
 
     def _age(self, used: int) -> int:
-        """Return the least number of seconds since the last use, which is known to the hour."""
+        """Return the least possible number of seconds since the last use, whose time is known to
+        the hour.
+        """
         return int(time.time()) - used - (schema.USE_SLACK_S if self._min_age else 0)
 
     # --- pins ------------------------------------------------------------------------------
 
     def _pinned(self, row: schema.DigestRow) -> str:
-        """Return the pin that protects it, as a text; empty if there is none."""
+        """Return a text about the pin that protects a blob; empty if it has no pin."""
         for ordinal, kind, variant in row.refs:
             build_id = self._index.build_id(ordinal)
             if build_id is None:
@@ -319,8 +323,9 @@ def lower(env: Environment, txn: Txn, digests: Iterable[Digest]) -> None:
 
 
 def had_again(origins: list[OriginRecord]) -> str:
-    """Return the place at which the host still has the bytes seen at these places; empty if
-    unknown.
+    """Return the place at which the host still has bytes that were seen at these places.
+
+    The result is empty if no such place is known.
     """
     believed = [each.origin for each in origins if each.origin.trust >= Trust.PACKAGE]
     return next(filter(None, map(recapturable, believed[:_ASKED])), "")
@@ -356,10 +361,10 @@ def can_be_had(env: Environment, origin: Origin) -> str:
 def had_by_host(env: Environment, origin: Origin) -> str:
     """Return the place at which the host has a file that was seen in another mount namespace.
 
-    The result is empty if the journal does not know it. Services with a mount namespace of their
-    own, and containers that were given directories of the host, run the host's files. Their claims
-    are not believed: the path must have been seen in the host's own mount namespace and noted for
-    lack of room, and statx(2) must find the same inode there.
+    The result is empty if the journal has no row for the file. Services with a mount namespace of
+    their own, and containers that were given directories of the host, run the host's files. Their
+    claims are not believed: the path must have been seen in the host's own mount namespace and
+    noted for lack of room, and statx(2) must find the same inode there.
     """
     seen = origin.identity
     if not origin.apart & _APART_MNT or origin.host != machine.host_name():
@@ -442,7 +447,7 @@ def _is_new(origin: Origin) -> bool:
 class Evicted(msgspec.Struct, frozen=True, array_like=True):
     """A blob that was removed to make room: its file, its bytes on disk, and the time (s).
 
-    ``again`` is a place that had the same bytes at that time, and empty for a loss.
+    ``again`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
     """
 
     build_id: bytes
@@ -456,8 +461,8 @@ class Evictions(msgspec.Struct, array_like=True):
     """Counts of all evicted blobs: ``again`` of recapturable ones, ``losses`` of the others.
 
     ``last`` are the latest losses, newest first. Bytes are those on disk. ``noted`` counts the
-    files that were only noted for lack of room. ``lost_since`` (Unix time, s) and ``lost_lately``
-    belong together.
+    files that were only noted for lack of room. ``lost_lately`` is the number of bytes lost since
+    ``lost_since`` (Unix time, s).
     """
 
     again: int = 0
@@ -470,7 +475,7 @@ class Evictions(msgspec.Struct, array_like=True):
     lost_lately: int = 0
 
     def add(self, gone: Iterable[Evicted]) -> None:
-        """Count removed blobs, and name the losses."""
+        """Count removed blobs, and keep the latest losses by name."""
         now = int(time.time())
         for each in gone:
             if each.again:
@@ -485,7 +490,9 @@ class Evictions(msgspec.Struct, array_like=True):
             self.lost_lately += each.size
 
     def reserved(self) -> int:
-        """Return the bytes of blobs that were lost within a day."""
+        """Return the number of bytes in ``lost_lately``; 0 if ``lost_since`` is more than a day
+        ago.
+        """
         return self.lost_lately if 0 <= time.time() - self.lost_since < _LATELY_S else 0
 
 
@@ -493,7 +500,7 @@ _decode = msgspec.msgpack.Decoder(Evictions).decode
 
 
 def load(env: Environment, txn: Txn) -> Evictions:
-    """Return the row; an empty one if it is missing or damaged."""
+    """Return the stored counts; all are 0 if the row is missing or damaged."""
     value = txn.get(_KEY, db=env.tables["meta"])
     try:
         return Evictions() if value is None else _decode(value)
@@ -502,15 +509,16 @@ def load(env: Environment, txn: Txn) -> Evictions:
 
 
 def save(env: Environment, txn: Txn, row: Evictions) -> None:
-    """Write the row."""
+    """Write the counts."""
     txn.put(_KEY, _encode(row), db=env.tables["meta"])
 
 
 class Tally(msgspec.Struct):
     """Counts of the blobs that one process has removed; see `Evictions`.
 
-    ``named`` are the most important losses, followed by recapturable blobs, each group largest
-    first. ``aged`` blobs were older than max-age. ``ids`` are the build IDs without a blob left.
+    ``named`` has the most important losses and after them recapturable blobs, each group with the
+    largest first. ``aged`` blobs were older than max-age. ``ids`` are the build IDs without a blob
+    left.
     """
 
     again: int = 0
@@ -524,12 +532,12 @@ class Tally(msgspec.Struct):
 
     @property
     def blobs(self) -> int:
-        """Return the number of removed blobs, for any reason."""
+        """Return the number of all removed blobs."""
         return self.again + self.losses + self.aged
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that they took on disk."""
+        """Return the number of bytes that the removed blobs took on disk."""
         return self.again_bytes + self.lost_bytes + self.aged_bytes
 
     def add(self, gone: Iterable[Evicted]) -> None:

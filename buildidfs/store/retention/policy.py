@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The size limits of a store: make room for captures by removing the least valuable blobs.
 
-`Keeper` does so before a write that would exceed a limit, and also if the filesystem is
+`Keeper` makes room before a write that would exceed a limit, and also if the filesystem is
 unexpectedly full. A recapturable file never displaces a file that is not recapturable: it is copied
 only while there is room, and all recapturable blobs are removed before any other. The capture of
 any other file fails only if no blob may be removed.
@@ -96,9 +96,9 @@ class Policy(msgspec.Struct, frozen=True):
 
     ``max_size`` covers blobs, directories, index and names of generated code. ``keep_free`` is the
     number of bytes to leave free on the filesystem; the same share of its inodes stays free, too.
-    If less is free, a store that ``yields`` removes blobs, and one that does not stops growing.
-    Blobs unused for ``max_age`` are always removed; blobs used or captured within ``min_age`` are
-    kept unless they are recapturable.
+    If less is free, the store removes blobs if ``yields`` is true, and else stops growing. Blobs
+    unused for ``max_age`` are always removed; blobs used or captured within ``min_age`` are kept
+    unless they are recapturable.
     """
 
     max_size: int | None = None
@@ -109,7 +109,9 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A blob, the path at which it was last seen, True if it is removed, and the reason."""
+    """A blob that a policy removes or keeps: the path at which it was last seen, True if it is
+    removed, and the reason.
+    """
 
     candidate: Candidate
     path: bytes
@@ -132,7 +134,7 @@ class Room(NamedTuple):
 
     @property
     def is_none(self) -> bool:
-        """True if no byte and no inode of it is left."""
+        """True if neither a byte nor an inode remains."""
         return self.bytes <= 0 and self.inodes <= 0
 
 
@@ -161,7 +163,8 @@ class _FreeLimit:
         self._floor: int | None = None
 
     def lack(self, taken: int, free: int, new: int) -> int:
-        """Return the excess over the limit with ``new`` more; negative is room.
+        """Return by how much the limit would be exceeded with ``new`` more; a negative number is
+        room.
 
         A store that does not yield may keep the size that it had when enough was last free, or at
         the first call: it need not make up for space that other programs have taken since.
@@ -175,7 +178,9 @@ class _FreeLimit:
 
 
 class Keeper:
-    """Keeps a store within a policy. From any thread; one makes room at a time."""
+    """Keeps a store within a policy. May be used from any thread; one thread at a time
+    makes room.
+    """
 
     def __init__(self, env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks) -> None:
         self.policy = policy
@@ -206,7 +211,7 @@ class Keeper:
 
         ``work`` gets a function with which it requests further bytes. Raises the errors of
         ``work``; OSError (EFBIG) for a file larger than the store may become; `Recapturable` if
-        there is no room for a file that still exists at ``origin``; `StoreFull` if no blob may be
+        there is no room, but the file still exists at ``origin``; `StoreFull` if no blob may be
         removed.
         """
         asked = size
@@ -250,7 +255,9 @@ class Keeper:
         return self._lack(Room(self._env.bytes_used() + count * _ROW_BYTES, 0)).is_none
 
     def has_room_for_notes(self, count: int) -> bool:
-        """Return True if that many files may be noted: there is room, or a recapturable blob."""
+        """Return True if there is room for so many journal entries, or a recapturable blob to evict
+        for them.
+        """
         lack = self._lack(Room(self._env.bytes_used() + count * _NOTE_BYTES, 0))
         if lack.is_none:
             return True
@@ -295,7 +302,9 @@ class Keeper:
             return self._evict(Room(size, 1))
 
     def enforce(self) -> Tally:
-        """Remove blobs that are too old or beyond the limits; return the tally until now."""
+        """Remove blobs that are too old, and blobs beyond the limits; return the present
+        `tally`.
+        """
         with self._lock:
             self._prepare()
             self._expire()
@@ -306,7 +315,9 @@ class Keeper:
 
     @property
     def most_staged(self) -> int:
-        """Return the bytes that may wait for a commit, because their room cannot be freed."""
+        """Return the maximum number of staged bytes that should wait for a commit: eviction cannot
+        free them.
+        """
         return self._headroom(look(self._env, self._blobs)).bytes
 
     # --- limits ----------------------------------------------------------------------------
@@ -348,7 +359,7 @@ class Keeper:
         return is_noted and bool(recapturable(origin))
 
     def _most(self, usage: Usage) -> int:
-        """Return the bytes that the store may take."""
+        """Return the number of bytes that the store may take."""
         most = usage.taken.bytes + max(usage.free.bytes - self.policy.keep_free, 0)
         return most if self.policy.max_size is None else min(most, self.policy.max_size)
 
@@ -376,7 +387,9 @@ class Keeper:
                     raise self._hopeless(None, idle_s)
 
     def _lack(self, new: Room, usage: Usage | None = None) -> Room:
-        """Return the excess over the limits with that much more; negative is room."""
+        """Return by how much the limits would be exceeded with ``new`` more; negative numbers are
+        room.
+        """
         usage = usage or look(self._env, self._blobs)
         rows = self._staged.inodes * _INDEX_BYTES
         policy, taken = self.policy, usage.taken + self._staged + Room(rows, 0)
@@ -412,7 +425,7 @@ class Keeper:
             raise OSError(errno.EFBIG, f"its {size} bytes are more than the store may ever take")
 
     def _hopeless(self, error: StoreFull | None, idle_s: int = 0) -> StoreFull:
-        """Return the error for a store that has no room, and can make none."""
+        """Return the error for a store that has no room and cannot make any."""
         why = self._why_in_vain
         if idle_s:
             why = "what was used within a day does not make room for a file in a directory"
@@ -448,11 +461,11 @@ class Keeper:
             _log.info("removed %d blobs, %d bytes, by max-age", done.blobs, done.bytes)
 
     def _evict(self, lack: Room, idle_s: int = 0, *, in_part: bool = False) -> bool:
-        """Remove that much if the evictable blobs have it; return False if nothing was removed.
+        """Remove blobs that take at least ``lack``; return False if nothing was removed.
 
-        ``idle_s`` keeps blobs that were used within so many seconds and are not recapturable;
-        ``in_part`` removes all evictable blobs even if they are not enough. Removals by other
-        processes at the same time count as well.
+        Blobs used within the last ``idle_s`` seconds are kept, except recapturable ones. If the
+        evictable blobs take less than ``lack``, none of those that are not recapturable is removed,
+        unless ``in_part``. Blobs that other processes remove at the same time count as well.
         """
         self._prepare()
         free = self._blobs.free_bytes()
@@ -467,7 +480,7 @@ class Keeper:
         return True
 
     def _remove_recapturable(self, wanted: Room) -> Room:
-        """Remove recapturable blobs until the room is free; return the amount that was removed."""
+        """Remove recapturable blobs until ``wanted`` is free; return the room that they took."""
         freed = Room(0, 0)
         found, self._found = self._found, None
         walk = itertools.chain([found] if found else [], self._candidates.again())
@@ -477,10 +490,11 @@ class Keeper:
         return freed
 
     def _remove_losses(self, lack: Room, idle_s: int, in_part: bool) -> Room | None:
-        """Remove other blobs if that frees enough; return the amount that was removed.
+        """Remove blobs that are not recapturable, if that frees enough; return the room that they
+        took.
 
-        Nothing is removed if the store has a recapturable blob at that moment, because another
-        process has just committed one.
+        Returns None if it does not free enough. Nothing is removed if the store has a recapturable
+        blob at that moment, because another process has just committed one.
         """
         chosen = self._chosen(lack, idle_s, in_part)
         if chosen is None:
@@ -522,7 +536,9 @@ class Keeper:
         return None
 
     def _displace(self, lack: Room, idle_s: int) -> bool:
-        """Remove recapturable blobs that were unused for that long, if that frees enough."""
+        """Remove recapturable blobs unused for ``idle_s`` seconds; return False if that cannot free
+        enough.
+        """
         since, least = self._displaced_in_vain.get(idle_s, _LONG_AGO)
         if time.monotonic() - since < _FOLD_S and lack.bytes >= least.bytes:
             return False
@@ -539,8 +555,9 @@ class Keeper:
             return True
 
     def _remove(self, chosen: Sequence[Candidate], check: Callable[[], bool] | None = None) -> Room:
-        """Remove blobs to make room, unless ``check`` forbids it; it runs while no
-        process commits.
+        """Remove blobs to make room; return the room that they took.
+
+        ``check`` runs while no process commits, and may forbid the removal.
         """
         gone, entries = self._described(chosen)
 
@@ -570,7 +587,7 @@ class Keeper:
     ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
         """Describe blobs and make journal entries.
 
-        Recapturable blobs get entries, too: they are noted from then on at each of their places.
+        A recapturable blob gets an entry for each of its places, which are noted from then on.
         """
         now = int(time.time())
         gone: dict[Digest, Evicted] = {}
@@ -587,7 +604,9 @@ class Keeper:
         return gone, entries
 
     def _entry(self, place: OriginRecord, build_id: BuildId, noted: bool) -> NewSeen | None:
-        """The journal entry for a blob that was seen there; None if the journal has it."""
+        """Return a journal entry for a blob that was seen at a place; None if the journal has it
+        already.
+        """
         origin = place.origin
         known = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
         if any(row.build_id == build_id and (row.noted or not noted) for row in known):
@@ -595,8 +614,10 @@ class Keeper:
         return NewSeen(Sighting(origin, place.last_seen_ns), build_id, boot=b"", noted=noted)
 
     def _wait_until_freed(self, before: int, size: int) -> None:
-        """Wait a little for a filesystem that frees later, which would otherwise seem
-        to need more.
+        """Wait a little until the filesystem has freed the space of removed files.
+
+        Some filesystems free it later. Without the wait, more blobs than necessary would be
+        removed.
         """
         until = time.monotonic() + _FREED_S
         while self._blobs.free_bytes() < before + size * 3 // 4 and time.monotonic() < until:
@@ -621,8 +642,9 @@ def _inodes_kept(policy: Policy, usage: Usage) -> int:
 
 
 def lacks(env: Environment, blobs: Blobs, policy: Policy) -> dict[str, int]:
-    """Return by how much each limit is exceeded, by its name, in bytes or inodes;
-    negative is room.
+    """Return by how much each limit is exceeded, in bytes or inodes, by the name of the limit.
+
+    A negative number is room.
     """
     usage = look(env, blobs)
     found = {"keep-free": -1}
@@ -647,8 +669,8 @@ def expiry(max_age: int) -> int:
 def plan(
     env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, stays: bool
 ) -> Iterator[Choice]:
-    """Yield the blobs that a policy removes now, in that order; then, with ``stays``, the kept
-    ones.
+    """Yield the blobs that a policy removes now, in this order; then, with ``stays``, those that it
+    keeps.
     """
     candidates = Candidates(env, policy.min_age, altlinks)
     chosen: set[Digest] = set()
@@ -680,7 +702,7 @@ def plan(
 
 
 def _worth(candidates: Iterable[Candidate], wanted: Room) -> Iterator[Candidate]:
-    """Yield the first blobs that free the room together, each once."""
+    """Yield the first blobs that together free the room, each blob once."""
     seen: set[Digest] = set()
     for candidate in candidates if not wanted.is_none else ():
         if candidate.digest not in seen:

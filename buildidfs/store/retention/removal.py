@@ -50,8 +50,9 @@ _SMALL_BATCH = 4
 
 
 class Removed(msgspec.Struct):
-    """Removed blobs, the ``bytes`` they took on disk, and ``ids``: build IDs without a
-    blob left.
+    """The result of a removal.
+
+    ``bytes`` is what the blobs took on disk, ``ids`` counts the build IDs without a blob left.
     """
 
     digests: list[bytes] = msgspec.field(default_factory=list)
@@ -74,9 +75,9 @@ def remove(
 
     Announces the changes. ``quarantine`` moves the files to ``quarantine/``. If an executable is
     removed, ``forget`` allows less trusted debuginfo of its build ID to be served again; else such
-    debuginfo stays withheld. ``write_down`` is called in the transaction that removes some blobs;
-    ``check`` is called before it, while no process commits, and if it returns False these blobs
-    stay. Raises `StoreError`.
+    debuginfo stays withheld. Blobs are removed in batches. Before the transaction of each batch,
+    ``check`` is called while no process commits; if it returns False, the blobs of the batch stay.
+    ``write_down`` is called in the transaction. Raises `StoreError`.
     """
     total = Removed()
     rest = iter(digests)
@@ -91,9 +92,9 @@ def remove(
 
 
 def clear(env: Environment, ordinals: Sequence[int]) -> list[int]:
-    """Remove the remaining rows of the build IDs in *gone*, after the announcement to all mounts.
+    """Remove the rows that build IDs in *gone* still have, after the announcement to all mounts.
 
-    Returns the build IDs with remaining rows that only a search of all paths can find.
+    Returns the build IDs of which some rows can be found only by a search of all paths.
     """
 
     def work(txn: Txn) -> list[int]:
@@ -140,7 +141,9 @@ def _remove(
 
 
 class _Remover:
-    """The first step, in one write transaction; ``rows`` are those of the blobs to remove."""
+    """The first step of a removal, in one write transaction; ``rows`` are those of the blobs to
+    remove.
+    """
 
     def __init__(self, env: Environment, txn: Txn, forget: bool) -> None:
         self._txn = txn
@@ -205,7 +208,7 @@ class _Remover:
 
 
 class _Clearer:
-    """The second step, in one write transaction."""
+    """The second step of a removal, in one write transaction."""
 
     def __init__(self, env: Environment, txn: Txn) -> None:
         self._txn = txn
@@ -304,7 +307,7 @@ class _Clearer:
 
 
 GRACE_S: Final = 3600
-"""Seconds: files that changed more recently are kept."""
+"""In seconds: leftovers that changed more recently are kept."""
 
 _MOST_AT_ONCE: Final = 1 << 16
 
@@ -373,7 +376,7 @@ def _count(env: Environment, txn: Txn) -> int:
 
 
 def _sweep_paths(env: Environment, ordinals: list[int]) -> None:
-    """Search all paths for those of build IDs that were seen at forgotten places."""
+    """Search all paths for build IDs that were seen at forgotten places, and remove those."""
     wanted = frozenset(ordinals)
     keys = (key for key, _ in Index(env).rows(env.tables["pathids"], b"", None))
     pairs = (schema.PATH_ORDINAL.unpack(key) for key in keys)
@@ -395,7 +398,7 @@ def _drop_paths(env: Environment, pairs: list[tuple[int, int]], txn: Txn) -> Non
 
 
 def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
-    """Set the counts of build IDs without a path to 0, after all paths were examined."""
+    """Set the count of paths to 0 for these build IDs, after all their paths were removed."""
     table = env.tables["ordinals"]
     for ordinal in ordinals:
         value = txn.get(schema.U64.pack(ordinal), db=table)
@@ -446,7 +449,7 @@ def _collect_blobs(env: Environment, directory: bytes, before: float, found: Col
 
 
 def _digest(path: bytes) -> Digest | None:
-    """Return the blob in a file, or the blob beside which the file is kept."""
+    """Return the digest of the blob in a file, or of the blob beside which the file is kept."""
     name = os.path.basename(path).partition(b".")[0]
     if len(name) != 64:
         return None

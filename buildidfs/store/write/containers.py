@@ -72,7 +72,9 @@ class _ContainerTables:
         self._txn.delete(key, db=self._containers)
 
     def _count_down(self, key: bytes, value: bytes, row: ContainerRow, entries: int) -> None:
-        """Subtract removed entries in the row of a container, whose present value is ``value``."""
+        """Subtract the number of removed entries in the row of a container; ``value`` is the
+        present row.
+        """
         row.entries = max(row.entries - entries, 0)
         first, last = TIMES.unpack_from(value)
         self._txn.put(key, pack_container(first, last, row), db=self._containers)
@@ -143,9 +145,7 @@ class ContainerWriter(_ContainerTables):
             self._make_room()
 
     def _link(self, key: bytes, row: ContainerRow, last: int) -> None:
-        """Link the user-given name of a container to it, if it is the last container of
-        that name.
-        """
+        """Link a user-given name to its container, unless a later container has the same name."""
         link = link_key(row.names)
         if not link:
             return
@@ -159,7 +159,9 @@ class ContainerWriter(_ContainerTables):
     # --- containers ------------------------------------------------------------------------
 
     def _number(self, origin: Origin) -> int:
-        """Return the number of a container, a new one if it has none; 0 if all are taken."""
+        """Return the number of a container. If it has none, it gets one; 0 if all numbers are
+        taken.
+        """
         key = (
             label_of(origin), origin.scanner, origin.host, origin.mnt_ns_id, origin.cgroup,
         )  # fmt: skip
@@ -183,7 +185,7 @@ class ContainerWriter(_ContainerTables):
         return self._new(free or candidate, origin)
 
     def _named(self, name: bytes) -> int:
-        """Return the number of a container by name, and load its row; 0 if there is none."""
+        """Return the number of the container with a name, and load its row; 0 if there is none."""
         value = self._txn.get(name, db=self._labels)
         number = 0 if value is None else int.from_bytes(value, "big")
         if value is None or number in self._rows:
@@ -236,7 +238,9 @@ class ContainerWriter(_ContainerTables):
     def _enter(
         self, container: int, row: ContainerRow, directory: int, name: bytes, *, public: bool
     ) -> int:
-        """Return the number of a directory in a directory; 0 if there is no room for it."""
+        """Return the number of a subdirectory, which is added if it is missing; 0 if there is no
+        room for it.
+        """
         known = self._directories.get((container, directory, name))
         if known is not None and (known[1] or not public):
             return known[0]
@@ -293,7 +297,9 @@ class ContainerWriter(_ContainerTables):
     # --- room ------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Evict the containers last seen longest ago, more rows than this transaction added."""
+        """Evict the containers last seen longest ago. More rows are removed than this transaction
+        added.
+        """
         containers = self._txn.stat(self._containers)["entries"] - MAX_CONTAINERS
         rows = self._txn.stat(self._contents)["entries"] - MAX_CONTENTS
         if containers <= 0 and rows <= 0:
@@ -314,9 +320,10 @@ class ContainerWriter(_ContainerTables):
                 yield value[8:16], key
 
     def _evict(self, key: bytes, most: int) -> int:
-        """Remove a container, or ``most`` of its rows; returns the number of removed rows.
+        """Remove a container, or ``most`` of its rows; return the number of removed rows.
 
-        Directories with high numbers go first, so that none is left without its parent.
+        Directories with high numbers are removed first, so that no directory remains without its
+        parent.
         """
         going = list(islice(self._contents_backwards(key), most))
         for found in going:
@@ -357,7 +364,7 @@ def _id_in(label: str) -> str:
 def _row_in(value: bytes) -> ContainerRow | None:
     """Return the row of a container; None if there is none, or it does not decode.
 
-    Damage is left to `check`, so that captures and removals can continue.
+    Damaged rows are left for `check`, so that captures and removals can continue.
     """
     try:
         return unpack_container(0, value)[1]

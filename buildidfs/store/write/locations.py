@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class PlaceWriter:
     """Writes origins, and the rows found by place: paths, names below /.dwz/, containers.
 
-    ``changed`` gets the ordinals with new names, ``called`` is for `ContainerWriter`. ``naming``
-    are the blobs whose sightings gave a container its names. Call `finish` last.
+    ``changed`` collects the ordinals with new names. ``called`` is for `ContainerWriter`.
+    ``naming`` collects the blobs whose sightings gave a container its names. Call `finish` last.
     """
 
     def __init__(
@@ -56,10 +56,11 @@ class PlaceWriter:
         *,
         recognised: bool,
     ) -> bool:
-        """Record a sighting of bytes that are ``refs`` of one build ID; return True at a new place.
+        """Record a sighting of bytes; return True if the place is new.
 
-        Adds to the counts of ``named``. ``recognised`` is True if the access to the file was not
-        determined.
+        ``refs`` are the artifacts of one build ID with these bytes. Adds to the counts in
+        ``named``, the row of the build ID. ``recognised`` is True if the access to the file was not
+        determined, because only its identity was compared.
         """
         origin, ordinal = sighting.origin, refs[0][0]
         kinds = schema.mask_of(tuple(Kind(kind) for _, kind, _ in refs))
@@ -183,8 +184,9 @@ class PathWriter(_PathTables):
     ) -> bool:
         """Add a build ID to a path; return True if it is new there. Adds to the counts of ``row``.
 
-        With ``primary`` the path becomes the primary one if there is none, or if all users could
-        read the file here (``public``) and not at the present one.
+        With ``primary``, the path becomes the primary one if there is none yet. It also replaces a
+        primary path at which not all users could read the file, if they could read it here
+        (``public``).
         """
         names = components(path)
         if names is None:

@@ -45,7 +45,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     """The artifacts of a blob under one build ID, and a row of *origins* of the blob.
 
     Fields are those of `Artifact`; ``kinds`` is a bitmask as in *ordinals*. The origin is the first
-    of those with the highest belief, preferably a public one, and empty if all were forgotten.
+    one with the highest belief, preferably public; it is empty if all origins were forgotten.
     ``called`` has the fields of the `ContainerNames` of its container.
     """
 
@@ -249,7 +249,9 @@ def _seen_at(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> list[_
 
 
 def _rank(seen: _Seen) -> tuple[int, bool, int]:
-    """Sort places: the most trusted last; among equals a public one, then the first seen."""
+    """Return a sort key: the most trusted places last; among equals a public place, then the first
+    seen.
+    """
     return seen.origin.trust, seen.origin.is_public, -seen.first
 
 

@@ -43,10 +43,9 @@ _STAMP_SLACK_S = 86_400
 class Recorder:
     """The writes of one transaction; call `finish` last.
 
-    ``added`` has the blobs that were just written, with the data beside them. ``read`` has, for
-    each other blob that was read, its file and the form of its bytes. ``called`` is for
-    `ContainerWriter`. ``shared`` are the build IDs that were found to be those of unrelated
-    programs.
+    ``added`` has the blobs that were just written, with the data beside them. ``read`` has the file
+    and the encoding of each other blob that was read. ``called`` is for `ContainerWriter`.
+    ``shared`` collects the build IDs that turned out to belong to unrelated programs.
     """
 
     def __init__(
@@ -94,11 +93,11 @@ class Recorder:
     # --- a capture -------------------------------------------------------------------------
 
     def capture(self, new: NewCapture) -> Outcome:
-        """Record one file whose blob is in place; do nothing if it was removed meanwhile.
+        """Record one file whose blob is in place; do nothing if the blob was removed meanwhile.
 
-        The file is recorded under all build IDs to which it belongs: an executable whose build ID
-        unrelated programs share, also under its adopted ID; a debug file without a build ID, under
-        those of the binaries that name it.
+        The file is recorded under each build ID to which it belongs. An executable whose build ID
+        is shared by unrelated programs also has an adopted ID. A debug file without a build ID
+        belongs to the build IDs of the binaries that name it.
         """
         outcome = self._capture(new)
         if not outcome.ordinal or outcome.refused:
@@ -190,8 +189,8 @@ class Recorder:
         )
 
     def _give(self, digest: Digest, ordinal: int, sighting: Sighting | None = None) -> None:
-        """Record a blob as debuginfo of a build ID, if one of the two has no build ID
-        of its own.
+        """Record a blob as debuginfo of a build ID, if either the blob or the binary has no build
+        ID of its own.
         """
         row = self._digest_row(digest)
         own = next((ref for ref in row.refs if ref[1] == Kind.DEBUGINFO), None) if row else None
@@ -205,7 +204,7 @@ class Recorder:
     ) -> None:
         """Record a blob under another build ID as well, with its places.
 
-        If it is already recorded there, only the ``sighting`` is added.
+        If the blob is already recorded under that build ID, only the ``sighting`` is added.
         """
         row = self._digest_row(digest)
         if row is None or not row.refs:
@@ -317,9 +316,10 @@ class Recorder:
             self._memo.put(identity, new.sighting.seen_ns, 0, digest)
 
     def adopt(self, new: NewCapture, shown: Mapping[str, Any], form: int, used: int) -> None:
-        """Record a staged blob that is in place, in that form.
+        """Record a staged blob whose file is in place with the encoding ``form``.
 
-        ``shown`` are fields of `Artifact` that it had, ``used`` is its time of use (Unix time, s).
+        ``shown`` are fields of its earlier `Artifact`, ``used`` is the time of its last use (Unix
+        time, s).
         """
         assert isinstance(new.content, Staged)
         outcome = self.capture(new)
@@ -352,9 +352,7 @@ class Recorder:
         self._txn.put(digest, row.pack(), db=self._digests)
 
     def _take_form(self, digest: Digest, row: schema.DigestRow) -> bool:
-        """Record the form of the content in the file that was read; return False if it
-        has changed.
-        """
+        """Record the encoding of the file that was read; return False if it has changed."""
         file, form = self._read(digest) or (None, None)
         if form is None or file != self._blobs.file(digest):
             return False
@@ -363,7 +361,7 @@ class Recorder:
         return True
 
     def _describe(self, digest: Digest) -> None:
-        """Write the index data of a blob beside it, which changes its file."""
+        """Write the data beside a blob from its rows. This changes the ctime of its file."""
         row, file = self._digest_row(digest), self._blobs.file(digest)
         if row is None or file is None:
             return
@@ -419,7 +417,7 @@ class Recorder:
         new: NewCapture,
         like: Artifact | None,
     ) -> None:
-        """Add an artifact; ``like`` is another one with the same bytes."""
+        """Add an artifact; ``like`` is another artifact with the same bytes."""
         identity = new.sighting.origin.identity
         variant = named.next_variant[kind - 1]
         named.next_variant[kind - 1] += 1
@@ -457,9 +455,7 @@ class Recorder:
     # --- sightings of recorded bytes ---------------------------------------------------------
 
     def touch(self, sighting: Sighting) -> bool:
-        """Record a new sighting of a file that the memo knows; return False if it does
-        not know it.
-        """
+        """Record a new sighting of a file; return False if the memo does not know the file."""
         key = schema.seen_key(sighting.origin.identity)
         value = None if key is None else self._txn.get(key, db=self._seen)
         if key is None or value is None:
@@ -490,7 +486,7 @@ class Recorder:
     def _just_seen(
         self, digest: Digest, row: schema.DigestRow, ordinal: int, sighting: Sighting
     ) -> bool:
-        """Return True if the place was recorded within a minute and no row changes."""
+        """Return True if the place was recorded less than a minute ago, and no row would change."""
         old = self._txn.get(
             location_rows.origin_key(ordinal, digest, sighting.origin), db=self._origins
         )
@@ -515,9 +511,9 @@ class Recorder:
         *,
         recognised: bool = False,
     ) -> bool:
-        """Write a place and its dependent rows; return True if the place is new.
+        """Write a place and the rows that depend on it; return True if the place is new.
 
-        ``recognised`` is True if the access to the file was not determined.
+        ``recognised`` as in `PlaceWriter.see`.
         """
         origin = sighting.origin
         if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
@@ -532,7 +528,7 @@ class Recorder:
         return new_origin
 
     def note(self, build_id: BuildId, origin: Origin) -> None:
-        """Withhold debuginfo of a build ID with less belief than ``origin``."""
+        """Withhold debuginfo of a build ID if its belief is less than that of ``origin``."""
         self._variants.raise_floor(build_id, origin.trust, origin.standing)
 
     def absent(self, new: NewAbsence) -> None:
@@ -582,7 +578,7 @@ class MemoWriter:
             self._txn.delete(key, db=self._seen)
 
     def _forget_gone(self, place: bytes) -> None:
-        """Drop the rows of removed blobs among a few rows."""
+        """Drop the rows of removed blobs among a few rows from ``place`` on."""
         with self._txn.cursor(self._seen) as cursor:
             found = cursor.set_range(place) or cursor.first()
             rows = list(islice(cursor, _LOOKED_AT)) if found else []
@@ -592,7 +588,7 @@ class MemoWriter:
                 self._txn.delete(key, db=self._seen)
 
     def _forget_near(self, place: bytes) -> None:
-        """Drop the oldest of a few rows at a random key (keys are hashes)."""
+        """Drop the oldest of a few rows from the random key ``place`` on (keys are hashes)."""
         with self._txn.cursor(self._seen) as cursor:
             rows = []
             if cursor.set_range(place) or cursor.first():

@@ -51,7 +51,7 @@ class UseWriter:
         return True
 
     def lower(self, digest: Digest, row: schema.DigestRow) -> None:
-        """Class a blob as not recapturable, until it is seen at a trusted place."""
+        """File a blob as not recapturable, until it is seen at a trusted place."""
         self.remove(digest, row)
         row.rank = max(CLASSES)
         self._put(digest, row)
@@ -84,7 +84,7 @@ _BATCH: Final = 1024
 
 
 def leave(root: bytes, digests: Iterable[Digest]) -> None:
-    """Write a file for the next writer with the blobs that were opened; never fails."""
+    """Write a file that tells the next writer which blobs were opened; raises no errors."""
     directory = os.path.join(root, _DIRECTORY)
     name = b"%s%d-%d" % (_PREFIX, os.getpid(), time.time_ns())
     try:
@@ -112,9 +112,8 @@ def _write(path: bytes, digests: Iterable[Digest]) -> None:
 
 
 def fold(env: Environment) -> int:
-    """Record the uses in the files of readers, and remove the files; returns the new uses.
-
-    Recording a file twice does no harm. Raises `StoreError`.
+    """Record the uses in the files that readers have left, and remove the files; return the number
+    of new uses.
     """
     stamps: dict[Digest, int] = {}
     names = _files(env.root)
@@ -165,7 +164,7 @@ def _files(root: bytes) -> list[bytes]:
 
 
 def _read(path: bytes) -> tuple[int, list[Digest]]:
-    """Return stamp and digests of a file; none if another program wrote it."""
+    """Return stamp and digests in a file; no digests if another program wrote the file."""
     start = len(_HEAD) + schema.U32.size
     try:
         with open(path, "rb") as file:

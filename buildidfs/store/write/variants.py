@@ -30,8 +30,8 @@ class VariantWriter:
     """Adds, changes and removes variants; the best one of each artifact is always in *artifacts*.
 
     Withheld debuginfo (`ranking.is_withheld`), and every file of a build ID that unrelated programs
-    share, is in *variants* alone. ``changed`` gets the ordinals whose names, attributes or served
-    bytes changed.
+    share, is in *variants* alone. ``changed`` collects the ordinals whose names, attributes or
+    served bytes changed.
     """
 
     def __init__(
@@ -107,8 +107,9 @@ class VariantWriter:
             yield schema.unpack_artifact(ordinal, kind, value)
 
     def change(self, new: Artifact) -> None:
-        """Replace the row of a variant by one that is at least as good; call `choose` if it may be
-        better.
+        """Replace the row of a variant by one that is at least as good.
+
+        The caller calls `choose` after it if the row may be better.
         """
         self.altered.add(new.digest)
         best = self.best(new.ordinal, new.kind)
@@ -146,8 +147,9 @@ class VariantWriter:
         """Raise the trust and standing of a variant to those of the best place at which it was
         seen.
 
-        Owner and mode come from a place where all users could read it; of two other places neither
-        admits all readers of the other, so the first one stays.
+        Owner and mode come from a place where all users could read the file. Without such a place
+        those of the first place stay: of two private places, neither admits all readers of the
+        other.
         """
         old = self.kept(ordinal, kind, variant)
         new = old
@@ -185,7 +187,7 @@ class VariantWriter:
         """From now on withhold debuginfo of a build ID with less belief than a place.
 
         The place is that of an executable which is not in the store, or of debuginfo that refers to
-        the build ID. Places with less belief than a package change nothing.
+        the build ID. A place with less belief than a package has no effect.
         """
         value = self._txn.get(build_id, db=self._ids)
         if not self._put_floor(build_id, trust, standing) or value is None:
@@ -212,7 +214,7 @@ class VariantWriter:
         return True
 
     def _drop_floor(self, place: bytes) -> None:
-        """Drop the lowest of a few floors at a random place."""
+        """Drop the lowest of a few floors from ``place`` on, which is random."""
         prefix = schema.FLOOR_PREFIX
         rows: list[tuple[bytes, bytes]] = []
         for start in (prefix + place, prefix):
@@ -233,7 +235,7 @@ class VariantWriter:
         return is_withheld(artifact, self._executable(artifact), floor)
 
     def _or_withheld(self, ordinal: int, mask: int) -> int:
-        """Return the mask; if it is empty, the bit for withheld variants if there are any."""
+        """Return the mask; if it is empty but there are withheld variants, the bit for these."""
         mask &= ~schema.WITHHELD
         if mask:
             return mask
@@ -241,7 +243,7 @@ class VariantWriter:
         return 0 if next(rows, None) is None else schema.WITHHELD
 
     def _place(self, artifact: Artifact, best: Artifact | None) -> None:
-        """Write a variant that has no row; ``best`` is the one that is served."""
+        """Write the row of a new variant; ``best`` is the one that is served."""
         executable = self._executable(artifact)
         if self._is_withheld(artifact):
             self._put(artifact)
@@ -254,7 +256,7 @@ class VariantWriter:
             self._put(artifact)
 
     def _executable(self, artifact: Artifact) -> Artifact | None:
-        """Return the executable for `rank`; only the rank of debuginfo depends on it."""
+        """Return the executable that `rank` needs for debuginfo; None for other kinds."""
         if artifact.kind != Kind.DEBUGINFO:
             return None
         return self.best(artifact.ordinal, Kind.EXECUTABLE)
@@ -291,7 +293,7 @@ class VariantWriter:
         self._note(best, 0)
 
     def _withdraw(self, best: Artifact) -> None:
-        """Keep the served file as a variant that is not served."""
+        """Move the served file to *variants*, so that it is not served any more."""
         self._put(best)
         self._drop_best(best)
 

@@ -47,7 +47,7 @@ class Paths:
         return ordinal if self._is_shown(ordinal) else None
 
     def ids(self, path: int, after: int) -> Iterator[tuple[int, BuildId]]:
-        """Yield (ordinal, build ID) of the files seen at a path, behind the ordinal ``after``."""
+        """Yield (ordinal, build ID) of the files seen at a path, beyond the ordinal ``after``."""
         for ordinal in self._store.paths.ids(path, after):
             build_id = self._store.index.build_id(ordinal)
             if build_id is not None and self._is_shown(ordinal):
@@ -59,7 +59,7 @@ class Paths:
         return bool(kinds & self._kinds or (kinds and self._store.aliases.is_ambiguous(ordinal)))
 
     def directories(self, path: int, after: int) -> Iterator[tuple[bytes, int]]:
-        """Yield (name, number) of the paths in a path, behind the one with the number ``after``."""
+        """Yield (name, number) of the paths in a path, beyond the one with the number ``after``."""
         last = None
         if after > 0:
             found = self._store.paths.parent(after)

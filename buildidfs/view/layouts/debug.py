@@ -191,7 +191,7 @@ class DebugLinks:
         """Yield the entries whose offset is beyond ``after``: name, node, offset.
 
         Offsets are made from ordinals, although the order is that of build IDs: a listing resumes
-        behind the build ID with that ordinal.
+        beyond the build ID with that ordinal.
         """
         first = bytes([node - nodes.DEBUG_BUCKET])
         last = None
