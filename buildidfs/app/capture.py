@@ -288,9 +288,8 @@ def image_scanner(
 
 
 class _Scanner(Protocol):
-    """A scanner of archives: ``whole`` has the archives that need not be read again.
-
-    It is complete for all items yielded before.
+    """A scanner of archives. ``whole`` has the archives that were read to their end, as far as
+    their items have been yielded; they need not be read again.
     """
 
     whole: list[FileIdentity]

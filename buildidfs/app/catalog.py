@@ -133,8 +133,8 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
 
 
 class Asked(NamedTuple):
-    """A query for artifacts: a pattern of paths, a container, a kind, and the time since which they
-    have been seen (Unix time in nanoseconds, 0 for no limit).
+    """A query for artifacts: a pattern of paths, a container, a kind, and the earliest time at
+    which they were last seen (Unix time in nanoseconds, 0 for no limit).
     """
 
     glob: str | None = None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HELD: Final = "held"
 CAPTURED: Final = "captured"
 MISSING: Final = "missing"
-"""The states of a binary that a scan looked for: `CAPTURED` is by this scan."""
+"""The states of a binary that a scan looked for; `CAPTURED` means captured by this scan."""
 
 _KALLSYMS: Final = b"[kernel.kallsyms]"
 

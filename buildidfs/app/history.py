@@ -68,7 +68,8 @@ def at_path(
 
 
 def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
-    """Return the same for all paths that match a pattern, in which ``*`` matches slashes, too.
+    """Return the same as `at_path`, for all paths that match a pattern, in which ``*`` matches
+    slashes, too.
 
     Reads every path.
     """
@@ -223,7 +224,8 @@ def journal_rows(store: Store, since: int, lost: bool) -> Iterator[JournalRow]:
 
 
 def last_in_journal(store: Store, *, lost: bool) -> int:
-    """Return the time at which a watch last lost a file, or unless ``lost`` last saw or lost one.
+    """Return the time of the last loss in the journal of a watch; unless ``lost``, also consider
+    sightings.
 
     In nanoseconds of Unix time; 0 for never.
     """

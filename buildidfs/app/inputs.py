@@ -124,8 +124,8 @@ def wanted(
 ) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
     """The build IDs of files, IDs and containers, with their paths; and the files that name them.
 
-    A word with a file at that path means the file, whatever else it may be. Raises as `named_by`,
-    and `ArtifactMissing` for a container that was never seen.
+    A word that is the path of an existing file means that file, even if the word may also be an ID
+    or a container. Raises as `named_by`, and `ArtifactMissing` for a container that was never seen.
     """
     found: dict[BuildId, bytes] = {}
     for label in labels:
@@ -150,9 +150,10 @@ def pin(
     name: bytes | None,
     looking: Callable[[], AbstractContextManager[Progress | None]],
 ) -> tuple[Named, int]:
-    """Pin the build IDs that `named_by` finds; returns them, and how many were not pinned before.
+    """Pin the build IDs that `named_by` finds; return them, and the number that were not pinned
+    before.
 
-    Without a ``name`` those of a file are pinned under its path.
+    Without a ``name``, the build IDs of a file are pinned under the path of the file.
     """
     named = named_by(store, text, looking)
     if name is None:
@@ -161,9 +162,10 @@ def pin(
 
 
 def unpin(store: Store, text: str) -> tuple[int, list[Pin]]:
-    """Take back the pins of a build ID, a file or a container; returns their number.
+    """Take back the pins of a build ID, a file or a container; return the number of removed pins,
+    and the pins that a build ID still has.
 
-    The other pins are those that a build ID still has. Raises as `resolve.future_build_id`.
+    Raises as `resolve.future_build_id`.
     """
     if not resolve.is_path(text):
         build_id = resolve.future_build_id(store, text)

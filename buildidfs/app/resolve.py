@@ -106,7 +106,7 @@ def why_ambiguous(store: Store, build_id: BuildId) -> str:
 
 
 def future_build_id(store: Store, text: str, container: str | None = None) -> BuildId:
-    """Return the build ID of `build_id`, or a whole build ID that the store does not know yet."""
+    """Do as `build_id`, but also accept a whole build ID that the store does not know yet."""
     try:
         return build_id(store, text, container)
     except ArtifactMissing:

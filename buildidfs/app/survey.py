@@ -117,7 +117,7 @@ class Survey(msgspec.Struct):
 
 
 def _nothing() -> None:
-    """Stand in for ``go_on``."""
+    """Do nothing: the default of ``go_on``."""
 
 
 def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:

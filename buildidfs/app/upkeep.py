@@ -43,7 +43,7 @@ _REMOVED_AT_ONCE: Final = 256
 
 _log = logging.getLogger(__name__)
 EVERY_S: Final = 30 * 86_400
-"""Seconds: a blob that was read or written within this time is not read again."""
+"""Seconds. A blob that was read or written within this time is not read again."""
 _PAUSE_S: Final = 3600.0
 _FIRST_S: Final = 60.0
 # The default of keep-free: journald keeps as much free (or 15 %), and so do other programs.
@@ -337,7 +337,7 @@ class Deriver:
             self._children.append(started)
 
     def end(self) -> None:
-        """Wait up to a second if few files are requested: the next command may want them."""
+        """Wait up to a second if few files are requested: the next command may use the files."""
         if not self._children or self._asked(_FEW + 1) > _FEW:
             return
         until = time.monotonic() + _DERIVE_WAIT_S

@@ -48,7 +48,9 @@ class Batch(Generic[Job]):
     __slots__ = ("absent", "captures", "most", "seen", "size", "touched")
 
     def __init__(self, most: int | None = None) -> None:
-        """At most ``most`` bytes are staged for it at a time, if that is less than the default."""
+        """``most`` limits the bytes that are staged for the batch at a time, if it is less than the
+        default.
+        """
         self.most = most
         self.captures: list[tuple[NewCapture, Job, Sequence[NewSeen]]] = []
         self.absent: list[NewAbsence] = []
@@ -128,9 +130,9 @@ class _Row(msgspec.Struct):
 class Sightings:
     """Sightings that wait to be written, by place and build ID, each place once.
 
-    If the bytes of a file could not be kept, its build ID and place are all that is left; while the
-    store is full, these are lost last. ``dropped`` counts sightings that were dropped unwritten.
-    Belongs to one thread at a time.
+    If the bytes of a file could not be kept, its build ID and place are all that is left of it, so
+    these are the last data that a full store loses. ``dropped`` counts sightings that were dropped
+    unwritten. Belongs to one thread at a time.
     """
 
     def __init__(self, most: int = MOST_SIGHTINGS) -> None:

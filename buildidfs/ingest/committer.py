@@ -33,9 +33,9 @@ FAILURES: Final = (StoreError, IntegrityError)
 """Errors of a store that cannot do a requested operation."""
 
 Settled = Callable[[Batch[Job], CommitResult | BuildIdFsError, list[Sighting]], None]
-"""Called with a batch, its result, and the sightings of files that were taken for known and are no
-longer known. If nothing of the batch was written, the result is the error, and the staged bytes are
-gone.
+"""Called with a batch, its result, and the sightings of files that the store knew before and does
+not know any more. If nothing of the batch was written, the result is the error, and the staged
+bytes are gone.
 """
 
 # The longest wait for further rows.
@@ -209,7 +209,7 @@ class Committer(Generic[Job]):
     # --- the thread --------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Commit until the `end`."""
+        """Commit until `end` is called."""
         while (work := self._next()) is not None:
             batch, rows = work
             if rows and (self._trouble or not batch):
@@ -315,8 +315,8 @@ class Committer(Generic[Job]):
         self._settled(batch, result, unknown)
 
     def _refuse(self, batch: Batch[Job], error: BuildIdFsError) -> None:
-        """A batch that could not be committed is committed one by one, so that a bad file does not
-        affect the others.
+        """Give up a batch that could not be committed. From now on captures are committed one by
+        one, so that a bad file does not affect the others.
         """
         with self._changed:
             self._limit = 1
@@ -350,7 +350,9 @@ class Committer(Generic[Job]):
             trouble.announce()
 
     def _probed(self) -> BuildIdFsError | None:
-        """Test if bytes can be written while no capture shows it; return the error, if any."""
+        """Test if bytes can be written, because no capture shows it at the moment; return the
+        error, if any.
+        """
         fd = memory_file(b"probe", os.urandom(_PROBE_BYTES))
         try:
             self._store.stage(fd).close()
@@ -381,7 +383,7 @@ def delay(tries: int) -> float:
 class Trouble:
     """True while the store cannot be written. Guarded by one lock; updates ``counters``.
 
-    Bytes and rows fail separately: an index may have free pages if its filesystem has none.
+    Bytes and rows fail separately: an index may have free pages when its filesystem is full.
     ``recover_at`` is the time of ``time.monotonic()`` at which to `announce` that lost files can be
     searched.
     """

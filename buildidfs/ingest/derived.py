@@ -231,7 +231,7 @@ def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
 
 
 def _place(store: Store, ordinal: int, digest: Digest) -> OriginRecord | None:
-    """Return the place of an executable of which most users may know."""
+    """Return the best place of an executable: public if possible, and of the highest trust."""
     records = [each for each in store.index.origins(ordinal) if each.digest == digest]
     return max(records, key=lambda each: (each.origin.is_public, each.origin.trust), default=None)
 

@@ -284,7 +284,9 @@ class Live(Pipeline):
         return entries
 
     def _put_off(self, pending: PendingFile, wait: float, reason: str) -> None:
-        """Delay a file because it is too early, with or without a ``reason`` that may last."""
+        """Delay a file: for ``wait`` seconds because it is too early, or with a ``reason``, which
+        may last, for longer after each attempt.
+        """
         if reason:
             wait = min(_FIRST_DELAY_S * 2.0 ** min(pending.tries, 16), _LAST_DELAY_S)
             pending.tries += 1
@@ -360,7 +362,9 @@ class Live(Pipeline):
         self._not_committed([job], error)
 
     def _not_committed(self, jobs: list[Job], error: BuildIdFsError) -> None:
-        """Let pending files wait for another attempt; scans find theirs again."""
+        """Let pending files wait for another attempt; a later scan finds the files of
+        scans again.
+        """
         for job in [each for of in jobs for each in self._finished(of)]:
             self._keep_id(job.file, job.pending)
             pending = job.pending
@@ -383,7 +387,7 @@ class Live(Pipeline):
             self._listener.failed(sighting, "the store has forgotten it")
 
     def _revisit(self, jobs: list[Job], outcome: NewCapture | NewAbsence) -> None:
-        """Let the catcher send files again that are not to be remembered, when they are mapped
+        """If the store must not remember a file, let the catcher send it again when it is mapped
         again.
         """
         for job in jobs:
@@ -436,8 +440,8 @@ _CLOSING_S: Final = 10.0
 class CaughtFiles:
     """Passes caught files to ``pending``, for ``live``; ``listener`` gets the results.
 
-    Belongs to one thread. ``sightings`` makes their sightings, ``slow`` has the known facts about
-    mounts.
+    Belongs to one thread. ``sightings`` makes their sightings, ``slow`` knows the mounts that may
+    not answer.
     """
 
     def __init__(

@@ -205,7 +205,7 @@ class Pipeline(ABC):
     # --- one file ----------------------------------------------------------------------------
 
     def _begin(self, job: Job) -> bool:
-        """Add the job to the same file in work, and return False; True if there is none."""
+        """If the same file is in work, add the job to it and return False; else return True."""
         identity = job.sighting.origin.identity
         with self._lock:
             same = self._jobs.get(identity)
@@ -268,7 +268,9 @@ class Pipeline(ABC):
             self._committer.add(there, other, self._entries(there, other))
 
     def _finished(self, job: Job) -> list[Job]:
-        """Return the job and the jobs added to it; the next one of that file is staged again."""
+        """Return a finished job and the jobs added to it. A later job for the same file is staged
+        anew.
+        """
         identity = job.sighting.origin.identity
         with self._lock:
             if self._jobs.get(identity) is job:
@@ -312,11 +314,13 @@ class Pipeline(ABC):
 
     @abstractmethod
     def _gone(self, job: Job, build_id: BuildId) -> None:
-        """The store removed the bytes, which it had, before they were recorded."""
+        """The store held the bytes of a file, and removed them before the sighting was recorded."""
 
     @abstractmethod
     def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
-        """There is no room for files that still exist; the first may be in the journal."""
+        """There is no room for files that still exist; if ``is_recorded``, the journal has the
+        first.
+        """
 
     @abstractmethod
     def _absent(self, jobs: list[Job], outcome: NewAbsence) -> None:
@@ -338,4 +342,4 @@ class Pipeline(ABC):
 
     @abstractmethod
     def _forgotten(self, sighting: Sighting) -> None:
-        """A file that was taken for known is no longer known to the store."""
+        """A file that the store seemed to know is not known to the store any more."""

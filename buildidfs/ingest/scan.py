@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from buildidfs.ingest.staging import Outcome as Staging
 
 REMOVED: Final = "the store has removed its bytes meanwhile: the next scan reads it"
-"""The reason why a file was not captured that the store knew when the scan came to it."""
+"""The reason for a file that was not captured because the store held it, and has removed its bytes
+meanwhile.
+"""
 
 _WAITING_PER_WORKER: Final = 8
 _PROGRESS_S: Final = 0.1

@@ -106,7 +106,8 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
 def premature(fd: int) -> tuple[float, str]:
     """Return the seconds until staging of a file may begin, and the reason for the delay, if any.
 
-    Zero means now. `capture` would wait itself, and copy bytes that it has to drop. Raises OSError.
+    Zero means now. If it is called too early, `capture` waits, and may copy bytes that it then has
+    to drop. Raises OSError.
     """
     age = time.time_ns() - os.fstat(fd).st_ctime_ns
     if 0 <= age < _RESTING_NS and file_ops.has_writer(fd):
@@ -168,7 +169,9 @@ def _is_hollow(fd: int) -> bool:
 
 
 def _identity(pinned: PinnedFile) -> FileIdentity:
-    """Return the present identity of the file; that of the scanner if a copy stands in for it."""
+    """Return the present identity of the file; for a copy, return the identity that the scanner
+    found.
+    """
     said = pinned.sighting.origin.identity
     now = statx.identity(pinned.fd)
     return now if (now.dev, now.ino) == (said.dev, said.ino) else said

@@ -2,8 +2,8 @@
 """Child processes: start, signal, wait, and abandon.
 
 The kernel may keep even a killed process, for example one that waits for a filesystem whose server
-does not answer. Such a child is abandoned; it is reaped when it has ended and another child is
-abandoned.
+does not answer. Such a child is abandoned. An abandoned child that has ended is reaped when another
+one is abandoned.
 
 Importing this is cheap: `subprocess` is imported when the first program is started.
 
@@ -70,8 +70,8 @@ class Child:
             return self._pidfd
 
     def send(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the process, or to its process group, if that exists and is
-        permitted.
+        """Send a signal to the process, or with ``group`` to its process group. Does nothing if the
+        process is gone, or the kernel does not permit the signal.
         """
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if self.code is None:  # the process is not reaped, so no other process has its number
@@ -129,7 +129,9 @@ _left_behind: list[Child] = []
 
 
 def left_behind() -> int:
-    """Reap killed children; return the number of those that the kernel still keeps."""
+    """Reap the killed children that have ended; return the number of those that the kernel still
+    keeps.
+    """
     _left_behind[:] = [child for child in _left_behind if child.poll() is None]
     return len(_left_behind)
 
@@ -175,7 +177,7 @@ def start(
 
 
 def fork(work: Callable[[], object]) -> Child:
-    """Run ``work`` in a copy of this process, which ends afterwards; this process must have one
+    """Run ``work`` in a copy of this process; the copy ends afterwards. This process must have one
     thread.
 
     Raises OSError.
@@ -203,9 +205,9 @@ def start_with_socket(
 ) -> tuple[Child, socket.socket]:
     """Start ``main`` of a module of this package as a program, with a socket of packets to it.
 
-    Its first argument is the descriptor of its end. With ``quiet``, the program does not get our
-    output streams, which it would keep open if it is abandoned; ``buffer`` is the size of the
-    socket's buffer, if that may be set. Raises OSError.
+    The first argument of the program is the descriptor of its end of the socket. With ``quiet``,
+    the program does not get our output streams, because an abandoned program would keep them open.
+    ``buffer`` is the size of the socket's buffer, as far as the kernel allows it. Raises OSError.
     """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its, contextlib.ExitStack() as on_error:

@@ -2,8 +2,9 @@
 """The helper of `linux.sandbox`: it gives up its rights and becomes a program.
 
 It is a new Python process without mappings of its caller, so that limits of memory hold for the
-program. It needs no /proc. Each program that reads debug information waits for the start of the
-helper, which is mostly imports: `typing`, `contextlib`, `signal` and `linux.child` would triple it.
+program. It needs no /proc. The start of the helper delays each program that reads debug
+information. Most of that time is for imports, so this module avoids `typing`, `contextlib`,
+`signal` and `linux.child`, which would triple it.
 
 Source: credentials(7), capabilities(7), setrlimit(2), network_namespaces(7), landlock(7),
 seccomp(2).
@@ -131,8 +132,8 @@ def _tell(report: int, kind: str, text: str) -> None:
 def _confine(
     parent: int, limits: tuple[int, int, int], reads: Sequence[str], step: list[str]
 ) -> Iterator[str]:
-    """Give up all rights; yield a note for each that stays. ``step``, a list of one item, gets
-    the name of each step before it begins.
+    """Give up all rights; yield a note for each right that could not be removed. ``step``, a list
+    of one item, gets the name of each step before it begins.
 
     Raises OSError if the program would keep a capability, run without a limit, or outlive its
     caller.
@@ -158,7 +159,7 @@ def _confine(
 
 
 def _opened(path: str) -> int:
-    """Open a file or directory as a reference only; -1 if it does not exist."""
+    """Open a file or directory with O_PATH; return -1 if it does not exist."""
     try:
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -219,7 +220,9 @@ def _mapped(path: str) -> list[int]:
 
 
 def _settle_streams() -> None:
-    """Discard the error output of the program, and let a closed output pipe end it."""
+    """Discard the error output of the program; make a write to a closed output pipe end the
+    program.
+    """
     for number in (_SIGPIPE, _SIGXFSZ):
         syscalls.libc.signal(number, None)  # SIG_DFL
     try:
@@ -284,7 +287,9 @@ class _Program(ctypes.Structure):
 
 
 class _Step:
-    """An instruction; ``holds`` and ``fails`` are the labels to jump to, empty for no jump."""
+    """An instruction; ``holds`` and ``fails`` are the labels to jump to if its test holds or fails,
+    empty for no jump.
+    """
 
     def __init__(
         self, code: int, value: int, *, holds: str = "", fails: str = "", label: str = ""

@@ -40,10 +40,10 @@ _NO_ACCESS_LIST: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 
 class closing_fd:
-    """Closes a descriptor at the end of a ``with`` block, which gets it by ``as``.
+    """Closes a descriptor at the end of a ``with`` block; ``as`` binds the descriptor.
 
-    It takes a third of a microsecond, so code that runs for each mapping of the host does not use
-    it.
+    Code that runs for each mapping of the host does not use this class, because it takes a third of
+    a microsecond.
     """
 
     __slots__ = ("_fd",)
@@ -159,7 +159,7 @@ def has_writer(fd: int) -> bool | None:
 def has_no_writer(fd: int) -> bool | None:
     """Return True if no process can change the file without opening it first; None: unknown.
 
-    It calls `has_writer`, and does not rely on an overlay, which may overlook a mapping.
+    A negative answer of `has_writer` counts as unknown on an overlay, which may overlook a mapping.
     """
     writer = has_writer(fd)
     if writer is not False:

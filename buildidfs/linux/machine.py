@@ -19,8 +19,8 @@ FIRST_PID: Final = 0xEFFFFFFC
 FIRST_UTS: Final = 0xEFFFFFFE
 
 View = Literal["all", "own", "foreign"]
-"""``all`` processes of the machine, those of our ``own`` PID namespace, or /proc is ``foreign``:
-that of another PID namespace, with numbers that mean other processes there.
+"""The processes that /proc shows: ``all`` of the machine; those of our ``own`` PID namespace; or
+``foreign`` ones, of another PID namespace, whose numbers mean other processes in ours.
 """
 
 _CLONE_NEWUTS: Final = 0x04000000
@@ -34,7 +34,7 @@ class _Given:
 
 
 def view() -> View:
-    """Tell which processes this one sees."""
+    """Return which processes /proc shows to this process."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return "foreign"
@@ -68,7 +68,9 @@ def blind_spot() -> BlindSpot | None:
 
 
 def reason_and_remedy(sentence: str) -> tuple[str, str]:
-    """Split the sentence of a process on its `BlindSpot`; any other has no remedy."""
+    """Split a sentence that was made from a `BlindSpot` into reason and remedy; any other sentence
+    has no remedy.
+    """
     for spot in (_OWN, _FOREIGN):
         if sentence == f"{spot.unseen}: {spot.remedy}":
             return spot.unseen, spot.remedy

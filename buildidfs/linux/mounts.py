@@ -106,7 +106,7 @@ def own_mount_devices(text: bytes) -> set[tuple[int, int]]:
 
 
 def umount2(path: bytes, flags: int = 0) -> None:
-    """Unmount ``path``; MNT_DETACH does so even while it is in use.
+    """Unmount ``path``; with MNT_DETACH even while it is in use.
 
     Raises OSError: EBUSY, EINVAL if nothing is mounted there, EPERM without CAP_SYS_ADMIN.
     """
@@ -150,7 +150,8 @@ def mount_magic(mount: int, namespace: int = 0) -> int:
 class Placed(NamedTuple):
     """A mount: (major, minor) of its superblock, the directory that it shows, its type.
 
-    ``root`` is a path within the filesystem, as in `formats.mountinfo`; ``fstype`` has no subtype.
+    ``root`` is a path within the filesystem, as in `formats.proc_text.MountInfo`; ``fstype`` has no
+    subtype.
     """
 
     dev: tuple[int, int]

@@ -59,7 +59,9 @@ def user_owner(pid_fd: int) -> int:
 
 
 def of_pid(pid: int) -> NamespaceSet:
-    """Do as `of` for a pid that cannot be reused meanwhile: ours, or one that lives for ever."""
+    """Do as `of` for a pid that cannot be reused meanwhile: our own, or that of a process that
+    never ends.
+    """
     with closing_fd(procfs.open_pid(pid)) as pid_fd:
         return of(pid_fd)
 
@@ -143,7 +145,8 @@ def mnt_ns_id_of(fd: int) -> int:
 
 
 class Visitor:
-    """Looks into mount namespaces for one thread, which is in its own before and after each look.
+    """Looks into mount namespaces for one thread, which returns to its own namespace after each
+    look.
 
     It must be used in the thread that made it; from then on this thread shares its root and its
     working directory with no other. Needs CAP_SYS_ADMIN and CAP_SYS_CHROOT: raises OSError without
@@ -205,7 +208,9 @@ class Visitor:
         os.chroot(b".")
 
     def _return(self) -> None:
-        """Do as `_leave`. A thread must not continue elsewhere: raises RuntimeError."""
+        """Do as `_leave`. Raises RuntimeError if that fails, because the thread must not continue
+        in another namespace.
+        """
         try:
             self._leave()
         except OSError as error:
@@ -241,10 +246,10 @@ def _inode(pid_fd: int, link: bytes) -> int:
 def cgroup_id(path: bytes) -> int:
     """Return the number of the control group at a path of the unified hierarchy (version 2).
 
-    The next container of the same name has the same path. The number is not reused until the next
-    boot; PERF_SAMPLE_CGROUP and bpf_get_current_cgroup_id report it, and with inode numbers of 64
-    bits it is that of the directory. The result is 0 if there is no such group (any more), the
-    group is outside of our cgroup namespace, or the hierarchy is not mounted here.
+    A later container of the same name has the same path, but another number. The number is not
+    reused until the next boot; PERF_SAMPLE_CGROUP and bpf_get_current_cgroup_id report it, and with
+    inode numbers of 64 bits it is that of the directory. The result is 0 if there is no such group
+    (any more), the group is outside of our cgroup namespace, or the hierarchy is not mounted here.
     """
     if not path.startswith(b"/") or b".." in path.split(b"/"):
         return 0

@@ -55,7 +55,7 @@ def open_cached_in_root(root_fd: int, path: bytes, flags: int = 0) -> int:
 
     ``flags`` may contain O_NOFOLLOW. The call never waits for a server on the path, because the
     kernel has the path to each mount point in memory. Raises OSError: EAGAIN if the kernel would
-    have to ask, EINVAL or ENOSYS before Linux 5.12, where it cannot be told not to ask.
+    have to ask, EINVAL or ENOSYS before Linux 5.12, which has no way to forbid it to ask.
     """
     return _open_cached(root_fd, path, flags | os.O_PATH | os.O_CLOEXEC)
 
@@ -157,7 +157,7 @@ def _openat2_once(
 
 
 def walk_in_root(root_fd: int, path: bytes, flags: int) -> int:
-    """`open_in_root` without openat2. Raises OSError."""
+    """Do as `open_in_root`, without openat2. Raises OSError."""
     walk = _Walk(root_fd, syscalls.check_path(path))
     try:
         return walk.run(flags)

@@ -102,7 +102,8 @@ def comm(pid_fd: int) -> bytes:
 
 
 def exe(pid_fd: int) -> bytes:
-    """Return the path of the executable in the process's root, with " (deleted)" if it is.
+    """Return the path of the executable in the process's root, followed by " (deleted)" if the file
+    is deleted.
 
     Raises OSError; FileNotFoundError for a kernel thread.
     """

@@ -117,7 +117,7 @@ def unique_mount_id(fd: int) -> int | None:
 
 
 def rooted_mount_id(fd: int) -> int | None:
-    """The `unique_mount_id` of the mount whose root directory ``fd`` is; None if it is not a root.
+    """Return the `unique_mount_id` of a mount if ``fd`` is its root directory; else None.
 
     Raises OSError.
     """

@@ -67,11 +67,11 @@ def prctl(option: int, value: int = 0) -> None:
 
 
 def end_with(parent: int, number: int) -> None:
-    """Get ``number`` when the thread that started this process ends; its process is ``parent``.
+    """Let the kernel send signal ``number`` to this process when the thread that started it ends.
 
-    The child calls it, before or after exec, which keeps it (unless the program has more
-    privileges than its caller). If the parent is gone already the signal comes at once. Raises
-    OSError.
+    ``parent`` is the process ID of the starter. The child calls this function before or after exec;
+    the setting survives exec, unless the program has more privileges than its caller. If the parent
+    is gone already, the signal comes at once. Raises OSError.
     """
     prctl(PR_SET_PDEATHSIG, number)
     # 0 is a parent outside our PID namespace; the heir of one that is gone is inside.

@@ -36,9 +36,9 @@ _MOST_CLOSING: Final = 32
 class Closer:
     """Closes descriptors in the order given, ``delay`` seconds later. Make it after the last fork.
 
-    With a delay, another process usually closes its copy first; the delay is skipped if thousands
-    wait. ``urgent`` is for a process whose thread of events has a real-time priority: a thread that
-    holds the interpreter lock, even for a moment, must then not wait for a CPU.
+    The delay usually lets another process close its copy first; it is skipped if thousands of
+    descriptors wait. ``urgent`` is for a process whose thread of events has a real-time priority: a
+    thread that holds the interpreter lock, even for a moment, must then not wait for a CPU.
 
     Closing the last descriptor of a filesystem unmounts it, and an unmount may wait for a server
     for ever. So if a descriptor takes seconds, another thread continues, up to a number of threads;
@@ -76,8 +76,8 @@ class Closer:
                 self._threads.append(thread)
 
     def is_stuck(self) -> bool:
-        """True if each thread has waited for a filesystem for seconds, and no further one may
-        start.
+        """True if each thread has waited for a filesystem for seconds, and the limit of threads is
+        reached.
         """
         return len(self._threads) == _MOST_CLOSING and self._all_wait()
 

@@ -50,7 +50,7 @@ _CLOCK_TOLERANCE_S = 60  # seconds: NTP once corrects a clock by a few seconds
 
 
 class _Need(NamedTuple):
-    """A privilege, any of ``any_of``, that is needed for ``what``; ``lost`` describes the
+    """A need for one of the privileges ``any_of``: ``what`` needs it, and ``lost`` describes the
     loss without it.
     """
 
@@ -326,8 +326,8 @@ def _mount_namespace_ids() -> Answer:
 
 
 def _leases() -> Answer:
-    """Try a lease on a file of our own; other files may need CAP_LEASE, and support by their
-    filesystem.
+    """Try a lease on a file of our own. For other files, CAP_LEASE and support by their filesystem
+    may be needed.
     """
     with tempfile.TemporaryFile() as file:
         fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)

@@ -120,7 +120,9 @@ class _Answers:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """End the process; if the kernel blocks it, it ends when the kernel releases it."""
+        """End the process. If the kernel blocks the process, it ends when the kernel
+        releases it.
+        """
         os.close(self._pipe)
         self._process.end(_LAST_WAIT)
 

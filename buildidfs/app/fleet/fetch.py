@@ -176,7 +176,8 @@ def main(words: Sequence[str]) -> None:
     """Fetch files on request of the process at the other end of a socket, until it closes the
     socket.
 
-    The arguments are the socket and those of `agent_of`; settings and options come first over it.
+    The arguments are the socket and those of `agent_of`; the first messages on the socket are the
+    settings and the options.
     """
     fd, path = words
     log.setup(0, journald="JOURNAL_STREAM" in os.environ)

@@ -6,8 +6,8 @@ If the store serves a file and the bucket has none for the build ID and kind, th
 two hosts push one build ID, the first one wins, and different bytes of the other one become a
 variant. A file appears in the bucket as a whole, so a process may be killed at any moment; the next
 push compares files that the ledger does not know with the bucket. A push adds files to the filter
-before it uploads them: the filter may claim a file that the bucket lacks, and never denies one that
-it has.
+before it uploads them, so the filter may contain files that the bucket lacks, but contains every
+file that the bucket has.
 
 Files that not all users could read where they were captured go to a separate bucket, or nowhere.
 Likewise a manifest has only the places that all users may know of.
@@ -44,9 +44,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ASK_FIRST: Final = 1 << 20
-"""The bucket is asked for larger files before they are sent; smaller ones are sent on condition."""
+"""Before a larger file is sent, the bucket is asked if it has the file. A smaller file is sent at
+once, on the condition that the bucket lacks it.
+"""
 _LARGE: Final = 64 << 20
-"""Larger files are uploaded in parts, which takes a lease: uploads in parts have no condition."""
+"""Larger files are uploaded in parts. Such an upload cannot have a condition, so it takes a lease
+first.
+"""
 _LEASE_S: Final = 3600.0
 _MOST_PLACES: Final = 64
 _MANIFEST_ROWS: Final = 10_000

@@ -158,7 +158,9 @@ def why(bucket: Bucket, text: str) -> list[Reason]:
 
 
 def _told(bucket: Bucket, text: str) -> BuildId:
-    """Return the build ID that hosts have listed; else ``text`` itself as a whole build ID."""
+    """Return the only listed build ID that begins with ``text``; else ``text`` as a whole
+    build ID.
+    """
     prefix = _prefix(text)
     ids = {
         seen.row.id
@@ -255,7 +257,9 @@ def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
 
 
 def _newest(bucket: Bucket, fits: Callable[[Location], bool]) -> list[Location]:
-    """Return the places that fit: of several rows for one place, the last one."""
+    """Return the places for which ``fits`` returns True; of several rows for one place, the last
+    one.
+    """
     found: dict[tuple[str, str, str, str, str, str], Location] = {}
     for each in _locations(bucket):
         if fits(each):

@@ -5,9 +5,10 @@ A server has one place for a build ID, so a push sends only served files, and no
 that unrelated programs have. The server gets the file that names the most functions: the debug
 file, else the executable. Parca also gets each executable, which it disassembles.
 
-The push asks the server about each file. The ledger saves the question for a day only, because
-servers drop files. The ledger also records which uploads this store has begun: if a push is killed,
-the next one resumes these uploads, which the server does not allow to other clients.
+The push asks the server about each file. An entry in the ledger replaces this question for a day
+only, because servers drop files. The ledger also records which uploads this store has begun: if a
+push is killed, the next one resumes these uploads, which the server does not allow to other
+clients.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ _TRUNCATED: Final = "half of it is missing"
 _BEGUN: Final = "begun"
 _PUSHED: Final = "pushed"
 _PRESENT: Final = "present"
-"""The states in the ledger: the upload was begun and the server may wait for the file; the server
-has our file; it had one before. The worth of the file follows, see `_worth`.
+"""The states in the ledger: an upload was begun, and the server may wait for the file; the server
+has our file; the server had a file before we pushed one. The worth of the file follows, see
+`_worth`.
 """
 
 
@@ -215,7 +217,7 @@ class SymbolPusher(Uploader[_Job]):
         self._ledger.add([Entry(file.build_id, file.slot, file.digest, noted)])
 
     def _note_pushed(self, job: _Job) -> None:
-        """Record that the server has a file, and no other one in its place any more."""
+        """Record that the server has a file, which replaces any other file in its place."""
         self._note(job, _PUSHED)
         for digest in self._ledger.noted(job.build_id, job.file.slot):
             if digest != job.file.digest:
@@ -247,7 +249,9 @@ def _worth(artifact: Artifact) -> int:
 
 
 def _is_worse(state: str, artifact: Artifact) -> bool:
-    """Return True if a state is that of a file of ours which names fewer functions than another."""
+    """Return True if a state is that of a file which we pushed, and which names fewer functions
+    than ``artifact``.
+    """
     what, _, worth = state.partition(" ")
     return what == _PUSHED and worth.isdecimal() and int(worth) < _worth(artifact)
 

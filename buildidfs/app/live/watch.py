@@ -88,10 +88,12 @@ _log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Hears of a watch. `event` is called in any thread, the rest in that of `run`."""
+    """Receives the events and the states of a watch. `event` is called in any thread, the rest in
+    that of `run`.
+    """
 
     def event(self, event: Event) -> None:
-        """Something was captured, or could not be."""
+        """Called when something was captured, or could not be captured."""
 
     def turn(self, state: WatchState, now: float) -> None:
         """Called a few times a second; ``now`` is monotonic time. An exception ends the watch."""
@@ -100,7 +102,7 @@ class Observer(Protocol):
         """Describe the state in one line."""
 
     def end(self, state: WatchState) -> None:
-        """The watch has ended in this state."""
+        """Called at the end of the watch, with its last state."""
 
 
 def run(

@@ -5,7 +5,7 @@ Times in perf.data are those of a clock that starts with the machine; the store 
 profile recorded with ``perf record -k mono`` has the offset between the two. The machine that made
 a profile can read its clock until the next boot. Otherwise the offset is estimated from the mtime
 of the profile, and then from the journal: a watch sees each file a moment after it was first
-mapped, so one difference of times occurs again and again.
+mapped, so the same difference between the two clocks occurs again and again.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class Matcher:
         )
 
     def tells(self, build_id: bytes) -> bool:
-        """Return True unless unrelated programs are known to have a build ID."""
+        """Return True if a build ID tells programs apart: unrelated programs are not known to share
+        it.
+        """
         known = self._believed.get(build_id)
         if known is None:
             ordinal = self._store.index.ordinal(build_id)

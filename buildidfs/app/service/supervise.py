@@ -39,7 +39,7 @@ _ENDED_WELL = frozenset((0, IncompleteError.exit_code))
 # The prefix that `log.setup` puts before a message, and sd-daemon(3) before that.
 _LINE = re.compile(r"(?:<\d>)?(?:buildidfs: )?(?:(debug|info|warning|error|critical): )?(.*)")
 RETRY: Final = signal.SIGUSR1
-"""Makes a supervisor start all programs at once that do not run."""
+"""The signal that makes a supervisor start at once all programs that do not run."""
 _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -58,8 +58,8 @@ class Backoff(msgspec.Struct, frozen=True):
 class Program(msgspec.Struct, frozen=True):
     """A program to be kept running.
 
-    ``needed``: if it fails with an error of ours at its first start, the supervisor ends. After
-    SIGTERM it has ``grace`` seconds. ``cleanup`` is called when it will not be started again.
+    If a ``needed`` program fails with an error of ours at its first start, the supervisor ends.
+    After SIGTERM it has ``grace`` seconds. ``cleanup`` is called when it will not be started again.
     """
 
     name: str
@@ -191,7 +191,7 @@ class SupervisedProgram:
                 self._change(status=told["STATUS"])
 
     def _said(self) -> None:
-        """Pass on its output, line by line."""
+        """Pass on the output of the program, line by line."""
         if self._output < 0:
             return  # it ended just now, and all its output was read
         try:
@@ -401,7 +401,9 @@ class Supervisor:
 
 
 def _is_settled(child: SupervisedProgram) -> bool:
-    """Return True if the parent need not wait any longer to report the start."""
+    """Return True if the supervisor need not wait for this program any longer before it calls
+    ``ready``.
+    """
     part = child.part
     if part.state in ("running", "ended"):
         return True

@@ -201,7 +201,7 @@ class Report(msgspec.Struct):
     is_complete: bool
 
     def runs(self, name: str) -> bool:
-        """Return True if a program is to run, and does."""
+        """Return True if a program is to run, and does run."""
         return name in self.parts and self.parts[name].state == "running"
 
 

@@ -183,7 +183,7 @@ class Symbolizer:
         return answer
 
     def at_offset(self, build_id: BuildId, offset: int, *, called: bool = False) -> Answer:
-        """Return the same for an offset in the file, as perf counts."""
+        """Return the names at an offset in the file, which is how perf counts; see `at_address`."""
         address = self.address_of(build_id, offset)
         if address is not None:
             return self.at_address(build_id, address, called=called)
@@ -281,7 +281,7 @@ class Symbolizer:
             raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
 
     def _slot(self, wanted: _Copy) -> int:
-        """Return the path at which the program finds a copy of the file."""
+        """Return the number of the slot with a copy of the file; make the copy if there is none."""
         if wanted.slot >= 0:
             return wanted.slot
         artifacts = [wanted.artifact]
@@ -382,8 +382,8 @@ def _without_stray(frames: list[Frame], code: Sequence[ByteRange], address: int)
 
 
 def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:
-    """Return the frames that have lines, with the function names of the other file if they have
-    none.
+    """Return the frames that have lines. If their outermost function has no name, take it from the
+    other file.
 
     A debug file may lack symbols that only the executable has: the dynamic ones.
     """

@@ -345,14 +345,14 @@ class Llvm:
         return symbolizer_output.of_llvm(self._child.line(time.monotonic() + ANSWER_S))
 
     def symbol(self, slot: int, address: int) -> Symbol | None:
-        """Return the symbol that contains an address, also for functions, although the query asks
-        for data.
+        """Return the symbol that contains an address. The query asks for data, but the answer
+        includes functions.
         """
         self._child.write(b'DATA "%s" 0x%x\n' % (self._slots.path(slot), address))
         return symbolizer_output.symbol_of_llvm(self._child.line(time.monotonic() + ANSWER_S))
 
     def close(self) -> None:
-        """End."""
+        """End the process."""
         self._child.close()
 
 
@@ -393,7 +393,7 @@ class Elfutils:
         return None
 
     def close(self) -> None:
-        """End all of them."""
+        """End the processes of all files."""
         while self._children:
             self._children.popitem()[1].close()
 
@@ -454,7 +454,7 @@ class SymbolizerProcess:
             raise Failed(end)
 
     def _read(self, deadline: float) -> bytes:
-        """Return more of its output; nothing at the end. Raises `Failed`."""
+        """Return the next part of the output; empty at the end. Raises `Failed`."""
         if len(self._waiting) > _ANSWER_BYTES:
             raise Failed("its answer does not end")
         left = deadline - time.monotonic()
