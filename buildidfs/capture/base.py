@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of scanners, so that ingest need not know which one runs.
 
-A scanner is an iterable of `Found`. It opens files itself, because only it knows how (map_files, a
-directory descriptor, process memory), and passes on the descriptor; from then on the place of the
-file may vanish. Files that were captured before are recognised through `Memo` without being opened.
+A scanner is an iterable of `Found`. A scanner opens files itself, because the way depends on the
+scanner (map_files, a directory descriptor, process memory), and passes on the descriptor; from then
+on the path of the file may vanish. Files that were captured before are recognised through `Memo`
+without being opened.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 class Known(msgspec.Struct, frozen=True):
-    """The result of an earlier look at exactly this file.
+    """The remembered result for a file that was read before.
 
-    ``build_id`` is None if it has none; ``absence`` is then the reason.
+    ``build_id`` is None if the file has none; ``absence`` is then the reason.
     """
 
     build_id: BuildId | None = None
@@ -42,7 +43,7 @@ class Memo(Protocol):
     def knows_place(self, origin: Origin) -> bool:
         """Return True if the reach of a file at that place is known.
 
-        The caller has got the build ID of the file from `recall`.
+        The caller got the build ID of the file from `recall` before.
         """
 
 
@@ -57,7 +58,7 @@ def month(spread: int) -> int:
 
 
 class PinnedFile(msgspec.Struct):
-    """A sighting plus an open, readable descriptor: the container may exit now.
+    """A sighting with an open, readable descriptor, which stays valid after the container exits.
 
     Use it as a context manager, or call `close`. ``kind`` overrides the kind found in the bytes
     (for the vDSO and kallsyms); ``build_id`` is for bytes without a build ID. ``is_copy`` is True
@@ -84,7 +85,9 @@ class PinnedFile(msgspec.Struct):
 
 
 def reached(sighting: Sighting, reach: int) -> Sighting:
-    """Return the sighting with ``reach`` in its origin; finding the reach takes time."""
+    """Return the sighting with ``reach`` in its origin; finding the reach takes time, so it
+    is done only when needed.
+    """
     origin = msgspec.structs.replace(sighting.origin, reach=reach)
     return Sighting(origin, sighting.seen_ns)
 
@@ -112,7 +115,8 @@ class Unreadable(msgspec.Struct, frozen=True):
     """A file or process that could not be captured, and the reason as a text.
 
     ``errno`` groups the reasons (0: not an operating system error); ``path`` names the file or
-    process, raw bytes. ``build_id`` is the kernel's answer for a mapped file, if it was asked.
+    process, raw bytes. ``build_id`` is the one that the kernel reports for a mapped file, if the
+    kernel was asked.
     """
 
     path: bytes

@@ -2,13 +2,13 @@
 """The debug files that belong to a binary, searched where debuggers search, in the root of the
 binary.
 
-The search goes by build ID under /usr/lib/debug/.build-id, then by the name in .gnu_debuglink:
-beside the binary, in .debug beside it, and under /usr/lib/debug. From a debug file
-.gnu_debugaltlink leads to the file of dwz (gdb manual, "Separate Debug Files"; dwz(1)). The .dwp
-file of split debug information lies beside the binary or its debug file. The author of the binary
-chooses these names, so they are resolved inside the given root, and each file must prove that it
-belongs to the binary. The proof is the build ID; for a file without one, the checksum in the link;
-for a .dwp file, its units.
+The search looks for the build ID under /usr/lib/debug/.build-id, then for the name in
+.gnu_debuglink: beside the binary, in .debug beside it, and under /usr/lib/debug. The section
+.gnu_debugaltlink of a debug file leads to its dwz file (gdb manual, "Separate Debug Files";
+dwz(1)). The .dwp file of split debug information lies beside the binary or its debug file. The
+author of the binary chooses these names, so they are resolved inside the given root, and each file
+must prove that it belongs to the binary. The proof is the build ID; for a file without one, the
+checksum in the link; for a .dwp file, its units.
 """
 
 from __future__ import annotations
@@ -298,7 +298,9 @@ def _has_id(build_id: BuildId) -> _Proof:
 
 
 def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
-    """Return the proof by the checksum; a file without a build ID gets that of the binary."""
+    """Return the proof by the checksum; a file without a build ID is kept under that of
+    the binary.
+    """
 
     def belongs(companion: Companion) -> bool:
         own_id = elf_file.own_id(companion.fd, companion.identity.size)

@@ -4,7 +4,7 @@
 The walk holds a descriptor of each directory on its way down and opens everything relative to it
 without following links. So a rename cannot lead it out of the tree, and a link cannot lead it in
 circles. If a directory entry is a regular file, the file is pinned and checked before it is opened:
-by then the name may lead to a device, and opening a device may have any effect.
+otherwise the name might lead to a device meanwhile, and opening a device may have any effect.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class OpenFile(NamedTuple):
 
 
 class Observer(Protocol):
-    """Gets each entry that a walk passes, before the files of a directory are opened."""
+    """Receives each entry of a directory from a walk, before the walk opens the files of that
+    directory.
+    """
 
     def directory(self, path: bytes, fd: int) -> None:
         """Called for each directory that was opened."""
@@ -66,7 +68,8 @@ class Observer(Protocol):
 class _Level:
     """A directory being walked; ``subdirectories`` are those still to walk, the next one last.
 
-    Its part of the whole walk begins at ``at``, with ``step`` for each of its entries.
+    Its part of the whole walk, which counts as 1, begins at ``at``; each of its entries adds
+    ``step``.
     """
 
     __slots__ = ("at", "entered", "fd", "prefix", "step", "subdirectories")

@@ -88,15 +88,15 @@ class Whose(msgspec.Struct, frozen=True):
 
 
 IsThere = Callable[[bytes, bool], bool]
-"""Tells of a path, and True for a directory, if it is there."""
+"""Called with a path, and True for a directory; returns False if the member is to be skipped."""
 
 Viewers = Callable[[bytes], Sequence[Whose]]
-"""Returns the viewers of the file at a path; none if the file is hidden."""
+"""Returns the viewers who see the file at a path; none if the file is hidden from all."""
 
 
 class Closed:
-    """The directories that not all users may search, as far as one archive or layer
-    records them.
+    """The directories of one archive or layer that not all users may search, as far as it records
+    them.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class Members(NamedMembers):
         """Yield the ELF files; ``members`` take their headers from ``stream``.
 
         ``only`` restricts the scan to some members, by number, under the given names. Raises the
-        errors of both, `Damaged` and `spool.Ended`.
+        errors of ``members`` and ``stream``, `Damaged` and `Ended`.
         """
         for number, member, path in self._present(members):
             if member.type is Type.FILE:
@@ -288,8 +288,8 @@ class Members(NamedMembers):
         *,
         packed: bool,
     ) -> Spooled:
-        """Return the member as a file. Raises OSError, `CannotDecompress`, `Damaged`,
-        `spool.Ended`.
+        """Return the member as a pinned file. Raises OSError, `CannotDecompress`, `Damaged`,
+        `Ended`.
         """
         pinned = self._spool.pin(sighting, member.size, pieces, member.extents)
         if not packed:
@@ -414,9 +414,9 @@ class Spool:
     """Keeps members of archives as separate files until their consumer closes them.
 
     Small files are in memory, others are files without a name in ``directory``, by default that for
-    temporary files. The bytes of all open files are bounded: adding a file waits until others are
-    closed. A consumer may need further files before it closes any, so a file is added anyway if
-    none was closed for a while.
+    temporary files. The bytes of all open files are bounded: a file is added only when enough
+    others are closed. But a consumer may need further files before it closes any, so after a wait
+    in which none was closed, the file is added anyway.
     """
 
     def __init__(self, directory: bytes | None = None, *, open_bytes: int = OPEN_BYTES) -> None:
@@ -499,7 +499,7 @@ class Spool:
 def _write_extents(
     fd: int, pieces: Iterable[bytes | memoryview], extents: tuple[tuple[int, int], ...]
 ) -> None:
-    """Write the pieces to the extents, which together have the same length."""
+    """Write the pieces to the extents; both have the same total length."""
     remaining = iter(extents)
     offset = left = 0
     for piece in pieces:

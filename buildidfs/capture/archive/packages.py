@@ -186,7 +186,7 @@ def files_below(paths: Iterable[bytes]) -> Iterator[walk.OpenFile | Unreadable]:
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """The end of a package; if ``whole``, the package need not be read again."""
+    """The end of a package; ``whole`` is True if the package was read to its end."""
 
     whole: FileIdentity | None = None
     unchanged: bool = False
@@ -304,7 +304,7 @@ def _mark(identity: FileIdentity, access: Access) -> FileIdentity | None:
 
 
 def _scope(identity: FileIdentity) -> bytes:
-    """Return the scope that makes the numbers of a package's members unambiguous."""
+    """Return the scope of the members of a package: with it, their numbers are unambiguous."""
     return archive_scope(identity) or secrets.token_bytes(16)
 
 

@@ -49,7 +49,9 @@ def is_readable(mode: int) -> bool:
 
 
 class PlainFiles(NamedMembers):
-    """Reads the plain files of one archive. If ``access`` is not public, none of its files is."""
+    """Reads the plain files of one archive. If ``access`` is not public, all of its files are
+    private.
+    """
 
     def __init__(
         self,

@@ -196,7 +196,7 @@ def chunks(fd: int, offset: int = 0, size: int | None = None) -> Iterator[bytes]
 
 
 def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
-    """Decompress ``packed``; several streams in a row count as one.
+    """Decompress ``packed``, which may consist of several streams in a row.
 
     Raises `CannotDecompress`.
     """
@@ -206,7 +206,7 @@ def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
 def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
     """Return the decompressed content of an open file as a file in memory; None if it is plain.
 
-    The end of ``name`` tells the kind. Raises `CannotDecompress`, OSError.
+    The suffix of ``name`` tells the kind of compression. Raises `CannotDecompress`, OSError.
     """
     packing = _BY_SUFFIX.get(os.path.splitext(name)[1])
     if packing is None:
@@ -259,7 +259,9 @@ class _Decoder(Protocol):
 
 
 def _streams(packed: Iterator[bytes], make: Callable[[], _Decoder]) -> Iterator[bytes]:
-    """Decompress several streams in a row, with zeros in between (xz: "Stream Padding")."""
+    """Decompress several streams in a row; zeros between them are skipped (xz: "Stream
+    Padding").
+    """
     decoder: _Decoder | None = None
     for data in packed:
         rest = data

@@ -79,7 +79,7 @@ class Layer(Protocol):
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
         """Yield the ELF files that a viewer sees; ``names`` is called with every path.
 
-        Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`, `spool.Ended`.
+        Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`, `elf_members.Ended`.
         """
 
     def plain_files(
@@ -267,7 +267,9 @@ class DirectoryLayer:
 
 
 def _is_here(file: walk.OpenFile, names: LayerNames) -> bool:
-    """Return True if the bytes of a file are in this layer; call ``names`` with its path."""
+    """Return True if the bytes of a file are in this layer, not below it; call ``names`` with its
+    path.
+    """
     head = os.pread(file.fd, len(MAGIC), 0)
     if not head and _attribute(file.fd, b"whiteout") is not None:
         names.remove(file.path)
@@ -317,11 +319,11 @@ def _attribute(fd: int, name: bytes) -> bytes | None:
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image, or the writable layer of a container: ``layers``, the uppermost first.
+    """An image, or a container with its writable layer; ``layers`` begins with the uppermost.
 
-    ``names`` and ``digests`` are those by which a user may refer to it; the first digest is its
-    own. ``label`` and ``trust`` are for `model.Origin`. ``error`` is the reason if it has no
-    layers.
+    A user may refer to the image by one of ``names`` or ``digests``; the first digest is that of
+    the image itself. ``label`` and ``trust`` are for `model.Origin`. ``error`` is the reason if it
+    has no layers.
     """
 
     label: str
@@ -342,8 +344,8 @@ _MEMBERS_MAX: Final = 1 << 20
 
 
 class Files(Protocol):
-    """Files by their path. An image chooses the path, so it must not lead out of the place of the
-    files.
+    """Files by their path, below one directory or in one archive. An image chooses the path, so no
+    path may lead out of there.
     """
 
     def open(self, path: bytes) -> AbstractContextManager[Region]:

@@ -5,8 +5,8 @@ In layouts and in containerd's content, all files are named by their digests, fr
 to the layers. Manifests without a name, as in containerd, are named by their digest.
 
 `Docker` and `Storage` hold unpacked layers, in the directories of overlays. Their digests can no
-longer be verified, so they get the trust of containers. The directory of a container is an `Image`
-with this layer above those of its image.
+longer be verified, so their files get the trust of containers. The writable directory of a
+container gives an `Image`: that directory is a layer above those of the container's image.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _BLOBS_MAX: Final = 1_000_000
 
 
 class Blobs:
-    """Blobs by digest, below a directory ``prefix`` of a `Files` object."""
+    """Blobs by digest. They are below the directory ``prefix`` of a `Files` object."""
 
     def __init__(self, files: Files, prefix: bytes = b"") -> None:
         self.files = files
         self._prefix = prefix
 
     def path(self, digest: str) -> bytes:
-        """Return the path of the blob with a digest, after checking the form of the digest."""
+        """Return the path of the blob with a digest, whose form the decoder has checked."""
         return b"%s/blobs/%s" % (self._prefix, digest.replace(":", "/").encode())
 
     def document(self, digest: str, size: int | None = None) -> bytes:
@@ -68,7 +68,7 @@ class Blobs:
 
 
 class Layout:
-    """An OCI image layout in any `Files`. ``wanted`` is the platform; None for any.
+    """An OCI image layout in any `Files`. ``wanted`` is the platform of the images; None for any.
 
     Other artifacts, such as attestations and charts, are skipped.
     """

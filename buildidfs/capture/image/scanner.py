@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture the ELF files in images of containers, as containers of these images see them.
 
-Layers are read from the uppermost down, so that the scanner knows the names that an upper layer
-hides before it reads a lower one. A layer that several images have is read once for all of them,
-after the layers above it in each image. No layer of an image is decoded before all its layers
-match their digests.
+Layers are read from the uppermost down: the scanner then knows which names of a lower layer are
+hidden before it reads that layer. A layer that several images have is read once for all of them,
+after the layers above it in each image. No layer of an image is decoded before all its layers match
+their digests.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _BLOBS: Final = b"/blobs/sha256"
 
 _Item = TypeVar("_Item")
 _Look: TypeAlias = "Callable[[Layer, LayerNames, Viewers], Iterator[_Item | Unreadable]]"
-"""Yields the items of a layer; the viewers are those who see a file of it."""
+"""Yields the items of a layer; the `Viewers` return the images that see a file of the layer."""
 
 
 class ImageScanner:
@@ -288,7 +288,7 @@ class ImageScanner:
 class _Stack:
     """An image that is being read: the remaining layers, and the names that those above hide.
 
-    A layer is the same object in all images, so that it is verified once for all of them.
+    Images share the objects of their layers, so that a layer is verified only once.
     """
 
     def __init__(self, image: Image, where: bytes, known: dict[bytes, Layer]) -> None:
@@ -332,8 +332,8 @@ def _reason(error: Exception) -> str:
 def _next(pending: Sequence[_Stack]) -> tuple[Layer, list[_Stack]]:
     """Return the layer to read next, and the images for which it is next.
 
-    It is a layer that no other image has further down, so that it is read only once; or any layer
-    if images have the same layers in different orders.
+    The layer is one that no other image has further down, so that it is read only once. If images
+    have the same layers in different orders, it may be any layer.
     """
     groups: dict[bytes, list[_Stack]] = {}
     for stack in pending:

@@ -10,9 +10,9 @@ Each CPU has threads of its own that pin files (`grabber`). They may run on any 
 to the CPU of the process would delay that process. One more thread, with a lower priority,
 identifies the files (`identifier`).
 
-The catcher is a separate process, started by `client.Watcher`: this module is its program. Its
-arguments are the descriptor of a socket (`protocol`) and the process that started it; the catcher
-ends with that process.
+The catcher is a separate process that runs this module; `client.Watcher` starts it. Its arguments
+are the descriptor of a socket (`protocol`) and the process that started it; the catcher ends with
+that process.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Catcher:
                     there.wait()
 
     def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
-        """Handle the events of one CPU until it is turned off."""
+        """Handle the events of one CPU until the CPU is turned off."""
         threads.hurry(_URGENT)
         there.set()
         lookout = Lookout(self._state, cpu)
@@ -155,7 +155,7 @@ class Catcher:
         self._survives(Settler(self._state).run)
 
     def _survives(self, work: Callable[[], None]) -> bool:
-        """Run one turn of a thread; False if the thread must end."""
+        """Run one turn of a thread; return False if the thread must end."""
         try:
             work()
         except BrokenPipeError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's side of the catcher: start it, receive its messages in a thread, end it.
 
-If the catcher ends by itself, the owner is called and can start it again; a scan then finds the
-files that were mapped meanwhile.
+If the catcher ends by itself, `Watcher` calls its owner, who can start the catcher again, and find
+the files that were mapped meanwhile with a scan.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 """The events of all CPUs, in the order in which they happened.
 
 Each CPU has two rings. The first has executable mappings, and each record in it wakes a thread,
-because the mapping must be examined before the process ends. So does a new control group, which is
-rare: a container starts. The second has forks, exits and namespaces, which only explain mappings:
-it is read along with the first and wakes a thread when it is half full. Waking is most of the cost
-of watching for other processes.
+because the mapping must be examined before the process ends. A new control group also wakes a
+thread; it is rare, and means that a container starts. The second has forks, exits and namespaces,
+which only explain mappings: it is read along with the first and wakes a thread when it is half
+full. Waking is most of the cost of watching for other processes.
 
 Rings are read one after the other while processes run and move between CPUs. The second rings are
 read after the first: the cause of a mapping is there by then, because a process waits until its
 record is written. Records that are newer than the start of the read are kept for the next one;
-otherwise an effect could be reported before a cause on another CPU that is not read yet.
+otherwise an effect could be reported before its cause, which may be in the unread ring of another
+CPU.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class State:
         return len(self.outbox) + self.grips.qsize()
 
     def catch_up(self) -> None:
-        """Do as `follow`, unless another thread has just done so; takes the lock."""
+        """Call `follow`, unless another thread has just called it; takes the lock."""
         if time.monotonic() - self._followed >= _STARTING_PAUSE_S / 2:
             with self.lock:
                 self.follow()
@@ -300,8 +300,8 @@ class Lookout:
         """Return an O_PATH descriptor of the file that ``pid`` maps from ``record.start`` to
         ``end``.
 
-        Returns -1 if the file is known, is not that of the record, or exceeds its share. Raises
-        OSError.
+        Returns -1 if the file is known, is another than the record names, or exceeds its share.
+        Raises OSError.
         """
         link = b"/proc/%d/map_files/%x-%x" % (pid, record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
@@ -356,8 +356,8 @@ ms of the thread that receives it.
 """
 
 BURST: Final = 1024
-"""New files of one share that are opened at any rate: more than a container maps at its start. The
-number is divided by the number of active shares.
+"""New files of one share that are opened without a limit of the rate: more than a container maps at
+its start. The number is divided by the number of active shares.
 """
 
 _LEAST_BURST: Final = 128
@@ -405,7 +405,7 @@ class FairShare:
 
     @property
     def is_pressed(self) -> bool:
-        """Return True while a share is being used."""
+        """Return True while a share is in use."""
         return bool(self._left)
 
     def is_exhausted(self, share: Share) -> bool:
@@ -426,7 +426,7 @@ class FairShare:
             return True
 
     def drop(self, share: Share, home: Home, path: bytes) -> None:
-        """Count a mapping that was not opened."""
+        """Count a mapping whose file was not opened."""
         with self._lock:
             if share not in self._dropped and len(self._dropped) >= _MOST_SHARES:
                 share = _REST

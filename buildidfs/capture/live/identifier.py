@@ -162,7 +162,9 @@ class Settler:
             state.outbox.put(message, fd)
 
     def _build_id(self, fd: int, identity: FileIdentity, home: Home) -> BuildId | None:
-        """Return the build ID of a file that cannot be held, if reading it cannot hang."""
+        """Return the build ID of a file that cannot stay open; None if reading the file
+        could hang.
+        """
         user = home.namespaces.user if home.namespaces is not None else 0
         if self._slow.is_slow(fd, identity, home.mnt_ns_id, user):
             return None
@@ -179,7 +181,9 @@ class Settler:
         return found if isinstance(found, BuildId) else None
 
     def _miss(self, record: Mapped, home: Home, error: OSError) -> None:
-        """Report a missed file once for each process, which may map it again and again."""
+        """Report a missed file only once for each process, because the process may map it again and
+        again.
+        """
         what = (record.pid, record.inode, record.path)
         if what in self._missed:
             return

@@ -3,8 +3,8 @@
 
 An open file keeps its filesystem alive, and a deleted one its disk space: while it waits here, the
 device of an ended container cannot be detached. So each file has a time limit. If the limits of
-bytes or number are exceeded, files are let go, the largest first, because one of them may have the
-bytes of a hundred others.
+bytes or number are exceeded, files are let go: closed without a copy, the largest first, because
+one of them may have the bytes of a hundred others.
 
 The size of a pending file is st_size. Its allocated size is no more trustworthy (a FUSE server may
 report any) and says less about the time of copying, because holes are read and hashed as well. A
@@ -150,7 +150,7 @@ class _Ranking:
 
 
 class _Waiting:
-    """All waiting entries, by the limits for which they count. ``bytes`` is the sum of their sizes.
+    """All waiting entries, sorted for each of the limits. ``bytes`` is the sum of their sizes.
 
     Files of the host count half if shares are compared.
     """
@@ -194,7 +194,9 @@ class _Waiting:
 
 
 class _Queue:
-    """Entries that can be taken now, by size and by age, and those that can be taken later."""
+    """The entries that can be taken now, by size and by age, and those whose time has not
+    come yet.
+    """
 
     def __init__(self, lock: threading.Lock) -> None:
         self.ready: dict[str, _Sorted] = {}  # by share, in the order of their turns
@@ -385,7 +387,8 @@ class PendingFiles:
     def expire(self, timeout: float | None = 0.0) -> list[LetGo]:
         """Let go of expired files that are not being copied.
 
-        Waits up to ``timeout`` seconds (None: no limit) for one; returns none after `close`.
+        Waits up to ``timeout`` seconds (None: no limit) for the first of them; returns none after
+        `close`.
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:

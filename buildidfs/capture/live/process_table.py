@@ -154,7 +154,7 @@ class Tasks:
         return bool(self._newcomers)
 
     def newcomers(self) -> list[tuple[int, Home]]:
-        """Return the homes that processes have entered since the last call, each once."""
+        """Return the processes that have entered a home since the last call, with that home."""
         newcomers, self._newcomers = self._newcomers, []
         return newcomers
 
@@ -186,7 +186,7 @@ def look(pid: int, home: Home, close: Close = os.close) -> Home:
     """Complete the home of a process from /proc, if the process still exists.
 
     Returns another home if the process has entered it and the event has not been read yet.
-    ``close`` closes a descriptor that may be the last one of a mount namespace.
+    ``close`` is called with a descriptor to close, which may be the last one of a mount namespace.
     """
     try:
         pid_fd = procfs.open_pid(pid)
@@ -224,8 +224,8 @@ def _found(pid_fd: int, home: Home, close: Close) -> Home:
 def place(pid: int, home: Home, host: int) -> Place:
     """Return the place of a process. ``host`` is the host's mount namespace.
 
-    On the host each process may have its own control group; in another mount namespace the first
-    one seen stands for all.
+    On the host, each process may have a control group of its own. In another mount namespace, all
+    processes get the control group that was seen first.
     """
     numbers = home.namespaces or NamespaceSet()
     # If a process is gone, it is unknown to which root its paths were relative.

@@ -4,8 +4,8 @@
 `Met` recognises files by identity and place. `HostFiles` recognises files of the host by their
 path, without looking into the process. A host mostly runs the same few files in places where only
 root can change files, and statx on a path takes a fifth of the time of statx on a process that has
-just begun. The inode shows that the file is the mapped one, and its times show that it did not
-change.
+just begun. If the inode is that of the mapping, the path leads to the mapped file; if the times are
+the same, the file did not change.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class HostFiles:
         self._paths[place] = record.path
 
     def forget(self, places: Iterable[bytes]) -> None:
-        """Forget these files only, because a container can cause its own files to be forgotten."""
+        """Forget these files and no others, because a container can make its own files be
+        forgotten.
+        """
         for place in places:
             path = self._paths.pop(place, None)
             if path is not None:

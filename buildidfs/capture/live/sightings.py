@@ -108,9 +108,10 @@ class LiveSightings:
         return f"uid {origin.identity.uid}" if origin.identity.uid else HOST
 
     def reached(self, sighting: Sighting, caught: Caught, fd: int) -> Sighting:
-        """Add the reach of the file, which is open at ``fd``, to a sighting; asks no filesystem.
+        """Return the sighting with the reach of the file that is open at ``fd``; asks no
+        filesystem.
 
-        If no process of its mount namespace is left, only its owner reaches the file. Does not
+        If no process of its mount namespace is left, the reach is that of the owner alone. Does not
         raise.
         """
         place = caught.place

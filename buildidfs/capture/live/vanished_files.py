@@ -38,8 +38,8 @@ _MOST_TEXT: Final = 64 << 10
 class HeldNamespaces:
     """Descriptors of mount namespaces in recent use, at most ``most``. Thread-safe.
 
-    ``close`` takes over a descriptor: closing the last one destroys the namespace, which takes
-    milliseconds, or longer if a filesystem is slow to unmount.
+    ``close`` takes over a descriptor: closing the last descriptor destroys the namespace. This
+    takes milliseconds, or longer if a filesystem is slow to unmount.
     """
 
     def __init__(self, close: Callable[[Iterable[int]], None], most: int = _MOST_HELD) -> None:
@@ -164,9 +164,9 @@ class Finder:
                 yield _root_of(pid, home.mnt)
 
     def _roots_in(self, record: Mapped, namespace_fd: int) -> Iterator[int]:
-        """Yield the root of a mount namespace, then those of the filesystem that has the file.
+        """Yield the root of a mount namespace, then the mount points of the file's filesystem.
 
-        The path is relative to one of the latter if the process called chroot(2).
+        If the process called chroot(2), the path is relative to one of these mount points.
         """
         assert self._visitor is not None
         try:

@@ -132,7 +132,7 @@ def surroundings_of(
 
 
 class Here:
-    """Our own process as the one that sees files. Raises OSError.
+    """The surroundings of files that our own process sees. Raises OSError.
 
     ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
     ``given`` is True if the operator named the files, or a directory that they are in.
@@ -161,7 +161,7 @@ class Here:
     def sighting(self, path: bytes, fd: int, *, foreign: bool = False) -> Sighting:
         """Return the sighting of an open file at ``path``, without its reach. Raises OSError.
 
-        ``foreign`` is True if the file is in a mount namespace that is not ours and not known.
+        ``foreign`` is True if the file is in an unknown mount namespace, which is not ours.
         """
         identity = statx.identity(fd)
         if foreign:
@@ -193,7 +193,9 @@ class Here:
         return Sighting(origin, time.time_ns())
 
     def reached(self, sighting: Sighting, fd: int) -> Sighting:
-        """Add the reach of the file, which is open (O_PATH suffices). Raises OSError."""
+        """Return the sighting with the reach of the file, which is open at ``fd`` (O_PATH
+        suffices). Raises OSError.
+        """
         if self._reach is None:
             self._reach = Reach(keep_s=SCAN_KEEP_S)
         with own_root() as root:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The container of a process, and the trust in files from there.
 
-The kernel has no containers, only namespaces and control groups. Only its namespaces decide if a
-process is in a container, because the process cannot imitate them; the label is for people.
+The kernel has no containers, only namespaces and control groups. Only the namespaces of a process
+decide if it is in a container, because a process cannot imitate them; the label is for people.
 """
 
 from __future__ import annotations

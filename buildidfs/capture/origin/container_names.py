@@ -6,8 +6,9 @@ files are enough, and no container can reach these. Still, a file is skipped unl
 file of limited size that only root may write. If the filesystem of state files does not answer, no
 further names are looked up there.
 
-A user runs containers without root, too. The state files of these lie in the user's own
-directories, and count for containers in the control groups that systemd has given to that user.
+A user runs containers without root, too. The state files of such containers are in the user's own
+directories. They count only for containers in the control groups that systemd has given to that
+user.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class EngineNames:
         """Let a thread look up the names of a container now, because its state files vanish with
         it.
 
-        Does not wait. It must be called in one thread only, for each file that this thread sees.
+        Does not wait. Call it in one thread only, for each file that the thread sees.
         """
         if origin.cgroup in self._met or not origin.container:
             return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide if the owner of a file can be believed: True only if root alone can have written its
-bytes.
+"""Decide if the owner of a file can be believed, so that a file of root has bytes that only root
+can have written.
 
 A file in the host's mount namespace that belongs to root is trusted, so this module excludes all
 ways by which bytes of others come to look like that. One way cannot be excluded: root of a

@@ -2,7 +2,7 @@
 """Count the files that are open or mapped on this host, and the ELF files among them.
 
 The kernel's maintainers asked for exactly these numbers before they would keep a build ID with
-every open file; here they tell an operator which part of the host the store covers. Nothing is
+every open file; here they show an operator how much of the host the store covers. Nothing is
 captured: each distinct regular file is opened once, its first page is read, and it is closed.
 """
 
@@ -184,7 +184,7 @@ class _Count:
         self.census.elf += 1
 
     def refuse(self, error: OSError, *, whole: bool = False) -> None:
-        """Record that a file of the process, or the ``whole`` process, could not be examined.
+        """Record that a file of the process, or the process as a ``whole``, could not be examined.
 
         If the process has ended or the file was closed meanwhile, nothing is recorded.
         """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files with the names of a process's generated code, kept open while the process lives.
+"""The files in which JIT compilers write the names of generated code, kept open while the process
+lives.
 
 JIT compilers write ``/tmp/perf-PID.map`` (text) or ``jit-PID.dump``; they map a page of the latter
 executable so that profilers find it. Both vanish with the container. A map is opened in the root of
@@ -251,7 +252,9 @@ class JitFinder:
         return self._taken(process, path_fd, process.path_in_root(mapping), dump=True)
 
     def _taken(self, process: Process, path_fd: int, path: bytes, *, dump: bool) -> JitFile:
-        """Return the file at ``path_fd``; close it if it must not be believed. Raises OSError."""
+        """Return the file at ``path_fd``; close the descriptor and raise if the file must not be
+        believed. Raises OSError.
+        """
         fd = -1
         try:
             identity = statx.identity(path_fd, ask=False)

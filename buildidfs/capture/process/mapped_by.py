@@ -38,10 +38,10 @@ _FileKey = tuple[str, tuple[int, int], int, bytes]
 class Mapper(msgspec.Struct, frozen=True):
     """A process that has a file mapped executable.
 
-    ``path`` is that of the file in the root of the process; ``deleted`` is True if the file has
-    lost that name. ``comm`` is the name of the process. ``container`` is empty on the host,
-    ``cgroup`` is the path of its control group. ``package`` is the one that has installed a file at
-    that path.
+    ``path`` is that of the file in the root of the process; ``deleted`` is True if the path does
+    not lead to the file any more. ``comm`` is the name of the process. ``container`` is empty on
+    the host, ``cgroup`` is the path of its control group. ``package`` is the one that has installed
+    a file at that path.
     """
 
     build_id: BuildId
@@ -205,7 +205,7 @@ def _look_into(process: Process, mapping: Mapping) -> BuildId | None:
 
 
 def _is_device(path: bytes) -> bool:
-    """Return True for memory shared through a device, which has a name in /dev; /dev/shm is not
-    one.
+    """Return True for memory shared through a device, whose name is in /dev; files in /dev/shm are
+    ordinary.
     """
     return path.startswith(b"/dev/") and not path.startswith(b"/dev/shm/")

@@ -4,7 +4,7 @@
 A link in map_files leads to the mapped file even if its name is gone, but following it takes
 CAP_CHECKPOINT_RESTORE. Without that capability the link exe does the same for the executable, and
 other files are looked up by their path in the process's own root. Such a path may lead to another
-file by now, so the file must prove that it is the one in memory.
+file by now, so the build ID of the file must be the one in memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Moved(Exception):
 
 
 class Ways:
-    """The interfaces for reading processes; one that the kernel lacks is not tried again.
+    """The interfaces for reading processes; an interface that the kernel lacks is tried only once.
 
     Tests select a way by turning the others off. ``labels`` caches the results for texts of control
     groups.
@@ -196,7 +196,7 @@ class Process:
 
     @property
     def pins_unasked(self) -> bool:
-        """Return True if `pin` needs no filesystem request, as far as is known."""
+        """Return True if `pin` is expected to need no filesystem request."""
         return self._ways.map_files
 
     def pin(self, mapping: Mapping, *, ask: bool = True) -> tuple[int, FileIdentity]:
@@ -303,7 +303,8 @@ class Process:
         """Return the build ID of a mapped file, read through the mappings of its beginning, or
         None.
 
-        The process may have changed it in memory, but it could as well have mapped another file.
+        The process may have changed these bytes. That is no additional risk, because the process
+        could as well map another file.
         """
         parts = [
             part

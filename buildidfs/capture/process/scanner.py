@@ -505,8 +505,8 @@ class VdsoFinder:
     """Finds each vDSO once in a scan. ``host`` names the machine, ``initial`` its namespaces.
 
     The vDSO is an ELF file that exists only in memory; perf looks it up under a name of its own.
-    The kernel maps the same pages into all processes of one word size, so the vDSO is read from our
-    own memory, and from the first process of another word size.
+    The kernel maps the same pages into all processes of one word size, so one vDSO is read from our
+    own memory, and another from the first process of another word size.
     """
 
     def __init__(self, memo: Memo, host: str, initial: NamespaceSet) -> None:
@@ -523,7 +523,8 @@ class VdsoFinder:
     def of(self, pid_fd: int, trust: Trust) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of a process; None if it has none or it was found before. Raises OSError.
 
-        A process can write to its copy, so the vDSO gets the trust in the process (``trust``).
+        A process can write to its copy of the vDSO, so the vDSO gets ``trust``, the trust in the
+        process.
         """
         place = _locate(pid_fd)
         if place is None:
@@ -571,8 +572,8 @@ def captured_vdso(
 
 
 def may_differ(mappings: Iterable[Mapping]) -> bool:
-    """Return True if a process may have another vDSO than ours: all its mappings are
-    below 4 GiB.
+    """Return True if a process may have another vDSO than ours, because all its mappings are below
+    4 GiB.
     """
     ends = [mapping.end for mapping in mappings]
     return bool(ends) and max(ends) <= _FOUR_GIB

@@ -55,7 +55,7 @@ class Wanted(msgspec.Struct):
     """The files to look for.
 
     ``build_ids`` may be at ``paths``, or at the places in mount namespaces (numbers as
-    `Origin.mnt_ns_id`) in ``elsewhere``. ``files`` are known by their inodes only.
+    `Origin.mnt_ns_id`) in ``elsewhere``. ``files`` have known inodes, but no known build IDs.
     """
 
     build_ids: set[BuildId]
@@ -205,7 +205,9 @@ class WantedScanner:
 
 
 def _status(path: bytes) -> os.stat_result:
-    """Stat a path here, which must not lead through another process. Raises OSError."""
+    """Return the status of a path in our mount namespace; the path must not lead through another
+    process. Raises OSError.
+    """
     with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
         fd = openat2.open_in_root(root_fd, path, os.O_PATH)
     with closing_fd(fd):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open core files, and capture the vDSO from a core.
 
-All other code is in mapped files, of which a core has only a page or two.
+The vDSO is the only code that is complete in a core; all other code is in mapped files, of which a
+core has a page or two.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class CoreFile:
         self.close()
 
     def vdso(self, memo: Memo, wanted: set[BuildId]) -> Found | None:
-        """Return the vDSO in the core, if it is one of ``wanted``.
+        """Return the vDSO in the core, if its build ID is one of ``wanted``.
 
         The process could have written to it, and so could each owner of the core. Raises OSError.
         """

@@ -291,8 +291,8 @@ class InstalledKernels:
     """One pass over all kernels and modules installed below ``root``; see `capture.base`.
 
     Modules are compressed one by one, and the vmlinux of an x86 kernel is inside its vmlinuz. The
-    unpacked file has the build ID, and debuggers need it. The memo knows it by the compressed file,
-    which is not unpacked again unless it changes.
+    unpacked file has the build ID, and debuggers need it. The memo remembers it under the identity
+    of the compressed file, which is not unpacked again unless it changes.
 
     The scanner takes all files below /boot, /lib/modules and /usr/lib/modules, and files with the
     same paths below /usr/lib/debug. It follows symbolic links only on the way to these directories,
@@ -361,7 +361,7 @@ class InstalledKernels:
     def _built(
         self, root_fd: int, directory_fd: int, prefix: bytes, place: bytes
     ) -> Iterator[Found]:
-        """Yield kernels in their build directories, to which a link leads."""
+        """Yield kernels in the build directories to which links in the module directories lead."""
         try:
             listed_fd = os.open(b"/proc/self/fd/%d" % directory_fd, os.O_RDONLY | os.O_DIRECTORY)
             with closing_fd(listed_fd):

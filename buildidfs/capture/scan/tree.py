@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture the ELF files below directories.
 
-Each file is identified by its first page: 64,000 pages take less than a second. So files without a
-build ID are read again in each scan, which costs less than remembering them.
+Each file is identified by its first page: 64,000 pages take less than a second. Therefore files
+without a build ID are not remembered: to read them again in each scan costs less.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class TreeScanner:
 
     A path may be a symbolic link; no link below it is followed. Mounts of other filesystems are
     entered, except those of kernel interfaces and our own. An unreadable file is yielded as
-    `Unreadable`, a file without a build ID as `SeenAgain`, because all about it is known. ``host``
-    names the machine and ``initial`` its namespaces; the default is this machine.
+    `Unreadable`. A file without a build ID is yielded as `SeenAgain`, because there is nothing left
+    to read. ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
     ``container_namespaces`` define a container, in case we are in one. ``given`` is True if the
     operator chose the paths.
     """
@@ -260,8 +260,8 @@ class GivenFiles:
         return self._files.found(shown, os.dup(fd), kept_under, _ANOTHER, foreign=foreign)
 
     def _companions(self, path: bytes, binary: ElfFile, trust: Trust) -> Iterator[Found]:
-        """Yield its debug files, which get no more trust than the binary, because it chose their
-        paths.
+        """Yield the debug files of a binary. They get no more trust than the binary, because its
+        author chose their paths.
         """
         with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
             for item in debug_files.Companions(root_fd, self._memo).of(path, binary):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files on filesystems that may never answer: FUSE or network servers that hang, maybe on purpose.
 
-`filesystems` recognises them without asking them. A thread accesses network filesystems, see
+`filesystems` recognises them without asking them. Network filesystems are accessed by a thread, see
 `filesystems.Patience`. A thread that waits for a FUSE server cannot be ended, and keeps its process
 from ending, so FUSE filesystems are accessed by a helper process: `file_helper.FileHelper`
 identifies and copies files, `as_owner.AsOwner` does so as the user who mounted the filesystem.

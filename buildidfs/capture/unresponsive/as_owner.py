@@ -2,9 +2,9 @@
 """Files on FUSE filesystems that a user mounted for themselves, which not even root may read.
 
 Without allow_other the kernel admits only the mounter, or only processes in the mounter's user
-namespace. So a process that has become that user, without any right of root, reads the file. It
-returns a copy, not the file: inside a user namespace root may not even read from a descriptor that
-another process has opened, and root may nowhere get the size.
+namespace. So a process becomes that user, gives up all rights of root, and reads the file. The
+process returns a copy, not the file: inside a user namespace root may not even read from a
+descriptor that another process has opened, and root may nowhere get the size.
 
 That process is a child of the helper process, because a process with threads cannot fork: for each
 request a child becomes the user (`linux.credentials`), opens the file, and copies it. If the server

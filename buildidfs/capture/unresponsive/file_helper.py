@@ -84,7 +84,9 @@ class FileHelper(Helper):
         return fd, _identity(answer)
 
     def read(self, device: Device, path_fd: int, size: int) -> None:
-        """Read all of a pinned regular file of about ``size`` bytes, to see that this works."""
+        """Read all of a pinned regular file of about ``size`` bytes, to test that all of it can be
+        read.
+        """
         self._ask(device, _Request("read"), [path_fd], size / BYTES_PER_SECOND)
 
     def look(self, device: Device, path_fd: int) -> FileIdentity:

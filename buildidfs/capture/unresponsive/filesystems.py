@@ -159,7 +159,7 @@ class SlowMounts:
 
 
 Device = tuple[int, int]
-"""Two numbers that identify a filesystem, or another group that is given up together."""
+"""Two numbers that identify a filesystem, or another group of files that is given up as a whole."""
 
 _T = TypeVar("_T")
 
@@ -198,7 +198,9 @@ def no_answer() -> TimeoutError:
 
 
 class Patience:
-    """Waits up to ``seconds`` for a filesystem, once."""
+    """Waits up to ``seconds`` for a filesystem; after one timeout, the filesystem is not asked
+    again.
+    """
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds

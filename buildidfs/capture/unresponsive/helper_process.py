@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helper processes: a program of this package that answers one question at a time over a socket.
 
-The program accesses filesystems in place of this process, so it can be killed, and abandoned if the
-kernel keeps it alive. It has one thread and knows no store. It returns copies, and descriptors
-opened with O_PATH, whose close asks no server.
+The program accesses filesystems in place of this process. If a filesystem does not answer, the
+program is killed, or abandoned if the kernel keeps it alive. It has one thread and knows no store.
+It returns copies of files, and descriptors opened with O_PATH, because closing such a descriptor
+asks no server.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Helper:
         return self._process.pid if self._process is not None else 0
 
     def close(self) -> None:
-        """End the helper, or abandon it, even in the middle of a question."""
+        """End the helper, or abandon it, even while a question is being answered."""
         self._is_closed = True
         if (channel := self._channel) is not None:
             with contextlib.suppress(OSError):
