@@ -76,7 +76,7 @@ def detach(work: Work, log_file: str | None = None) -> None:
 
 
 def _leave(work: Work, writing: int, log_file: str | None) -> NoReturn:
-    """Become a process of its own, and run. Never returns into the parent's code."""
+    """Detach this child process, and run ``work``. Never returns into the parent's code."""
     code = 1
     try:
         os.setsid()
@@ -149,7 +149,7 @@ def _redirect(log_file: str | None) -> None:
 
 
 def _error(said: bytes) -> errors.BuildIdFsError:
-    """Return the error of the child, from the text that it wrote."""
+    """Return the error that the child has reported as text."""
     name, _, text = said.decode(errors="surrogateescape").partition("\n")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.BuildIdFsError):
@@ -176,8 +176,9 @@ def mount(
     """Mount the store; return when it can be read, or, in the foreground, when it is unmounted.
 
     With ``bundle``, ``store_path`` is a bundle. In the foreground ``ready`` is called when the
-    mount can be read. ``agent_of`` returns the agent that fetches missing files; ``opened`` opens
-    the store in another way than usual. Raises `MountError`, `StoreMissing`, `StoreVersionError`.
+    mount can be read. ``agent_of`` returns the agent that fetches missing files; ``opened``
+    replaces the usual function that opens the store. Raises `MountError`, `StoreMissing`,
+    `StoreVersionError`.
     """
     from buildidfs.mount import daemonize
     from buildidfs.mount import mountpoint as mount_options

@@ -52,11 +52,12 @@ class Absences:
     """The names that the kernel caches as absent: (directory, name).
 
     The loop and the invalidating thread both use it; where it matters, a method is one step under
-    the GIL. ``moment`` changes with every commit: a lookup that began before must be repeated, or
-    its answer "absent" might arrive after the invalidation.
+    the GIL. ``moment`` changes with every commit: a lookup that began before a commit must be
+    repeated. Else its answer "absent" might arrive after the invalidation.
 
     With ``keeps_names``, `take_all` returns the names, which takes twice the memory; set it before
-    there are any. Without it two names may share an entry, and an invalidation may be unnecessary.
+    names are recorded. Without it two names may share an entry, so some invalidations are
+    unnecessary.
     """
 
     def __init__(self, most: int = MOST_ABSENCES, timeout_s: float = NEGATIVE_S) -> None:
@@ -117,7 +118,9 @@ class FuseKernel:
     """The kernel at the other end of pyfuse3's session."""
 
     def knows(self, directory: int) -> bool:
-        """Return True if the kernel has an inode for a directory; else it has none of its names."""
+        """Return True if the kernel has an inode for a directory. If not, it has none of the names
+        in it.
+        """
         try:
             pyfuse3.invalidate_inode(directory, attr_only=True)
         except OSError as error:
@@ -144,8 +147,8 @@ class FuseKernel:
                 self.forget_name(directory, name)
 
     def forgets_all(self) -> bool:
-        """Make the kernel look every name up again; return False if it needs the list of names for
-        that.
+        """Make the kernel look every name up again; return False if it can do so only name
+        by name.
         """
         try:
             os.write(_fuse_descriptor(), _INC_EPOCH)
@@ -164,7 +167,7 @@ def _fuse_descriptor() -> int:
 
 
 class Invalidator:
-    """The thread that receives commits. A context manager: it runs within the block."""
+    """The thread that receives commits. A context manager: the thread runs within the block."""
 
     def __init__(
         self,

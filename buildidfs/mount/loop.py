@@ -39,17 +39,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREADS = 16
-"""Reads that may wait for a disk at the same time; further ones wait for these."""
+"""The maximum number of reads that wait for a disk at the same time; further reads wait for
+these.
+"""
 
 SLOW_THREADS = 2
-"""Files that may be read as a whole at the same time, and listings that need a search for visible
-names: neither may delay other reads.
+"""The maximum number of whole files that are read at the same time, or of listings that search for
+visible names. Neither may delay other reads.
 """
 
 FETCHING_THREADS = 48
-"""Opens that wait for files from upstream servers at the same time."""
+"""The maximum number of opens that wait at the same time for files from upstream servers."""
 REMOTE_THREADS = 32
-"""Requests to buckets at the same time: they neither wait for reads of a disk nor delay them."""
+"""The maximum number of simultaneous requests to buckets. They neither wait for disk reads nor
+delay these.
+"""
 
 _PATIENCE_MS = 1
 _TURNS = 512
@@ -79,17 +83,20 @@ class PlainLoop:
         return await self._run(self._limiter, function, *args)
 
     async def in_slow_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Do the same for functions that may take seconds: few run at a time, so that threads are
-        left.
+        """Do the same as `in_thread` for functions that may take seconds.
+
+        Few of them run at a time, so that threads are left for others.
         """
         return await self._run(self._slow_limiter, function, *args)
 
     async def in_fetching_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function that waits for a network in a thread that delays no other request."""
+        """Call a function that waits for a network. It runs in a thread that delays no other
+        request.
+        """
         return await self._run(self._fetching_limiter, function, *args)
 
     async def in_remote_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Do the same for functions that may wait for a bucket."""
+        """Do the same as `in_thread` for functions that may wait for a bucket."""
         return await self._run(self._remote_limiter, function, *args)
 
     async def _run(
@@ -99,7 +106,7 @@ class PlainLoop:
 
 
 class FastLoop(PlainLoop):
-    """trio, called only if no request waits. See the module docstring."""
+    """A loop that uses trio only if no request waits. See the module docstring."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +137,7 @@ def _replace_trio(substitute: object) -> None:
 
 
 class _Baton:
-    """One worker at a time may wait for a request. Reused by successive sessions."""
+    """Held by the one worker that may wait for a request. Reused by successive sessions."""
 
     def __init__(self) -> None:
         self._held = False
@@ -145,7 +152,7 @@ class _Baton:
         self._held = False
 
     def wake_one(self) -> None:
-        """Let another worker wait for requests, because the caller is about to block."""
+        """Let another worker wait for requests. The caller does so when it is about to block."""
         self._others.unpark()
 
     def wake_all(self) -> None:
@@ -167,7 +174,7 @@ class _Waiter:
 
     @property
     def requests(self) -> int:
-        """Return the number of calls of `wait`, one for each request, counted at no cost."""
+        """Return the number of calls of `wait`, one for each request. Counting costs nothing."""
         return self._waits + self._began - self._turns
 
     def begin(self) -> None:

@@ -68,8 +68,8 @@ def prepare(point: bytes, *, allow_other: bool) -> None:
 def unmount(point: bytes) -> bool:
     """Unmount a mount of buildidfs; open files stay readable until they are closed.
 
-    Return True if its filesystem goes on: a file is open, or another mount namespace has a copy of
-    the mount. Raises `MountError` if there is none, or it may not be unmounted.
+    Return True if its filesystem stays in use: a file is open, or another mount namespace has a
+    copy of the mount. Raises `MountError` if there is no such mount, or it may not be unmounted.
     """
     shown = os.fsdecode(point)
     point = resolved(point)
@@ -89,7 +89,7 @@ def unmount(point: bytes) -> bool:
 
 
 def _has_copy(device: tuple[int, int]) -> bool:
-    """Return True if a process that we may look at has a mount of a filesystem of ours."""
+    """Return True if a process that we may inspect still has the filesystem mounted."""
     namespaces_seen = set()
     for pid in procfs.pids():
         with contextlib.suppress(OSError), closing_fd(procfs.open_pid(pid)) as pid_fd:
@@ -176,7 +176,9 @@ def _check_free(point: bytes, shown: str) -> None:
 
 
 def _answers(point: bytes) -> bool:
-    """Return True if the mount there has a server. Raises `MountError` if it does not answer."""
+    """Return True if the mount at ``point`` has a server. Raises `MountError` if the server does
+    not answer.
+    """
     # Not stat(2): the kernel's cache may answer it long after the server was killed.
     try:
         Patience(_ANSWER_S).ask((0, 0), lambda: os.statvfs(point), lambda answer: None)
@@ -188,7 +190,9 @@ def _answers(point: bytes) -> bool:
 
 
 def resolved(point: bytes) -> bytes:
-    """Follow the links in a path, which asks all filesystems on it. Raises `MountError`."""
+    """Resolve the links in a path. This sends requests to all filesystems on it. Raises
+    `MountError`.
+    """
     try:
         return Patience(_ANSWER_S).ask((0, 0), lambda: os.path.realpath(point), lambda answer: None)
     except TimeoutError:

@@ -6,10 +6,10 @@ A process that opens it a moment later gets the same descriptor, which saves a s
 opening a file whose name the kernel has cached. The table has an entry for each open file, and for
 up to `IDLE` idle ones.
 
-Each descriptor counts for the user for whom it was opened, who may have half of the number that
-other users leave (`Quota`). For this reason users do not share descriptors: the last user to close
-a file need not be the first who opened it. A quarter of all descriptors is reserved for root and
-the user who mounted.
+Each descriptor counts for the user for whom it was opened. A user may have half of the number that
+other users leave (`Quota`). So users do not share descriptors: the user who opened a file first may
+close it before others do. A quarter of all descriptors is reserved for root and the user who
+mounted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE = 1024
-"""The most idle files: as many as a debugger reopens; fewer if descriptors are few."""
+"""The maximum number of idle files: as many as a debugger reopens. It is lower if the limit of
+descriptors is low.
+"""
 
 _NO_DESCRIPTOR = 1 << 32
 """Handles of texts start here; handles of plain blobs are their descriptors."""
@@ -45,7 +47,7 @@ _COMPRESSED = 1 << 40
 
 
 class OpenFile:
-    """A node that a user has open. ``user`` is node and user ID."""
+    """A node that a user has open. ``user`` is (node, user ID)."""
 
     __slots__ = ("content", "user", "users")
 
@@ -107,7 +109,7 @@ class OpenFiles:
         return self._add(user, content)
 
     def _add(self, user: tuple[int, int], content: FileContent) -> int:
-        """Return a handle for a file without one for that user. Raises OSError(ENFILE)."""
+        """Return a handle for a file that the user does not have open. Raises OSError(ENFILE)."""
         uid = user[1]
         if uid and not self._quota.take(uid):
             content.close()
@@ -123,9 +125,9 @@ class OpenFiles:
         return handle
 
     def _shared(self, user: tuple[int, int]) -> int | None:
-        """Return the handle that a user has or had of a file; None if it must be opened again.
+        """Return the handle of a file that a user has open, or has closed a moment ago.
 
-        Raises OSError(ENFILE).
+        Returns None if the file must be opened again. Raises OSError(ENFILE).
         """
         handle = self._by_user.get(user)
         if handle is None:
@@ -156,7 +158,9 @@ class OpenFiles:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
 
     def release(self, handle: int) -> None:
-        """Subtract one user. Raises OSError(EBADF) for an unknown handle."""
+        """Record that one of the users of a handle has closed it. Raises OSError(EBADF) for an
+        unknown one.
+        """
         file = self._by_handle.get(handle)
         if file is None or not file.users:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -215,7 +219,7 @@ def is_text(handle: int) -> bool:
 
 
 MOST: Final = 4096
-"""The most directories open at once by viewers with listings of their own."""
+"""The maximum number of directories open at the same time by viewers with listings of their own."""
 
 # Nodes are below 2**63, and handles may have 64 bits. No node has the first of these numbers.
 _OF_VIEWER: Final = 1 << 63
@@ -232,7 +236,7 @@ class DirHandles:
     node. Other viewers have an entry until they close the directory. A user with too many entries,
     or with unknown groups, gets the public names only.
 
-    With ``everything`` each caller sees all names; else root and the user ``own`` do.
+    With ``everything`` each caller sees all names; else only root and the user ``own`` do.
     """
 
     def __init__(self, *, everything: bool, own: int, most: int = MOST) -> None:
@@ -268,7 +272,7 @@ class DirHandles:
         return handle
 
     def viewer_of(self, handle: int) -> tuple[int, Viewer | None]:
-        """Return the node and the viewer of a handle; the viewer is None if it sees everything."""
+        """Return the node and the viewer of a handle; the viewer None sees everything."""
         if handle < _OF_VIEWER:
             return handle, None
         return self._rows.get(handle) or (handle & _NODE, PUBLIC)

@@ -125,7 +125,7 @@ def errno_of(error: Exception) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _say_once(text: str) -> None:
-    """Log damage once, however often it is found."""
+    """Log damage; the same text is logged once only."""
     log.error("%s", text)
 
 
@@ -177,7 +177,7 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         """``store_path`` is where statfs(2) finds the free space. Without ``list_all``, viewers
         other than root and the server's user see only entries that lead to files they may read.
-        ``fetch`` gets a missing file, by build ID and kind, within a limited time.
+        ``fetch`` takes a build ID and a kind, and gets the missing file within a limited time.
         """
         self._fetch = fetch
         self._waits = Quota(_MOST_WAITS)
@@ -249,7 +249,7 @@ class Operations(pyfuse3.Operations):
     async def _lookup_remotely(self, parent: int, name: bytes) -> EntryAttributes:
         """Look up an entry that a bucket may have.
 
-        The kernel may not cache an absent one, because another host may add it.
+        The kernel may not cache that an entry is absent, because another host may add it.
         """
         try:
             node = await self._loop.in_remote_thread(self._view.lookup_slowly, parent, name)
@@ -264,7 +264,7 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         """Look up an entry for which a file has to be read, for viewers who may read that file.
 
-        The kernel may not cache it, because no commit announces that it leads elsewhere.
+        The kernel may not cache the entry, because no commit announces that it leads elsewhere.
         """
         try:
             node = await self._loop.in_slow_thread(self._view.lookup_slowly, parent, name)
@@ -396,7 +396,8 @@ class Operations(pyfuse3.Operations):
         return self._file
 
     async def _fetch_missing(self, inode: int, ctx: RequestContext) -> None:
-        """Wait until a missing file has come, or cannot be fetched now; always raises `FUSEError`.
+        """Wait until a missing file has arrived, or cannot be fetched now; always raises
+        `FUSEError`.
 
         After ESTALE the kernel looks the name up again, and finds the file.
         """
@@ -516,8 +517,9 @@ def _read_whole(fd: int, offset: int, size: int) -> bytearray:
 
 
 class Callers:
-    """Looks up the names of calling processes. Remembers the last one, which mostly makes further
-    calls.
+    """Looks up the names of calling processes.
+
+    Remembers the last process, which usually makes the next call, too.
     """
 
     def __init__(self) -> None:
@@ -526,8 +528,8 @@ class Callers:
     def name(self, pid: int) -> bytes:
         """Return the name of the thread ``pid``.
 
-        `UNKNOWN` if it has ended, or is 0: the caller is then in a PID namespace that this process
-        cannot see.
+        Returns `UNKNOWN` if the thread has ended, or if ``pid`` is 0: then the caller is in a PID
+        namespace that this process cannot see.
         """
         known, name, until = self._last
         now = time.monotonic()
@@ -551,10 +553,10 @@ def _name(pid: int) -> bytes:
 def huge_buffer(size: int) -> memoryview:
     """Return at least ``size`` bytes of zeroed memory, on huge pages if the kernel has any.
 
-    Every byte that is read passes through it twice: from the page cache into it, and from it into
-    the kernel's request. On pages of 4 KiB the second copy looks up 256 of them for a request of 1
-    MiB, and both together take half as long again as on one page of 2 MiB (measured: 314 against
-    217 us of the server's time for 1 MiB).
+    Every byte that is read passes through this memory twice: from the page cache into the memory,
+    and from there into the kernel's request. On pages of 4 KiB the second copy looks up 256 of them
+    for a request of 1 MiB, and both together take half as long again as on one page of 2 MiB
+    (measured: 314 against 217 us of the server's time for 1 MiB).
     """
     size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
     area = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -566,14 +568,16 @@ def huge_buffer(size: int) -> memoryview:
 
 
 FOREVER_S = 24 * 3600.0
-"""Seconds for which the kernel may cache a name that only a commit can change: the mount
-invalidates those.
+"""Seconds for which the kernel may cache a name that only a commit can change. The mount
+invalidates such names.
 """
 
 VOLATILE_S = 1.0
 
 FLEETING_S = 1.0
-"""Seconds for which it may cache names in the trees for people, which are not invalidated."""
+"""Seconds for which the kernel may cache names in the trees for people, which are not
+invalidated.
+"""
 
 
 class Replies:
@@ -602,7 +606,7 @@ class Replies:
         return self._entry
 
     def list(self, entries: Iterable[tuple[bytes, int, int]], token: ReaddirToken) -> bool:
-        """List entries with their attributes; return False if one did not fit."""
+        """Add entries with their attributes to a listing; return False if an entry did not fit."""
         reply = pyfuse3.readdir_reply
         for name, node, offset in entries:
             try:
@@ -637,7 +641,7 @@ class NamesOnly:
     """A reply object for entries with name, type and number only.
 
     pyfuse3 answers every listing with READDIRPLUS, for which the kernel makes an inode and a dentry
-    for each entry. For a directory that is only listed, that takes most of the time, and about a
+    for each entry. For a directory that is only listed, this takes most of the time, and about a
     kilobyte of kernel memory for each build ID.
 
     An entry whose node ID is 0 has a name, a type and an inode number, and is not looked up.

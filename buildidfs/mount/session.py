@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One mount from beginning to end, in the foreground: `run`. `daemonize` detaches before that.
 
-The order matters. The mount point is prepared before the store is opened, so that its faults are
-reported first; the store is opened after any fork, because LMDB does not survive one; signals end
-the session by unmounting while requests are still answered, so that only clients with an open file
-get an error.
+The order matters. The mount point is prepared before the store is opened, so that faults of the
+mount point are reported first; the store is opened after any fork, because LMDB does not survive
+one; signals end the session by unmounting while requests are still answered, so that only clients
+with an open file get an error.
 """
 
 from __future__ import annotations

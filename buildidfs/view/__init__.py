@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The read-only tree of names over a store, shared by mount and server; it knows no FUSE and no
-HTTP.
+"""The read-only tree of names over a store.
+
+Its callers, the mount and the server, are its front doors; it knows neither FUSE nor HTTP.
 """
 
 from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, NeedsRequest, blank

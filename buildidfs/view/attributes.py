@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _LAST_MOMENT: Final = 253_402_300_799  # the end of the year 9999
 
 CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]|\xc2[\x80-\x9f]")
-"""Bytes that a terminal interprets; the latter are U+0080 to U+009F in UTF-8."""
+"""Characters that a terminal interprets: below U+0020, DEL, and U+0080 to U+009F in UTF-8."""
 
 READABLE: Final = 0o555
 """The permission bits that a read-only view can grant."""
@@ -65,13 +65,14 @@ class Attributes(msgspec.Struct, frozen=True):
 
 
 class NeedsReading(BlockingIOError):
-    """The answer needs to read a file, which may wait for a disk; the caller must use another
-    method.
+    """Raised if the answer requires reading a file, which may wait for a disk.
+
+    The caller must then use the method that may wait.
     """
 
 
 class NeedsRequest(NeedsReading):
-    """The answer needs a request to a bucket, which may wait for a network."""
+    """Raised if the answer requires a request to a bucket, which may wait for a network."""
 
 
 class FileContent(msgspec.Struct):
@@ -134,7 +135,9 @@ class ExtendedAttributes:
         self._store = store
 
     def names(self, artifact: Artifact, zeroed: bool, viewer: Viewer | None) -> list[bytes]:
-        """Return the names with a value for a viewer; the viewer None may know all."""
+        """Return the names of attributes with a value for a viewer; None is a viewer who may know
+        all.
+        """
         last = self._last_origin(artifact, viewer)
         of_origin = [part for part, told in _OF_ORIGIN.items() if last is not None and told(last)]
         known = [b"id", *_OF_ARTIFACT, *of_origin, *([b"scripts"] if zeroed else [])]
@@ -144,7 +147,7 @@ class ExtendedAttributes:
     def value(
         self, artifact: Artifact, zeroed: bool, name: bytes, viewer: Viewer | None
     ) -> bytes | None:
-        """Return the value of one attribute for a viewer; None if there is none."""
+        """Return the value of one attribute for a viewer; None if the attribute does not exist."""
         if name == _SHA256:
             # The digest of a remote file is unknown until all of it was read.
             return None if artifact.variant == REMOTE else artifact.digest.hex().encode()

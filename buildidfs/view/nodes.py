@@ -45,7 +45,7 @@ TAG_ID: Final = 1
 TAG_PATH: Final = 2
 TAG_DWZ: Final = 3
 TAG_PERF_ID: Final = 4
-"""The lowest of four: this form has only two bits of tag."""
+"""The lowest of the four tags that mean this form, which has only two bits for the tag."""
 
 SLOT_DIRECTORY: Final = 0
 SLOT_PATH: Final = 16
@@ -102,7 +102,7 @@ _PERF_ID_BASE: Final = TAG_PERF_ID << TAG_SHIFT
 
 
 def of_id(ordinal: int, slot: int = SLOT_DIRECTORY, detail: int = 0) -> int:
-    """Return the directory of a build ID, or another node that belongs to it."""
+    """Return the node of the directory of a build ID, or of another part of it (``slot``)."""
     return _ID_BASE | ordinal << ORDINAL_SHIFT | slot << SLOT_SHIFT | detail
 
 
@@ -117,7 +117,9 @@ def slot_of(node: int) -> int:
 
 
 def of_path(number: int) -> int:
-    """Return the directory in perf's tree for a path number; path 0 is the tree's root."""
+    """Return the node of the directory for a path number in perf's tree; path 0 is the
+    tree's root.
+    """
     return _PATH_BASE | number if number else PERF
 
 
@@ -127,7 +129,7 @@ def path_of(node: int) -> int:
 
 
 def of_perf_id(path: int, ordinal: int) -> int:
-    """Return the directory of a build ID below the path at which it was seen."""
+    """Return the node of the directory of a build ID below the path at which it was seen."""
     return _PERF_ID_BASE | path << 31 | ordinal
 
 
@@ -145,7 +147,8 @@ def perf_id_of(node: int) -> tuple[int, int]:
 
 
 def of_dwz(name: bytes) -> int:
-    """Return the directory ``debug/.dwz/<name>``; for the empty name ``debug/.dwz`` itself.
+    """Return the node of the directory ``debug/.dwz/<name>``; for the empty name that of
+    ``debug/.dwz``.
 
     The names come from hostile files. It takes 2**60 attempts to find the hash of a given name; an
     attacker who finds two names with one hash confuses only those two.
@@ -157,7 +160,7 @@ def of_dwz(name: bytes) -> int:
 
 
 def of_browsing(form: int, number: int = 0, within: int = 0) -> int:
-    """Return a node of the trees for people: that of a number, or of a number in a container."""
+    """Return a node of the trees for people: for a number, or for a number within a container."""
     return 1 << BROWSE_SHIFT | form << _FORM_SHIFT | number << _CONTAINER_SHIFT | within
 
 
@@ -195,7 +198,10 @@ def is_wanted(node: int) -> bool:
 
 
 def leads_to_wanted(node: int) -> bool:
-    """Return True for such a file, and for a link to one: its name may soon lead elsewhere."""
+    """Return True for a missing file that may be fetched, and for a link to one.
+
+    Such a name may soon lead elsewhere.
+    """
     slot = node >> SLOT_SHIFT & SLOT_MASK
     return node >> TAG_SHIFT == TAG_ID and slot in (SLOT_WANTED, SLOT_WANTED_LINK)
 

@@ -26,7 +26,7 @@ _EVERYBODY: Final = _OWNER | _GROUP | _OTHERS
 class Viewer(msgspec.Struct, frozen=True):
     """A user without privileges, by user ID and all groups.
 
-    If they are None, the user is unknown, and may read only files that any user or group may read.
+    If both are None, the user is unknown, and may read only files that every user may read.
     """
 
     uid: int | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Division of a limited number of places among users."""
+"""Division of a limited number of places (open files, for example) among users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Quota:
-    """Gives each user at most half of the places that the others leave, of ``most`` in total."""
+    """Divides ``most`` places: each user gets at most half of those that the other users leave."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -64,9 +64,10 @@ class TieredView(View):
         raise NeedsRequest
 
     def _is_known(self, build_id: BuildId, kinds: tuple[Kind, ...], found: int) -> bool:
-        """Return True if no request is needed.
+        """Return True if it is known without a request which of these files exist.
 
-        Raises `RemoteUnavailable` unless the file is available in another way (``found``).
+        Raises `RemoteUnavailable` if no bucket can answer, unless the store has the file
+        (``found``).
         """
         try:
             return self._remote.is_known(build_id, kinds)
@@ -76,7 +77,8 @@ class TieredView(View):
             return True
 
     def _likely(self, node: int, build_id: BuildId, kinds: tuple[Kind, ...]) -> int:
-        """Return the node of an entry of a directory that all readers share.
+        """Return the node of an entry that a bucket probably has, in a directory that all readers
+        share.
 
         The kernel looks up one name of a directory at a time, so nothing may wait here for a
         bucket. The entry leads to the directory of the build ID, whose own look-ups may wait.

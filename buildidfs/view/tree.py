@@ -127,8 +127,8 @@ class View:
         """With ``zero_scripts``, ``.debug_gdb_scripts`` of files that are not the host's own read
         as zeros.
 
-        ``may_come`` returns True if a missing file may be fetched, by build ID and kind. `lookup`
-        finds such a file, which is empty and cannot be opened; see `wanted_in`.
+        ``may_come`` takes a build ID and a kind, and returns True if such a file may be fetched. If
+        it is missing, `lookup` finds an empty file that cannot be opened; see `wanted_in`.
         """
         self._store = store
         # Set once, when the store was made: no directory looks newer than a core file.
@@ -195,7 +195,7 @@ class View:
         return self._ids.section(node, name)
 
     def _alias(self, name: bytes) -> int:
-        """Return a link to the directory of the build ID that has an alias."""
+        """Return a link to the directory of the build ID for which ``name`` is an alias."""
         ordinal = self._store.aliases.ordinal(name.decode())
         return nodes.ABSENT if ordinal is None else nodes.of_id(ordinal, nodes.SLOT_BROWSE_LINK)
 
@@ -270,7 +270,7 @@ class View:
         return target
 
     def is_there(self, node: int) -> bool:
-        """Return True if a file that was `wanted_in` a node has arrived."""
+        """Return True if the file that was missing at a node (`wanted_in`) has arrived."""
         found = self._ids.wanted_in(node)
         return found is not None and self._ids.file(nodes.ordinal_of(node), found[1]) != 0
 
@@ -492,7 +492,9 @@ class Listing:
         return self._seen(islice(ordinals, _MOST_LOOKED_AT), viewer, fits)
 
     def _seen(self, ordinals: Iterable[int], viewer: Viewer, fits: Callable[[bytes], bool]) -> bool:
-        """Return True if a viewer could have read one of these build IDs at a path that fits."""
+        """Return True if a viewer could have read one of these build IDs at a path that passes
+        ``fits``.
+        """
         left = _MOST_ROWS
         for ordinal in dict.fromkeys(ordinals):
             records: list[OriginRecord] = self._store.index.origins(ordinal)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trees for people: ``README``, ``by-path``, ``by-name``, ``containers``, ``missing``.
 
-A front door should not cache their names for long, because it is not informed of changes.
+A front door should not cache these names for long, because their changes are not announced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Browse:
     """All of those trees together."""
 
     def __init__(self, store: Store, ids: IdDirectories, shared: Attributes) -> None:
-        """``shared`` are the attributes of directories, which are those of the store."""
+        """``shared`` are the attributes that all directories have: those of the store's
+        directory.
+        """
         self._by_path = ByPath(store)
         self._by_name = ByName(store)
         self._containers = Containers(store, ids.node_of)
@@ -130,9 +132,11 @@ class Browse:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """Return a test for the paths of an entry, and the build IDs whose places to test.
+        """Return the data that decide if a viewer may know of an entry: a test for paths, and build
+        IDs.
 
-        For directories of paths or names.
+        The viewer may know of the entry if they could have read a file with one of these build IDs
+        at a path that passes the test. For directories of paths or names.
         """
         tree = self._by_path if nodes.form_of(node) == nodes.FORM_PATH else self._by_name
         return tree.places(node, name, child)
@@ -193,7 +197,10 @@ _Question = tuple[int, float, float]
 
 
 class Miss:
-    """One missing build ID. ``wanted`` has 1<<kind for each kind, or is 0 for any kind."""
+    """One missing build ID.
+
+    ``wanted`` has 1<<kind for each kind that was looked up; it is 0 if any kind was wanted.
+    """
 
     __slots__ = ("build_id", "clients", "count", "first", "last", "serial", "wanted")
 
@@ -206,7 +213,7 @@ class Miss:
         self.first = self.last = first
 
     def asked(self, kind: int, client: bytes, question: _Question) -> None:
-        """Count a lookup of the build ID; ``kind`` 0 is any."""
+        """Count the lookups in ``question`` by a client; ``kind`` 0 means any kind."""
         count, first, last = question
         self.wanted |= 1 << kind if kind else _ANY
         self.count += count
@@ -217,7 +224,7 @@ class Miss:
         self.clients[client] = self.clients.get(client, 0) + count
 
     def text(self) -> bytes:
-        """Return the text of the file."""
+        """Return the text of the file for this build ID in ``missing``."""
         wanted = [name for kind, name in _NAME_OF.items() if self.wanted & 1 << kind]
         often = sorted(self.clients.items(), key=lambda each: (-each[1], each[0]))
         by = b", ".join(b"%s (%d)" % each for each in often)
@@ -260,7 +267,7 @@ class Misses:
         questions[key] = (count + 1, first, now)
 
     def note_build_id(self, build_id: BuildId, kind: int, client: bytes = b"") -> None:
-        """Record that ``client`` requested a missing build ID of a kind (0: any)."""
+        """Record that ``client`` requested a missing build ID; ``kind`` 0 means any kind."""
         first, rest = names.split(build_id)
         directory = nodes.DEBUG_BUCKET + build_id[0]
         if not kind:
@@ -270,7 +277,9 @@ class Misses:
         self.note(directory, rest, client)
 
     def every(self) -> list[Miss]:
-        """Return all build IDs that were looked up in vain, also those that have arrived since."""
+        """Return all build IDs that were looked up in vain, including those that have arrived
+        since.
+        """
         self._answer()
         return list(self._misses.values())
 
@@ -317,7 +326,9 @@ class Misses:
         return miss
 
     def _asked(self, directory: int, name: bytes) -> tuple[BuildId, int] | None:
-        """Return the artifact for a name in a directory; its kind is 0 for any."""
+        """Return the build ID and the kind that a name in a directory stands for; kind 0 means any
+        kind.
+        """
         if directory == nodes.ROOT:
             build_id = names.parse(name)
             return None if build_id is None else (build_id, _ANY)

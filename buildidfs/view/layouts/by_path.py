@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``by-path/…`` and ``by-name/…``: all build IDs seen at a path, or under a file name.
 
-by-path/usr/lib/libc.so.6/<id> -> ../../../../<id> by-name/libc.so.6/<id> -> ../../<id>
+    by-path/usr/lib/libc.so.6/<id> -> ../../../../<id>
+    by-name/libc.so.6/<id> -> ../../<id>
 
 `Paths` is the store's tree of paths with the build IDs seen at each; `perf` shows it, too. If a
 component of a path is spelled like a build ID seen at its parent, the name means the build ID.
@@ -54,12 +55,16 @@ class Paths:
                 yield ordinal, build_id
 
     def _is_shown(self, ordinal: int) -> bool:
-        """Return True for a file of these kinds, or one of programs that share a build ID."""
+        """Return True if a build ID has a file of these kinds, or unrelated programs share the
+        build ID.
+        """
         kinds = self._store.index.kinds(ordinal)
         return bool(kinds & self._kinds or (kinds and self._store.aliases.is_ambiguous(ordinal)))
 
     def directories(self, path: int, after: int) -> Iterator[tuple[bytes, int]]:
-        """Yield (name, number) of the paths in a path, beyond the one with the number ``after``."""
+        """Yield (name, number) of the paths directly below a path, beyond the path with number
+        ``after``.
+        """
         last = None
         if after > 0:
             found = self._store.paths.parent(after)
@@ -71,7 +76,9 @@ class Paths:
                 yield name, number
 
     def is_public(self, path: int, name: bytes, ordinal: int) -> bool:
-        """Return True if all users may know of an entry: ``ordinal``, or a path if that is 0."""
+        """Return True if all users may know of an entry: a build ID, or a path if
+        ``ordinal`` is 0.
+        """
         if ordinal:
             return self._store.paths.has_publicly(path, ordinal)
         return self._store.paths.is_public(path, name)
@@ -79,7 +86,12 @@ class Paths:
     def places(
         self, path: int, name: bytes, ordinal: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """Return a test for the paths of an entry, and the build IDs whose places to test."""
+        """Return the data that decide if a viewer may know of an entry: a test for paths, and build
+        IDs.
+
+        The viewer may know of the entry if they could have read a file with one of these build IDs
+        at a path that passes the test.
+        """
         full = self._store.paths.spelled(path).rstrip(b"/")
         if ordinal:
             return lambda seen: _normal(seen) == full, (ordinal,)
@@ -208,7 +220,7 @@ class ByName:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """Return a test for the paths of an entry, and the build IDs whose places to test."""
+        """Return a test for paths, and build IDs; see `Paths.places`."""
         number = nodes.number_of(node)
         if number == ROOT:
             ordinals: Iterable[int] = self._store.file_names.ids(nodes.number_of(child))
@@ -220,7 +232,7 @@ class ByName:
 
 
 def target(store: Store, node: int) -> bytes:
-    """Return the target of a link to the directory of a build ID; empty if that is gone."""
+    """Return the target of a link to the directory of a build ID; empty if the build ID is gone."""
     build_id = store.index.build_id(nodes.ordinal_of(node))
     depth = node & nodes.DETAIL_MASK
     if build_id is None or depth * len(_UP) >= _TARGET_MAX:  # an invalid number

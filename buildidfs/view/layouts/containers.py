@@ -54,18 +54,16 @@ _STAND_INS: Final = (
     (b"lib/debug", b"debug"),  # if usr/lib is a link to it
     (b"lib/debug/.build-id", b"debug/.build-id"),
 )
-"""Directories that a container may lack, and the directories of the mount that stand in
-for them.
-"""
+"""Directories that a container may lack, each with the directory of the mount that replaces it."""
 
 _STAND_IN_LINK: Final = 16
 _BUCKET_LINK: Final = 256
-"""Numbers of links besides those of `_ALIASES`: plus an index of `_STAND_INS`; or plus a byte, for
-a link to that directory of ``debug/.build-id``.
+"""The first numbers of two groups of links: to `_STAND_INS`, by index, and to the directories
+``debug/.build-id/ab``, by the byte in their names. Lower numbers are those of `_ALIASES`.
 """
 
 _NAME_LINK: Final = 1024
-"""The number of the link for a user-given name of a container, besides those."""
+"""The number of the link for a user-given name of a container."""
 _LINKS_AFTER: Final = 1 << 32
 """In the listing of containers, links by name follow all containers."""
 
@@ -198,7 +196,10 @@ class Containers:
                 yield self._is_known(container, directory, entry, viewer)
 
     def _meant(self, node: int, name: bytes) -> tuple[int, ContainerEntry] | None:
-        """Return the entry for a name below ``root``, also a derived one, and its directory."""
+        """Return the entry that a name below ``root`` stands for, and its directory.
+
+        The name may be one that a listing leaves out.
+        """
         container, directory = nodes.container_of(node)
         entry = self._store.containers.child(container, directory, name)
         if entry is not None:
@@ -332,7 +333,7 @@ class Containers:
         return directory
 
     def _loaders(self, container: int) -> bytes:
-        """Return the path of the directory with the dynamic loader, empty if none was seen."""
+        """Return the path of the directory with the dynamic loader; empty if no loader was seen."""
         for path in _LIBRARY_DIRECTORIES:
             directory = self._directory(container, path)
             if not directory:

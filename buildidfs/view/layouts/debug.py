@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``debug/``: links into ``<id>/`` under the names that gdb and others look for debug files by.
+"""``debug/``: links into ``<id>/`` under the names by which gdb and other tools find debug files.
 
     debug/.build-id/ab/cdef…[.debug]
     debug/.dwz/…
@@ -82,7 +82,7 @@ class DwzTree:
     def places(
         self, node: int, name: bytes, child: int
     ) -> tuple[Callable[[bytes], bool], Iterable[int]]:
-        """Return a test for the paths of an entry, and the build IDs whose places to test."""
+        """Return a test for paths, and build IDs; see `by_path.Paths.places`."""
         full = _join(self._name(node), name)
         ordinal = self._store.index.supplementary(full)
         if child >> nodes.TAG_SHIFT == nodes.TAG_ID and ordinal is not None:
@@ -190,8 +190,8 @@ class DebugLinks:
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Yield the entries whose offset is beyond ``after``: name, node, offset.
 
-        Offsets are made from ordinals, although the order is that of build IDs: a listing resumes
-        beyond the build ID with that ordinal.
+        Entries are in the order of build IDs. Offsets are made from ordinals: a listing resumes
+        beyond the build ID with the ordinal in ``after``.
         """
         first = bytes([node - nodes.DEBUG_BUCKET])
         last = None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``<id>/``: the directory of a build ID with its files, to which all other trees lead.
 
-<id>/{elf,debug,...} the best file of each kind, see `names.KIND_OF` <id>/path the paths that it was
-seen at <id>/variants/<sha256> every file that was ever seen with the build ID, served or not
-<id>/*.dwp the package of its split DWARF
+<id>/{elf,debug,...}        the best file of each kind, see `names.KIND_OF`
+<id>/path                   the paths at which it was seen
+<id>/variants/<sha256>      every file that was ever seen with the build ID, served or not
+<id>/*.dwp                  the package of its split DWARF
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class IdDirectories:
     def __init__(
         self, store: Store, *, zero_scripts: bool, shared: Attributes, may_come: MayCome | None
     ) -> None:
-        """``shared`` are the attributes of directories, which are those of the store.
+        """``shared`` are the attributes that all directories have: those of the store's directory.
 
-        ``may_come`` is that of `View`.
+        ``may_come`` as in `View`.
         """
         self._store = store
         self._may_come = may_come
@@ -130,7 +131,7 @@ class IdDirectories:
     def is_wanted(self, ordinal: int, kind: Kind) -> bool:
         """Return True if a missing file may be fetched when it is opened.
 
-        This holds for debuginfo of a build ID that is in a file and not shared by unrelated
+        This is so for debuginfo, if the build ID is neither adopted nor shared by unrelated
         programs.
         """
         if self._may_come is None or kind is not Kind.DEBUGINFO:
@@ -249,7 +250,8 @@ class IdDirectories:
     def noted(self, artifact: Artifact, *, wait: bool) -> int:
         """Return the node of a file with the note of its adopted ID, for perf.
 
-        Raises `NeedsReading` unless it may ``wait``, OSError, `IntegrityError`.
+        Raises OSError and `IntegrityError`, and `NeedsReading` if the file has to be read but the
+        caller cannot ``wait``.
         """
         if not self._noted.is_known(artifact):
             if not wait:
@@ -289,8 +291,9 @@ class IdDirectories:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield (directory, name, True if it may have led elsewhere) for a build ID seen at these
-        places.
+        """Yield the entries for a build ID that was seen at these places.
+
+        Each is (directory, name, True if the name may have led elsewhere).
         """
         directory = nodes.of_id(ordinal)
         for name in names.KIND_OF:
@@ -414,8 +417,10 @@ class _Variants:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield (directory, name, True if it may have led elsewhere), also for files just removed,
-        as far as their origins have them.
+        """Yield the entries of ``variants``, including files just removed whose origins are still
+        known.
+
+        Each is (directory, name, True if the name may have led elsewhere).
         """
         directory = nodes.of_id(ordinal, nodes.SLOT_VARIANTS)
         digests = {record.digest for record in origins}
@@ -433,7 +438,7 @@ class _Packages:
 
     Debuggers append ``.dwp`` to the name of the file with the skeleton units; gdb uses the name of
     the binary, in the directory of the debug file. So lookups accept all names under which the
-    binary was seen, and listings have only those of files in the same directory.
+    binary was seen, and listings have only the names of files in the same directory.
     """
 
     def __init__(self, store: Store) -> None:
@@ -449,7 +454,9 @@ class _Packages:
         return None
 
     def is_public(self, ordinal: int, name: bytes) -> bool:
-        """Return True if all users may know of a name: one of a public path, or of no path."""
+        """Return True if all users may know of a name: it is that of a public path, or of no path
+        at all.
+        """
         if name in _PACKAGE_NAMES:
             return True
         records = self._store.index.origins(ordinal)
@@ -458,11 +465,11 @@ class _Packages:
     def spellings(
         self, ordinal: int, origins: Iterable[OriginRecord]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield (directory, name, True if it may have led elsewhere) for a build ID seen at these
-        places.
+        """Yield the entries for a build ID that was seen at these places; as in
+        `IdDirectories.spellings`.
 
-        The names are those of its package; if it is a package itself, those in its owner's
-        directory.
+        They are the names of its package. If the build ID is itself that of a package, they are the
+        names in the directory of the package's owner.
         """
         build_id = self._store.index.build_id(ordinal)
         owner = None if build_id is None else names.package_owner(build_id)
@@ -490,7 +497,7 @@ class _Packages:
 
 
 def _package_names(origins: Iterable[OriginRecord]) -> dict[bytes, None]:
-    """Return the names of the package for the names under which a binary was seen."""
+    """Return the names that a package has, given the places at which its binary was seen."""
     return dict.fromkeys(
         record.origin.path.rpartition(b"/")[2] + names.DWP_SUFFIX for record in origins
     )
@@ -564,7 +571,9 @@ class Sections:
         return FileContent(b"", _within(artifact.scripts, extent) if zeroed else (), section)
 
     def _extent(self, node: int, artifact: Artifact) -> ByteRange:
-        """Return the extent of a section in its file; read the file if the extent is not cached."""
+        """Return the extent of a section in its file; the file is read if the extent is not
+        cached.
+        """
         extent = self._known.get(node)
         if extent is None:
             headers = self._headers(artifact)
@@ -640,7 +649,7 @@ def _is_inside(header: SectionHeader, artifact: Artifact) -> bool:
 
 
 def _within(extents: tuple[ByteRange, ...], part: ByteRange) -> tuple[ByteRange, ...]:
-    """Return the parts of extents within a part of a file, counted from its start."""
+    """Return the parts of extents that lie in ``part`` of a file, with offsets from its start."""
     found = []
     for each in extents:
         start = max(each.offset, part.offset)

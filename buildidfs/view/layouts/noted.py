@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files with an adopted ID in the form for perf: with a note of that ID.
+"""Files with an adopted ID, in the form that perf needs: with a note that contains the ID.
 
 Only perf's tree has this form; ``<id>/elf`` has the exact bytes. Header and tail are made on
 reading, from the headers of the file. The directories of `layouts.perf` contain these files.
@@ -40,8 +40,9 @@ class NotedFiles:
         return attributes if parts is None else msgspec.structs.replace(attributes, size=parts.size)
 
     def open(self, artifact: Artifact) -> Blob:
-        """Open the file; the exact bytes if the note cannot be added. Raises OSError,
-        `IntegrityError`.
+        """Open the file with its note; without it if the note cannot be added.
+
+        Raises OSError, `IntegrityError`.
         """
         parts = self.parts(artifact)
         blob = self._store.open_blob(artifact.digest)
@@ -61,7 +62,9 @@ class NotedFiles:
 
 
 class NotedBlob(Blob):
-    """A blob with another header and a tail; `close` also closes the blob."""
+    """A blob that is read with another header and with an added tail; `close` also closes
+    the blob.
+    """
 
     __slots__ = ("_blob", "_parts")
 

@@ -124,7 +124,7 @@ class PerfTree:
         return self._ids.file(ordinal, kind)
 
     def _last_seen(self, path: int, ordinal: int, kind: Kind) -> Artifact | None:
-        """Return the file of a build ID that was last seen at a path."""
+        """Return the file that was last seen at a path, of those with a build ID and kind."""
         spelled = self._store.paths.spelled(path)
         for record in self._store.index.origins(ordinal):  # newest first
             if record.origin.path != spelled:
@@ -165,9 +165,9 @@ class PerfTree:
     def target(self, node: int) -> bytes:
         """Return the target of a link made by `lookup_link`, empty if it has none.
 
-        It is the same for all viewers. So for a private place it is the directory of the build ID
-        instead, which has the same files; for an adopted ID, it is a directory in the root of this
-        tree, because perf needs files with a note.
+        All viewers get the same target. So for a private place the target is the directory ``<id>``
+        instead, which has the same files. For an adopted ID the target is a directory in the root
+        of this tree, because perf needs files with a note.
         """
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.index.build_id(ordinal)
