@@ -45,6 +45,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN)
 
 # A fuse_out_header with FUSE_NOTIFY_INC_EPOCH as its error invalidates every dentry. Linux 6.16,
 # commit 2396356a945b; earlier kernels answer EINVAL.
+_END_S = 2.0
 _INC_EPOCH = struct.pack("<IiQ", 16, 8, 0)
 
 
@@ -193,8 +194,11 @@ class Invalidator:
 
     def __exit__(self, *exc: object) -> None:
         os.eventfd_write(self._stop, 1)
-        self._thread.join()
-        os.close(self._stop)
+        # The kernel may let the thread wait for a client that waits for an answer. Both get an
+        # error when the session is closed, which comes next.
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            os.close(self._stop)
 
     def _run(self) -> None:
         poll = select.poll()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,10 @@ from buildidfs.model import Digest
 from buildidfs.store import Store
 from tests.support import clients, programs
 from tests.support.clients import run, tool
+from tests.support.commands import ROOT
 from tests.support.containers import container
 from tests.support.elfwriter import DYNSYM, SYMTAB, TEXT, elf_file
+from tests.support.mounts import COMMAND
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -107,6 +110,28 @@ def test_unmounting_while_a_container_still_has_a_copy_of_the_mount(
         run([tool("cmp"), inside, program.exe.shipped], check=True)
     server = re.escape(str(buildidfs.mountpoint)).encode()
     until(lambda: not _processes(server), "end of the mount process")
+
+
+def test_signal_ends_a_mount_of_which_a_container_has_a_copy(
+    buildidfs: BuildIdFs, stripped: Path, program: Program
+) -> None:
+    with programs.running(stripped, "stuck") as pid:
+        buildidfs.scan(pid)
+    buildidfs.mountpoint.mkdir()
+    words = [*COMMAND, "--store", buildidfs.store, "mount", "--foreground", buildidfs.mountpoint]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        try:
+            until(lambda: os.path.ismount(buildidfs.mountpoint), "a mount")
+            elf = f"{buildidfs.mountpoint}/{program.exe.build_id}/elf"
+            with programs.running(tool("unshare"), "-m", stripped, "stuck") as holder:
+                inside = f"/proc/{holder}/root{elf}"
+                run([tool("cmp"), inside, program.exe.shipped], check=True)
+                process.terminate()
+                assert process.wait(20) == 0
+                assert run([tool("cat"), inside]).rc != 0
+            assert not os.path.ismount(buildidfs.mountpoint)
+        finally:
+            process.kill()
 
 
 def _processes(pattern: bytes) -> list[str]:
