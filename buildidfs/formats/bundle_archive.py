@@ -62,8 +62,8 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An artifact. ``scripts`` are (offset, size) of scripts that gdb would run, ``mode``
-    permissions.
+    """An artifact. ``scripts`` has offset and size of each script that gdb would run; ``mode`` has
+    the permissions.
     """
 
     build_id: Hex

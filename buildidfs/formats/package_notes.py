@@ -147,7 +147,7 @@ def _paragraphs(text: bytes, line: bytes) -> Iterator[bytes]:
 
 
 def _fields(paragraph: bytes, colon: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the fields of a paragraph; if a name repeats, the last field comes first."""
+    """Yield the fields of a paragraph; of several fields with one name, the last comes first."""
     for line in reversed(paragraph.split(b"\n")):
         name, found, value = line.partition(colon)
         if found:

@@ -29,9 +29,9 @@ def certain_bits(value: bytes) -> int:
 
     ``value`` is the value of the attribute system.posix_acl_access. A user whom the list names may
     or may not be in the owning group. So a right that one of these users lacks is certain neither
-    for the group nor for the others. A member of the owning group who is in a named group too has
-    the rights of both; any other user in a named group has only those of that group. Raises
-    ValueError for an invalid list.
+    for the group nor for the others. A member of the owning group who is also in a named group has
+    the rights of both groups; any other user in a named group has only the rights of the named
+    group. Raises ValueError for an invalid list.
     """
     if not value.startswith(_VERSION) or len(value) > _MAX_BYTES or len(value) % _ENTRY.size != 4:
         raise ValueError("not an access control list of version 2")

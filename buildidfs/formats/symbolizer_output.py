@@ -76,7 +76,9 @@ _decode = msgspec.json.Decoder(_LlvmOutput).decode
 
 
 def of_llvm(line: bytes) -> list[Frame]:
-    """Return the frames in one line of llvm-symbolizer's JSON; none for an error, or no answer."""
+    """Return the frames in one line of llvm-symbolizer's JSON; none if the line is an error or has
+    no answer.
+    """
     try:
         symbols = _decode(line.decode("utf-8", "replace")).symbol[:MOST_FRAMES]
         return _known(

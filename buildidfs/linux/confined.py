@@ -193,7 +193,7 @@ def _become_another() -> Iterator[str]:
 
 
 def _take(numbers_map: str, change: Callable[[int], None]) -> None:
-    """Take an unused ID if there is one, else an ID other than root's. Raises OSError."""
+    """Change to an unused ID if there is one, else to an ID other than root's. Raises OSError."""
     error = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     for number in (_any(_UNUSED), _any(_DYNAMIC), _NOBODY, *_mapped(numbers_map)):
         try:

@@ -44,7 +44,8 @@ def capability_names(mask: int) -> frozenset[str]:
 def effective_capabilities() -> frozenset[str]:
     """Return the capabilities that this process may use now, such as "CAP_SYS_PTRACE".
 
-    In a user namespace of its own they apply only to objects of that namespace. Raises OSError.
+    If this process is in a user namespace of its own, the capabilities apply only to objects of
+    that namespace. Raises OSError.
     """
     with open("/proc/self/status", "rb") as file:
         for line in file:

@@ -2,7 +2,7 @@
 """Kernel interfaces for an open file: cheap copies, leases, fs-verity, access lists.
 
 A copy is never a hard link of the original: the link would be the same file, and a write to it
-would change the captured bytes. `link_fd` gives a name to a copy without one.
+would change the captured bytes. `link_fd` gives a name to a file without a name.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def has_writer(fd: int) -> bool | None:
     ``fd`` must be open for reading only. The caller must own the file or have CAP_LEASE, and the
     filesystem must be local: network filesystems do not know all writers. The kernel grants a read
     lease if there is no writer (fcntl(2), "Leases"). The lease is released at once; a process that
-    opens the file for writing in between waits for that.
+    opens the file for writing in between waits for the release.
 
     On an overlay False covers open descriptors only: a shared mapping belongs to the file of the
     layer below, whose writers the overlay does not count. See `has_no_writer`.
@@ -178,9 +178,9 @@ def enable_verity(fd: int) -> bool:
     fs-verity keeps a hash of each block beside a file; the file can never be written to again. ext4
     (made with ``-O verity``), f2fs and btrfs have it since Linux 5.4 (Documentation/filesystems/
     fsverity.rst). The caller must own the file, with ``fd`` open for reading only; the kernel reads
-    all of it. Returns False if the kernel or the filesystem does not support fs-verity, or not with
-    this block size. A second call does nothing. Raises OSError: ETXTBSY if a process has the file
-    open for writing, EACCES for files of other users.
+    all of it. Returns False if the kernel or the filesystem does not support fs-verity, or does not
+    support it with this block size. A second call does nothing. Raises OSError: ETXTBSY if a
+    process has the file open for writing, EACCES for files of other users.
     """
     argument = bytearray(_ENABLE.pack(1, _HASH_SHA256, _BLOCK_BYTES, 0, 0, 0, 0, 0))
     try:

@@ -34,7 +34,8 @@ _KTHREADD = 2
 
 
 def of(pid_fd: int) -> NamespaceSet:
-    """Return the namespaces of a process by its directory, see `procfs.open_pid`.
+    """Return the namespaces of a process; ``pid_fd`` is the descriptor of its directory, see
+    `procfs.open_pid`.
 
     A kind of namespace that the kernel does not have is 0. Raises OSError: EACCES if the process
     may not be read, ESRCH if it is gone.
@@ -127,7 +128,7 @@ def mnt_ns_id(pid_fd: int) -> int:
 def open_mnt(pid_fd: int) -> int:
     """Open the mount namespace of a process: fstat(2) has its number as st_ino.
 
-    Closing the last descriptor of one may take milliseconds. Raises OSError as `of` does.
+    Closing the last descriptor of a namespace may take milliseconds. Raises OSError as `of` does.
     """
     return os.open(b"ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
 
@@ -218,9 +219,11 @@ class Visitor:
 
 
 def foreign_users(pid_fd: int) -> list[int]:
-    """Open the process's user namespace, its parent, and so on, up to but not including ours.
+    """Open the process's user namespace and its ancestors, from the inside outwards, without ours
+    and those above.
 
-    Empty for a process in our own. The caller closes them. Raises OSError as `of` does.
+    The list is empty for a process in our own user namespace. The caller closes them. Raises
+    OSError as `of` does.
     """
     ours = os.stat("/proc/self/ns/user")
     found: list[int] = []

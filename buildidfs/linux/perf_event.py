@@ -97,7 +97,7 @@ class Ring:
 
     ``events`` are bits such as `MMAP`; ``pages`` is a power of two. `fileno` becomes readable when
     ``watermark`` bytes are waiting. Raises OSError: EACCES or EPERM without the privilege, ENODEV
-    for a CPU that is off, EPERM or ENOMEM if so much memory may not be locked.
+    for a CPU that is off, EPERM or ENOMEM if the limit of locked memory is too low.
     """
 
     def __init__(self, cpu: int, events: int, *, pages: int, watermark: int) -> None:
@@ -155,9 +155,9 @@ class Ring:
     def is_counting(self) -> bool:
         """Return True if the event was enabled for at least half of the time since the last call.
 
-        An event makes no more records after its CPU was turned off, even for a moment, or the
-        machine slept, and neither the descriptor nor a record shows that. Interrupts the CPU.
-        Raises OSError.
+        After its CPU was turned off, even for a moment, or the machine slept, an event makes no
+        more records, and neither its descriptor nor a record shows this. The call interrupts the
+        CPU. Raises OSError.
         """
         # A lower bound of the passed time, because this thread may be interrupted in between.
         passed = time.monotonic_ns() - self._checked[1]
@@ -313,8 +313,8 @@ def perf_offset() -> tuple[int, int]:
     """Return the offset from times of perf events to Unix time, and its possible error (ns).
 
     The clock of perf events (local_clock() of the kernel) starts with the machine, cannot be set,
-    and no call reads it, but each record of an event has its time. So this function makes an event
-    of this thread write a record. Raises OSError as `OwnEvent` does.
+    and no call reads it. But each record of an event has a time of that clock, so this function
+    makes an event of this thread write a record. Raises OSError as `OwnEvent` does.
     """
     events = COMM | SAMPLE_ID_ALL
     with OwnEvent(events, SAMPLE_TIME) as event:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """/proc/PID, through a descriptor of its directory.
 
-A pid may be reused at any moment; the directory may not. All functions are relative to the
-descriptor of `open_pid`, which fails with ENOENT or ESRCH once the process is gone, and never shows
-its successor. EACCES is usual for other users' processes, and also happens to root. Source:
-proc(5).
+The kernel may reuse a pid at any moment, but a descriptor of the directory stays with its process.
+All functions take the descriptor that `open_pid` returns: once the process is gone, they fail with
+ENOENT or ESRCH, and never show a later process with the same pid. EACCES is usual for processes of
+other users, and even root may get it. Source: proc(5).
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ def _status_numbers(pid_fd: int, key: bytes) -> list[int]:
 
 
 def map_file_name(start: int, end: int) -> bytes:
-    """Return the name of the link to the file mapped there, in the process's directory."""
+    """Return the name, in the process's directory, of the link to the file that is mapped at these
+    addresses.
+    """
     return b"map_files/%x-%x" % (start, end)
 
 
@@ -357,7 +359,7 @@ def _query(maps_fd: int, flags: int, address: int = 0) -> Iterator[_Answer]:
 
 
 def _without_name(maps_fd: int, query: bytearray) -> None:
-    """Repeat the query without the name: a size of 0 is valid only without a buffer."""
+    """Repeat the query without the name: the kernel accepts a size of 0 only without a buffer."""
     (name_address,) = _ADDRESS.unpack_from(query, _NAME_ADDRESS_AT)
     _SIZE.pack_into(query, _NAME_SIZE_AT, 0)
     _ADDRESS.pack_into(query, _NAME_ADDRESS_AT, 0)

@@ -48,7 +48,7 @@ class NotStarted(OSError):
 
 
 class NotConfined(NotStarted):
-    """A program was not started, because it would have kept forbidden rights."""
+    """A program was not started, because it would have kept rights that it must not have."""
 
 
 class Started(NamedTuple):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of systemd with which a process reports its state to its supervisor.
 
-A message is one datagram of ``NAME=VALUE`` lines to the socket in ``NOTIFY_SOCKET``. Source:
-sd_notify(3); the names of sockets: unix(7).
+A message is one datagram of ``NAME=VALUE`` lines to the socket that ``NOTIFY_SOCKET`` names.
+Source: sd_notify(3); the names of sockets: unix(7).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Notifier:
         self._send("READY=1", f"STATUS={status}")
 
     def status(self, text: str) -> None:
-        """Report one line for people."""
+        """Report the present activity in one line for people."""
         self._send(f"STATUS={text}")
 
     def alive(self) -> None:

@@ -2,9 +2,9 @@
 """Threads of this process: their priority, their name, and those that close descriptors.
 
 A descriptor may be the last one that keeps a filesystem or a mount namespace alive. Closing it
-destroys the filesystem's mount or the namespace, which takes 0.4 to 4 ms by measurement: as long as
-the life of some programs that the catcher has to catch. The kernel asks the server of a FUSE
-filesystem first, which may never answer. So `Closer` closes descriptors in threads of its own.
+unmounts the filesystem or destroys the namespace. This takes 0.4 to 4 ms by measurement, as long as
+some programs live that the catcher has to catch. If the filesystem is FUSE, the kernel first asks
+its server, which may never answer. So `Closer` closes descriptors in threads of its own.
 
 Source: sched(7), prctl(2).
 """
@@ -82,7 +82,9 @@ class Closer:
         return len(self._threads) == _MOST_CLOSING and self._all_wait()
 
     def finish(self, seconds: float = 1.0) -> bool:
-        """Take no more; return True if all are closed within that time, without the delay."""
+        """Take no more descriptors, and close the others without the delay; return True if all are
+        closed within that time.
+        """
         self._finishing.set()
         until = time.monotonic() + seconds
         with self._starting:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common part of all archives: bytes that come in order, and members with names.
 
-A decoder takes its bytes from a `Source` in order, and stops at the beginning of each member: the
-caller takes the content from the source, and the decoder skips the rest. So a member is never in
-memory as a whole, and no memory is allocated by a claimed size.
+A decoder takes its bytes from a `Source` in order, and stops at the content of each member. The
+caller then takes content from the source, as far as it needs it, and the decoder skips the rest. So
+a member is never in memory as a whole, and no memory is allocated by a claimed size.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def bounded_time(seconds: int, rest_ns: int = 0) -> int:
 
 
 def exactly(source: Source, size: int, what: str) -> bytes:
-    """Take exactly ``size`` bytes; raises `Damaged` naming ``what`` if there are fewer."""
+    """Take exactly ``size`` bytes; raises `Damaged` with the name ``what`` if there are fewer."""
     data = source.take(size)
     if len(data) < size:
         raise Damaged(f"ends in the middle of {what}")

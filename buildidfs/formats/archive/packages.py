@@ -271,9 +271,9 @@ def cpio_members(
     """Yield the members of a cpio archive ("newc") that begins at ``source``; raises `Damaged`.
 
     In rpm's short form, for files of 4 GB and more, a member header is only the number of a file in
-    the header of the package. ``listed`` is called for these files if the archive has the short
-    form. After each member, the source is at its content. If a file has several names, all but the
-    last come without bytes, and have the same `Member.link`.
+    the header of the package. ``listed`` returns these files; it is called only if the archive has
+    the short form. After each member, the source is at its content. If a file has several names,
+    all but the last come without bytes, and have the same `Member.link`.
     """
     start = source.position
     files: Sequence[Member] | None = None
@@ -389,19 +389,19 @@ PKGINFO: Final = b".PKGINFO"
 METADATA: Final = frozenset(
     (PKGINFO, b".BUILDINFO", b".MTREE", b".INSTALL", b".CHANGELOG")
 )  # fmt: skip
-"""Files that only packages of Alpine and Arch have, before all others."""
+"""Files with which only packages of Alpine and Arch begin."""
 SIGNATURE: Final = b".SIGN."
-"""The prefix of the names of Alpine's signatures, which come before anything else."""
+"""The prefix of the names of signatures, which are the first members of Alpine's packages."""
 
 METADATA_MAX: Final = 1 << 20
-"""The most bytes of such a file that are read."""
+"""The most bytes of a file in `METADATA` that are read."""
 
 _PART_MAX: Final = 128
 _UNPRINTABLE: Final = re.compile(r"[^\w.:+~@-]", re.ASCII)
 
 
 class PackageName(NamedTuple):
-    """The name of a package according to itself; any part may be empty."""
+    """The name that a package gives itself; any part may be empty."""
 
     name: bytes
     version: bytes = b""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seekable format of zstd: frames that can be decoded on their own, and a table of them.
 
-Any zstd decoder reads such a file from its start. The table, a skippable frame at the end, gives
-the frame with the bytes at an offset [zstd
+Any zstd decoder reads such a file from its start. The table is a skippable frame at the end; it
+shows which frame has the bytes at an offset [zstd
 contrib/seekable_format/zstd_seekable_compression_format.md, version 0.1.0].
 """
 

@@ -73,7 +73,7 @@ def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
 
 
 def _next_header(source: Source, concatenated: bool) -> bytes | None:
-    """Return the next block that is a header, None at the end of the archive."""
+    """Return the next block that is a header; None at the end of the archive."""
     header = source.take(BLOCK)
     while header == _ZEROS:
         header = source.take(BLOCK)
@@ -142,7 +142,7 @@ def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tupl
 
 
 def _names(header: bytes, before: _Before) -> tuple[bytes, bytes]:
-    """Return the name and the target of a link."""
+    """Return the name of a member, and its target if it is a link."""
     name = header[:100].partition(b"\0")[0]
     if header[257:263] == b"ustar\0" and (prefix := header[345:500].partition(b"\0")[0]):
         name = prefix + b"/" + name

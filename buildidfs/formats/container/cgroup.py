@@ -2,7 +2,7 @@
 """The text of /proc/PID/cgroup (cgroups(7)) and the container that its path names.
 
 The label is for people. It follows the conventions of the container managers, which any user who
-may create cgroups can imitate; so it is never a key, and nothing depends on it.
+may create cgroups can imitate. So a label is never a key, and no decision depends on it.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from buildidfs.formats.container import oci
 from buildidfs.model import ContainerNames
 
 NOTES_MAX: Final = 64 << 20
-"""The largest list of all layers or images: a few KB for each."""
+"""The largest size of a list of all layers or images: each takes a few KB."""
 SETTINGS_MAX: Final = 64 << 10
-"""The largest settings file of an engine, which people write."""
+"""The largest size of a settings file, which people write, of an engine."""
 
 _COMPONENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _IMAGE_ID: Final = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
@@ -209,8 +209,8 @@ class StoredContainer(msgspec.Struct, frozen=True):
 
     @property
     def manager(self) -> str:
-        """Return the manager that runs it, as in labels: CRI-O is recognised by its record of the
-        pod.
+        """Return the manager of the container as in labels: ``k8s`` if CRI-O has recorded a pod,
+        else ``podman``.
         """
         return "k8s" if '"pod-id"' in self.metadata else "podman"
 

@@ -3,8 +3,8 @@
 
 The dump of a process lists its mapped files (the note NT_FILE), and the kernel dumps the first page
 of each ELF file among them (bit 4 of /proc/PID/coredump_filter, on by default), where the build ID
-is. So a core names its binaries even if none of them is left. It is read as gdb(1) and elfutils
-read it; if it was cut off, the part that exists is used.
+is. So a core names its binaries even if none of them is left. A core is decoded as by gdb(1) and
+elfutils; if the file was cut off, the part that exists is used.
 
 Sources: core(5), elf(5), and vma_dump_size of the kernel's fs/coredump.c; gcore(1) follows them,
 too. The notes are those of fill_files_note, fill_prstatus and fill_psinfo (fs/binfmt_elf.c), whose
@@ -148,7 +148,7 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
 
 
 class _Memory:
-    """The dumped memory of the process. The number of bytes read of it is bounded."""
+    """The dumped memory of the process; reads at most a bounded number of bytes."""
 
     def __init__(self, read_at: ReadAt, size: int, loads: Iterable[Segment]) -> None:
         self._read_at = read_at
@@ -185,7 +185,7 @@ class _Memory:
         return index >= 0 and bool(self._executable[index])
 
     def is_cut_off(self, address: int) -> bool:
-        """Return True if that byte was dumped, and the file ends before it."""
+        """Return True if the byte at an address was dumped, and the file was cut off before it."""
         index = self._at(address)
         if index < 0:
             return False
@@ -195,7 +195,7 @@ class _Memory:
     def whole(self, address: int) -> tuple[int, ByteRange | None]:
         """Return the end of the mapping that begins at an address (0 for none).
 
-        Its bytes are returned, too, if all of them are in the file.
+        The place of its bytes is returned, too, if all of them are in the file.
         """
         index = self._at(address)
         if index < 0:
@@ -279,7 +279,7 @@ class _Modules:
         return iter(sorted(found, key=lambda module: module.start))
 
     def of_memory(self) -> Iterator[Module]:
-        """Yield the ELF files at the start of mappings, for a core that lists no files."""
+        """Yield the ELF files at the start of mappings, for a core without a list of files."""
         for start in self._memory.starts():
             if start == self._vdso:
                 yield from self._vdso_at(start)

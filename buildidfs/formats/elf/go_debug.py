@@ -4,9 +4,9 @@
 It has the functions with their exact sizes (``.symtab``), and files and lines (``.debug_line``). In
 inlined code, file and line are those of the inlined function, and the name is that of the function
 it was inlined into, as in ``go tool addr2line``. Go 1.18 to 1.20 write ``[...]`` for type
-arguments. Functions of C that Go's own linker has linked have no lines, and extend to the next
-function. Headers are those of the program, as ``objcopy --only-keep-debug`` makes them, so that
-addresses and offsets mean the same in both files.
+arguments. C functions in a program that Go's own linker made have no lines; each extends to the
+next function. Headers are those of the program, as ``objcopy --only-keep-debug`` makes them, so
+that addresses and offsets mean the same in both files.
 
 No input raises, except for errors of ``read_at``.
 """
@@ -210,7 +210,7 @@ class _Maker:
         ]  # fmt: skip
 
     def _added(self, dynamic: DynamicSymbols, names_at: int) -> bytes:
-        """Return the symbols of C, which Go's table does not have."""
+        """Return the symbols of C functions, which Go's table lacks."""
         headers = [
             SectionHeader(each.name, each.type, each.flags, each.address, 0, each.size, 0, 0)
             for each in (Section(b"", SHT_NULL), *self._kept)
@@ -293,8 +293,8 @@ class _Maker:
 
 
 class _Names:
-    """The section ``.strtab`` with the names of a table; names of Go 1.2 are written one after
-    another.
+    """The section ``.strtab`` with the names of a table; for the layout of Go 1.2, the names are
+    collected one after another.
 
     The middle dot in Go's names of local types becomes a full stop, as in the symbols of Go's
     linker.

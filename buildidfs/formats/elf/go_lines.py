@@ -165,8 +165,9 @@ class Lines:
         """Insert the changes of the file between the opcodes of the rows.
 
         ``code`` has the offset in the function at which each file ends, ``changes`` the difference
-        to the next file, ``starts`` the offset at which each row ends. A file nearly always changes
-        together with the line; if the next file begins with the same line, a row is added.
+        to the next file, ``starts`` the offset at which each row ends. The file nearly always
+        changes at the end of a row, together with the line. If the line stays the same, a row is
+        added.
         """
         units, set_file = self._table.units, self._set_file.get
         end, last, most = starts[-1], len(starts) - 1, len(units)

@@ -29,7 +29,9 @@ from buildidfs.formats.elf.header import (
 from buildidfs.formats.elf.sections import Sections
 
 TABLE_MAX: Final = 256 << 20
-"""The largest table in bytes: that of kubectl 1.31 has 18 MB, that of CockroachDB about 70 MB."""
+"""The largest size of a table in bytes. The table of kubectl 1.31 has 18 MB, that of CockroachDB
+about 70 MB.
+"""
 
 SECTIONS: Final = (b".gopclntab", b".data.rel.ro.gopclntab")
 """The names of the section: the second is that of position-independent programs."""
@@ -348,9 +350,9 @@ def _text(
 ) -> int:
     """Return the base address of the addresses of functions, in the layout of Go 1.18.
 
-    It is in the header until Go 1.25, and in the module data of the runtime since then. In a
-    position-independent program, relocations fill both. ``.text`` begins at this address unless C
-    code precedes it.
+    The base address is in the header until Go 1.25, and in the module data of the runtime since
+    then. In a position-independent program, relocations fill either place. ``.text`` begins at this
+    address unless C code precedes it.
     """
     if header.version != GO_1_18:
         return 0

@@ -205,8 +205,8 @@ class ElfFile(msgspec.Struct, frozen=True):
     debuggers refuse the file: headers claim bytes beyond its end, or have an impossible size. Such
     a file is an incomplete copy, or was damaged on purpose. ``segments`` is `Artifact.segments`.
     ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`, and ``dwo_ids`` are those of the
-    first skeleton units, see `splitdwarf`. ``shared`` is the ID in its note if files share that by
-    mistake; ``build_id`` is then another ID. ``go`` is True if it may be a Go program.
+    first skeleton units, see `splitdwarf`. ``shared`` is the ID in its note if unrelated files have
+    this ID by mistake; ``build_id`` is then another ID. ``go`` is True if it may be a Go program.
     """
 
     build_id: BuildId

@@ -2,9 +2,9 @@
 """The source files that the line tables of DWARF name.
 
 Only the headers of ``.debug_line`` are read: versions 2 to 5, with the MD5 that version 5 may have
-for a file. A relative path is joined to its directory; if the table does not contain that directory
-(before version 5 this holds for the directory of the compilation), the file is left out. DWARF 5,
-sections 6.2.4 and 6.2.4.1.
+for a file. A relative path is joined to its directory. If the table does not contain that
+directory, the file is left out; before version 5, no table contains the directory of the
+compilation. DWARF 5, sections 6.2.4 and 6.2.4.1.
 
 The numbers of units, files and bytes are bounded; no input raises.
 """

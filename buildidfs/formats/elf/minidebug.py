@@ -2,10 +2,10 @@
 """``.gnu_debugdata``: the symbols that a stripped executable carries, as an ELF file of its own.
 
 Distributions put a debug file there, compressed by xz, with only those functions that are not in
-the executable's ``.dynsym`` (gdb manual, "MiniDebugInfo"). A reader of the executable has both.
-perf and elfutils assume that a debug file has all names, so with this file they would ignore the
-names in ``.dynsym``. Therefore `completed` adds them. No input raises, and the work is bounded by
-the limits below.
+the executable's ``.dynsym`` (gdb manual, "MiniDebugInfo"). A program that reads the executable sees
+both. perf and elfutils assume that a debug file has all names, so if they get this file, they
+ignore the names in ``.dynsym``. Therefore `completed` adds those names to it. No input raises, and
+the work is bounded by the limits below.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def completed(mini: bytes, dynamic: DynamicSymbols) -> bytes | bytearray | None:
 
 
 class _Places:
-    """Finds the section of the debug file that contains an address, by its number there."""
+    """Finds the number of the section of the debug file that contains an address."""
 
     def __init__(self, headers: list[SectionHeader]) -> None:
         spans = sorted(
@@ -108,7 +108,9 @@ class _Places:
         self._spans = spans
 
     def section_of(self, address: int) -> int:
-        """Return its number, 0 if there is none. The end of a section is still in it: ``_end``."""
+        """Return its number, 0 if there is none. The end of a section counts as part of it, because
+        symbols such as ``_end`` are there.
+        """
         at = bisect.bisect_right(self._starts, address) - 1
         if at < 0 or address > self._spans[at][1]:
             return _SHN_UNDEF

@@ -50,7 +50,8 @@ class SectionHeader(NamedTuple):
 
 
 class Sections:
-    """The sections of one file of ``size`` bytes; none if it is not ELF, damaged, or has too many.
+    """The sections of one file of ``size`` bytes; there are none if the file is not ELF, is
+    damaged, or has too many sections.
 
     ``headers`` has all of them in order, so that the index of a header is its number in the file;
     ``table`` is the place of the headers in the file.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make an ELF file that contains only names for addresses, and a build ID.
 
-Its code segment has no bytes in the file, and spans all functions. Offset and address of the
-segment are the same number, so an address needs no conversion in a mapping whose offset is its
-address. A section that would be loaded makes the file an executable, because perf reads names of
-debug files only beside an executable.
+Its code segment has no bytes in the file, and spans all functions. The segment has the same number
+as offset and as address. So if a mapping has its address as offset, addresses need no conversion.
+The file also has a section that would be loaded, so that it counts as an executable: perf reads
+names from a debug file only beside an executable.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class Span(NamedTuple):
 
 
 class Spaces:
-    """Address spaces by process and time, which is in nanoseconds of any clock.
+    """Address spaces by process and time. All times are in nanoseconds of the same clock, whichever
+    it is.
 
     ``files`` are all files that were ever mapped. Methods that add raise `UsageError` if the memory
     limit is exceeded; ``left_out`` counts mappings beyond the limit of a process.
@@ -310,7 +311,7 @@ class _Timeline:
         return -1
 
     def between(self, time: int) -> tuple[int, int]:
-        """Return the times of the last change up to ``time``, and of the next."""
+        """Return the time of the last change up to ``time``, and that of the next change."""
         count = bisect_right(self._times, time)
         begin = self._times[count - 1] if count else 0
         return begin, self._times[count] if count < len(self._times) else _EVER

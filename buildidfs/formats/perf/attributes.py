@@ -35,7 +35,7 @@ _READ_GROUP: Final = 1 << 3
 _READ_LOST: Final = 1 << 4
 
 SAMPLE_ID_ALL: Final = 1 << 18
-"""Each record ends with some of the fields of ``sample_type``."""
+"""The flag with which each record ends with some of the fields of ``sample_type``."""
 _WATERMARK: Final = 1 << 14
 _USE_CLOCKID: Final = 1 << 25
 
@@ -51,7 +51,7 @@ _REST: Final = "QIHHIIQ"
 _OWN: Final = Struct(f"={_CLOCKID_FORM}{_REST}")
 
 ATTR_MIN: Final = Struct(f"={_FIRST_FORM}").size
-"""The bytes of the first version of struct perf_event_attr, the least in any file."""
+"""The bytes of the first version of struct perf_event_attr, the smallest that a file can have."""
 
 # The order of fields in a sample up to the first of variable size, and in the trailer.
 _HEAD: Final = (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf.data: the headers of a profile.
 
-A file begins with the sizes and places of the events, of the records (`stream`), and of the
+A file begins with the sizes and places of three parts: the events, the records (`stream`), and the
 features after the records, such as the build IDs of files. A profile that was written to a pipe has
-records for these data instead. Either byte order. Source:
+special records in place of events and features. Either byte order. Source:
 tools/perf/Documentation/perf.data-file-format.txt and tools/perf/util/header.c.
 
 Every size, count and offset is a claim; nothing is read or allocated beyond fixed bounds.

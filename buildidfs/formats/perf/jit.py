@@ -36,9 +36,9 @@ class Symbol(NamedTuple):
 def symbols(text: bytes) -> list[Symbol]:
     """Return the functions of a map, by ascending address, without overlaps.
 
-    If several had the same address, each byte belongs to the last of them; a function that is
-    covered in part has a row for each remaining part. Lines of another form are skipped, names are
-    cut at `MAX_NAME` bytes. Of a map with more than `MAX_SYMBOLS` lines, the last ones are used.
+    If functions overlap, each byte belongs to the last of them; a function that is covered in part
+    has a row for each remaining part. Lines of another form are skipped, names are cut at
+    `MAX_NAME` bytes. Of a map with more than `MAX_SYMBOLS` lines, the last ones are used.
     """
     latest: dict[tuple[int, int], tuple[int, bytes]] = {}
     for number, match in enumerate(_LINE.finditer(text)):

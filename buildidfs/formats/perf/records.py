@@ -80,8 +80,8 @@ _TIME: Final = _NATIVE.word.size
 class Mapped(msgspec.Struct, frozen=True, gc=False):
     """An executable mapping of a file, or of an area with a name in brackets.
 
-    ``start``, ``end`` and ``offset`` are in bytes. Either ``build_id`` is known, or ``dev``,
-    ``inode`` and ``generation`` are, as in /proc/PID/maps; or neither, in records of old kernels.
+    ``start``, ``end`` and ``offset`` are in bytes. A record has either ``build_id``, or ``dev``,
+    ``inode`` and ``generation`` as in /proc/PID/maps; records of old kernels have neither.
     ``cpumode`` distinguishes mappings of the kernel and of guests from others. In records of rings,
     ``tid`` is the thread that mapped it.
     """
@@ -192,8 +192,8 @@ def decode_ring(data: bytes, *, paths: bool = False) -> Iterator[Record]:
 
     Records of processes outside the PID namespace of the events are skipped, too: all of them have
     the number 0. With ``paths``, mappings without a path are skipped, because each program has one,
-    except anonymous memory, of which only the process is reported. Ends early at an invalid record,
-    because the kernel writes whole records only.
+    except those of anonymous memory, for which only the process is reported. Ends early at an
+    invalid record, because the kernel writes whole records only.
     """
     unpack = _NATIVE.header.unpack_from
     position, end = 0, len(data)

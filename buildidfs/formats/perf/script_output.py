@@ -7,8 +7,8 @@ Linux 5.12 to 6.3, addresses in a chain are offsets in the file (tools/perf/util
 sample__fprintf_callchain); in other versions, and in a sample without a chain, they are addresses
 of the process. Since 6.4 ``-F +dsoff`` prints offset and path.
 
-Comm and path may contain any text, so a line may imitate another one. The worst result is a wrong
-name.
+The name of a process (comm) and a path may contain any text, so a line may imitate a line of
+another kind. The worst result is a wrong name.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """The records of a perf.data file, one after another, complete and decompressed.
 
 Only a few chunks are in memory, whatever the file claims. Compressed records (``perf record -z``)
-have pieces of one zstd stream, and are replaced by the records in it. Hardware trace data follows a
-record instead of being in it, and is never read. Source: tools/perf/util/session.c,
-tools/perf/builtin-record.c.
+contain pieces of one zstd stream; the records in this stream are returned in their place. Hardware
+trace data follows a record instead of being in it, and is never read. Source:
+tools/perf/util/session.c, tools/perf/builtin-record.c.
 """
 
 from __future__ import annotations
