@@ -46,8 +46,9 @@ def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
     paths.
 
     A build ID selects all its blobs. A pattern, in which ``*`` matches any text, selects the blobs
-    that were seen at a path which it matches as a whole. Each blob is returned once. Raises
-    `ArtifactMissing` for a text that selects nothing, `AmbiguousBuildId`.
+    that were seen at a path which it matches as a whole; "./" and "../" begin a path relative to
+    the working directory. Each blob is returned once. Raises `ArtifactMissing` for a text that
+    selects nothing, `AmbiguousBuildId`.
     """
     chosen: dict[Digest, Chosen] = {}
     for text in wanted:
@@ -68,6 +69,9 @@ def _by_id(store: Store, text: str) -> Iterator[Chosen]:
 
 
 def _by_path(store: Store, glob: str) -> Iterator[Chosen]:
+    if glob.startswith(("./", "../")):
+        here = re.sub(r"([*?[])", r"[\1]", os.getcwd())
+        glob = os.path.normpath(os.path.join(here, glob))
     pattern = re.compile(os.fsencode(fnmatch.translate(glob)))
     found = False
     for ordinal, build_id in store.index.build_ids_from():

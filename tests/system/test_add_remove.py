@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.clients import run
+from tests.support.commands import ROOT
 from tests.support.elfwriter import DWARF, ET_REL, TEXT, elf_file
+from tests.support.mounts import COMMAND
 
 if TYPE_CHECKING:
     from tests.support.mounts import BuildIdFs
@@ -130,3 +134,18 @@ def test_mount_forgets_at_once(buildidfs: BuildIdFs, files: Path) -> None:
             assert not (mount / FIRST).exists()
             assert file.read() == (files / "app").read_bytes()
         assert (mount / SECOND / "elf").exists()
+
+
+def test_added_file_is_removed_by_its_relative_path(buildidfs: BuildIdFs, files: Path) -> None:
+    place = files / "build [1]*"
+    place.mkdir()
+    (files / "app").rename(place / "app")
+    command = [*COMMAND, "--store", buildidfs.store]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run([*command, "add", "./app"], cwd=place, env=environment, check=True)
+    buildidfs("add", files / "lib")
+    done = run([*command, "remove", "../*/app"], cwd=place, env=environment)
+    assert done.rc == 0, done
+    assert kept(buildidfs) == {(SECOND, "lib")}
+    run([*command, "remove", "./lib"], cwd=files, env=environment, check=True)
+    assert kept(buildidfs) == set()
