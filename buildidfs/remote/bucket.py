@@ -59,8 +59,8 @@ _PARTS_AT_ONCE: Final = 4
 
 
 class Limits(NamedTuple):
-    """Limits of requests: seconds for an attempt and for a connection, and the number
-    of attempts.
+    """Limits of requests: seconds for an attempt, seconds for a connection, and the number of
+    retries.
     """
 
     timeout_s: float = 60.0
@@ -139,7 +139,7 @@ class Bucket:
     # --- objects -------------------------------------------------------------------------------
 
     def head(self, key: str) -> Head | None:
-        """Return the facts about an object; None if there is none."""
+        """Return the facts about an object; None if the object does not exist."""
         with self._told(key):
             try:
                 found = obstore.get(self._store, key, options={"head": True})
@@ -149,8 +149,9 @@ class Bucket:
             return _head_of(found)
 
     def get(self, key: str, most: int = 256 << 20) -> bytes | None:
-        """Return the bytes of an object; None if there is none. Raises `RemoteDamaged` for more
-        than ``most`` bytes.
+        """Return the bytes of an object; None if the object does not exist.
+
+        Raises `RemoteDamaged` if it has more than ``most`` bytes.
         """
         with self._told(key):
             try:
@@ -165,7 +166,9 @@ class Bucket:
                 return None
 
     def peek(self, key: str, most: int) -> tuple[Head, bytes] | None:
-        """Return the facts about an object and its first ``most`` bytes; None if there is none."""
+        """Return the facts about an object and its first ``most`` bytes; None if it does
+        not exist.
+        """
         with self._told(key):
             try:
                 found = obstore.get(self._store, key, options={"range": (0, most)})
@@ -198,8 +201,9 @@ class Bucket:
         return data
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> bool:
-        """Write an object if there is none; return False if there is one. If several clients try at
-        once, one succeeds.
+        """Write an object if no object has the key; return False if one has.
+
+        If several clients try at once, one succeeds.
         """
         with self._told(key):
             try:
@@ -226,8 +230,8 @@ class Bucket:
     def touch(self, key: str) -> bool:
         """Give an object a new modification time; return False if there is none.
 
-        Object storage refuses to copy an object onto itself unchanged, so it goes through a copy
-        below ``touch/``. The data do not leave the storage.
+        Object storage refuses to copy an object onto itself unchanged, so the object is copied to
+        ``touch/`` and back. The data do not leave the storage.
         """
         with self._told(key):
             try:
@@ -270,7 +274,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def _told(self, key: str) -> Iterator[None]:
-        """Translate errors of obstore into ours; FileNotFoundError passes."""
+        """Translate errors of obstore into errors of ours; FileNotFoundError is passed on."""
         try:
             yield
         except FileNotFoundError as error:
@@ -366,7 +370,9 @@ def _opened(url: str, limits: Limits, environ: Mapping[str, str]) -> ObjectStore
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Raise `UsageError` for an invalid address, at which the library would end the process."""
+    """Raise `UsageError` for an invalid address. The library would end the process at such an
+    address.
+    """
     if not endpoint:
         return
     try:
@@ -384,7 +390,7 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _check_keys(environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if only one of two variables is set."""
+    """Raise `UsageError` if only one of the two variables for the keys is set."""
     pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     for name, other in (pair, pair[::-1]):
         if environ.get(name) and not environ.get(other):
@@ -392,8 +398,8 @@ def _check_keys(environ: Mapping[str, str]) -> None:
 
 
 def _from_files(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the credentials and region from the files of AWS clients, unless the environment has
-    them.
+    """Return the credentials and the region from the files of AWS clients, as far as the
+    environment lacks them.
 
     Raises `UsageError` if the requested profile is in no file.
     """

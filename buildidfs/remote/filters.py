@@ -2,20 +2,21 @@
 """The filter that recognises nearly all files that the bucket does not have.
 
 Most look-ups of debuggers are for files that no host has. A reader keeps a fingerprint of 40 bits
-for each (build ID, kind) in the bucket, and makes no request for one that is not among them.
+for each (build ID, kind) in the bucket, and makes no request for a file whose fingerprint is not
+among them.
 
     filter/<number>.json        the runs of that generation; created once, never changed
     filter/runs/<sha256>        a run: sorted fingerprints in 256 shards, by their first byte
 
-A writer makes the next generation: conditional creation gives the number to one of several writers,
-and the others start again from what that one wrote. So credentials that may only create objects
-suffice, no clock matters, and a reader that knows generation N asks for N + 1. A generation has few
-runs, because a run that is not twice as large as the next one is merged with it.
+A writer makes the next generation. If several writers try, conditional creation gives the number to
+one of them, and the others start again from its generation. So credentials that may only create
+objects suffice, no clock matters, and a reader that knows generation N asks for N + 1. A generation
+has few runs: runs are merged until each is at least twice as large as the next one.
 
 A fingerprint is a claim that the bucket has a file, or will have it soon: a writer adds it before
 it uploads the file. So no filter denies a file in the bucket, even if the writer is killed. For
 that reason `Filter.rebuild` does not drop a claim without a file at once. It puts the claim into a
-run of doubted ones, which the first `rebuild` a day later drops. If a claim is doubted or older
+run of doubted claims, which a `rebuild` after a day or more drops. If a claim is doubted or older
 than `CLAIM_S`, a writer makes it again, so no writer relies on a claim that is dropped.
 
 A fingerprint takes 4 bytes, because its shard is its first byte. With 50 million build IDs one in
@@ -60,7 +61,7 @@ _KEPT: Final = 16
 _MOST_PAUSE_S: Final = 0.1
 _MOST_RUNS: Final = 64
 _MOST_COUNT: Final = 1 << 28
-"""The most fingerprints of a filter: 1 GiB of memory of each reader."""
+"""The maximum number of fingerprints of a filter. They take 1 GiB of memory of each reader."""
 _MOST_JSON: Final = 64 << 10
 _NUMBER: Final = re.compile(r"[0-9]{8}\.json")
 _MOST_GENERATIONS: Final = 10**8 - 1
@@ -76,8 +77,10 @@ Member = tuple[bytes, Kind]
 
 
 class RunName(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The key of a run, and the number of its fingerprints. ``doubted`` is the Unix time (s, of the
-    storage) at which a rebuild found no files for them, 0 for other runs.
+    """The key of a run, and the number of its fingerprints.
+
+    ``doubted`` is the Unix time (s, of the storage) at which a rebuild found no files for the
+    fingerprints. It is 0 for other runs.
     """
 
     key: str
@@ -160,7 +163,7 @@ class Run:
 
 
 class Filter:
-    """The newest generation that a process knows of. `refresh` is for one thread at a time."""
+    """The newest generation that a process knows. `refresh` may run in one thread at a time."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -168,7 +171,8 @@ class Filter:
         self._runs: dict[str, Run] = {}
 
     def may_have(self, build_id: bytes, kind: Kind) -> bool:
-        """Return False if the bucket does not have a file; True if it may, or there is no filter.
+        """Return False if the bucket does not have a file; True if it may have it, or if there is
+        no filter.
 
         Takes about two microseconds.
         """
@@ -187,7 +191,7 @@ class Filter:
         return sum(map(len, self._runs.values()))
 
     def refresh(self) -> bool:
-        """Take over the newest generation; return True if it is another one.
+        """Load the newest generation; return True if it is another one than before.
 
         Raises `RemoteDamaged`, `RemoteError`.
         """
@@ -225,7 +229,7 @@ class Filter:
     def add(self, members: Iterable[Member]) -> int:
         """Claim that the bucket has files, or will have them within `CLAIM_S`.
 
-        Returns the number of claims that were new or doubted. There must be a filter. Raises
+        Returns the number of claims that were new or doubted. The bucket must have a filter. Raises
         `RemoteError`, also if other writers are always faster.
         """
         wanted = {_hash(*member) for member in members}
@@ -245,8 +249,8 @@ class Filter:
     def rebuild(self) -> int:
         """Make a filter from a listing of the bucket, and return the number of files.
 
-        Claims without a file are doubted at first, and dropped by the first call a day later. A
-        damaged filter counts as none. Raises `RemoteError`.
+        Claims without a file are doubted at first, and dropped by a call after a day or more. A
+        damaged filter counts as absent. Raises `RemoteError`.
         """
         self._refresh_or_drop()
         known, _ = self._split()
@@ -277,7 +281,7 @@ class Filter:
     # --- generations ---------------------------------------------------------------------------
 
     def _refresh_or_drop(self) -> None:
-        """Take over the newest generation; if it is damaged, only its number."""
+        """Load the newest generation; if it is damaged, keep only its number."""
         try:
             self.refresh()
         except RemoteDamaged:
@@ -302,7 +306,7 @@ class Filter:
         """Write the generation that follows the known one; return False if another writer was
         faster.
 
-        Doubted runs stay doubted. ``doubt`` is one more of them, with its time (`RunName`).
+        Doubted runs stay doubted. ``doubt`` is one more doubted run, with its time (`RunName`).
         """
         before, since = self.generation, self._doubts
         made: dict[RunName, Run] = {}
@@ -348,7 +352,7 @@ class Filter:
         """Delete a generation, and its runs that the next one lacks, as far as this user may
         delete.
 
-        A reader that is still loading it notices that, and starts again.
+        A reader that is still loading the generation notices this, and starts again.
         """
         if number < 1:
             return
@@ -364,13 +368,14 @@ class Filter:
                 self._bucket.delete(name.key)
 
     def _last_listed(self, after: str) -> Generation | None:
-        """Return the newest generation behind a key."""
+        """Return the newest generation whose key comes after a key."""
         number = self._last_number(after)
         return None if number is None else self._read(number)
 
     def _last_number(self, after: str) -> int | None:
-        """Return the number of the newest generation behind a key; runs are listed behind all of
-        them.
+        """Return the number of the newest generation whose key comes after a key.
+
+        The keys of runs come after those of all generations.
         """
         found = None
         for row in self._bucket.list(_PREFIX, after):
@@ -429,9 +434,7 @@ def _items(runs: Iterable[Run]) -> Iterable[int]:
 
 
 def _merged(known: Iterable[Run], new: Run) -> list[Run]:
-    """Merge another run into the runs, so that each is at least twice as large as the one behind
-    it.
-    """
+    """Merge another run into the runs, so that each is at least twice as large as the next one."""
     runs = sorted(known, key=len, reverse=True)
     while runs and len(runs[-1]) < 2 * len(new):
         new = Run.of(heapq.merge(runs.pop().items(), new.items()))

@@ -41,13 +41,13 @@ _AHEAD: Final = 16
 PUSHED: Final = "pushed"
 VARIANT: Final = "variant"
 PRIVATE: Final = "private"
-"""Values of `Row.state`: the file is below ``buildid/``, below ``variant/``, or in no bucket
-because not all users could read it (`private`).
+"""The values of `Row.state`, in this order: the file is below ``buildid/``; it is below
+``variant/``; it is in no bucket, because not all users could read it.
 """
 
 
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
-"""Unix time, within a thousand years."""
+"""Unix time in seconds, limited to a thousand years."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def private(build_id: bytes, kind: Kind) -> Row:
-    """Return the row of a file that not all users could read: only a hash of its build ID.
+    """Return the row of a file that not all users could read: it has only a hash of the build ID.
 
     It helps only readers who know the build ID.
     """

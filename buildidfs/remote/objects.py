@@ -137,7 +137,7 @@ def _path(text: str) -> bytes:
 
 
 def _host(text: str) -> str:
-    """Return the name of a host without characters that a terminal interprets."""
+    """Return the name of a host without the characters that a terminal interprets."""
     return "".join(filter(str.isprintable, urllib.parse.unquote(text)))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of objects by ranges, which are kept in a sparse file without a name.
 
-A range is fetched when it is first read, in blocks of `BLOCK` bytes, by one thread; other threads
-that need it wait. Sequential reads fetch more at a time, as much as the storage sends within a
-second. When all blocks have come, the file is verified, and its owner is informed. If the
+A range is fetched when it is first read, in blocks of `BLOCK` bytes. One thread fetches it, and
+other threads that need it wait. Sequential reads fetch more at a time, as much as the storage sends
+within a second. When all blocks have come, the file is verified, and its owner is informed. If the
 filesystem is nearly full, bytes are not kept, but fetched for each read.
 """
 
@@ -38,13 +38,13 @@ class Fetch(Protocol):
     """A function that fetches ``size`` bytes from ``offset`` of an object."""
 
     def __call__(self, offset: int, size: int) -> bytes:
-        """Raises OSError: EIO if the storage does not answer, ESTALE if the object is another
-        version.
+        """Raises OSError: EIO if the storage does not answer, ESTALE if the object has another
+        version now.
         """
 
 
 class RangeReader:
-    """The bytes of one object of ``size`` bytes that were fetched so far.
+    """The bytes of an object of ``size`` bytes, as far as they were fetched.
 
     May be used from several threads. ``done`` is called once, in the thread that fetched the last
     block.
@@ -85,7 +85,7 @@ class RangeReader:
             self._unkept = 0, data
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`pread` with the arguments in the order that decoders use."""
+        """Do the same as `pread`, with the arguments in the order that decoders use."""
         return self.pread(size, offset)
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -107,7 +107,9 @@ class RangeReader:
         return read_fully(self._fd, end - offset, offset)
 
     def _passed_on(self, offset: int, end: int) -> bytes:
-        """Return the bytes from ``offset`` to before ``end``; the last fetch is in memory."""
+        """Return the bytes from ``offset`` to before ``end`` without keeping them; only the last
+        fetch stays in memory.
+        """
         at, data = self._unkept
         if not at <= offset < end <= at + len(data):
             at = offset // BLOCK * BLOCK
@@ -116,7 +118,9 @@ class RangeReader:
         return data[offset - at : end - at]
 
     def _more(self, offset: int, end: int) -> int:
-        """Return the number of blocks to fetch beyond a read: more for sequential reads."""
+        """Return the number of blocks to fetch beyond the end of a read; sequential reads
+        get more.
+        """
         with self._changed:
             follows = offset == self._next and offset > 0
             self._next = end
@@ -151,7 +155,7 @@ class RangeReader:
         self._keep(start, end, self._fetched(offset, min(end * BLOCK, self.size) - offset))
 
     def _fetched(self, offset: int, size: int) -> bytes:
-        """Fetch a range, and adjust the number of bytes to fetch at a time."""
+        """Fetch a range, and adjust the number of bytes that are fetched at a time."""
         self.requests += 1
         began = time.monotonic()
         data = self._fetch(offset, size)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RemoteFiles`: the files of buckets, looked up on demand.
 
-Buckets are tiers: the first one in the order of the configuration that has a file decides. A
-look-up checks the filter of each tier, then reads the first bytes of the object, and describes the
-file from its headers. So the claims of a host about a file do not matter, except the digest, which
-is verified when all bytes have come, and the trust, for which the tier has a maximum.
+Buckets are tiers: a file comes from the first bucket that has it, in the order of the
+configuration. A look-up checks the filter of each tier, then reads the first bytes of the object,
+and describes the file from its headers. So the claims of a host about a file do not matter, except
+the digest, which is verified when all bytes have come, and the trust, for which the tier has a
+maximum.
 
 The bytes of an object have a name of their own in place of a digest, because the digest that its
 host claims could be that of another file.
 
-A tier that does not answer is not asked until a background thread gets an answer, so readers wait
-for it only once.
+If a tier does not answer, it is not asked again until a background thread gets an answer. So
+readers wait for such a tier only once.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ _MOST_BYTES: Final = 64 << 30
 """Larger objects are not read, because each of their blocks takes memory."""
 _MOST_REQUESTS: Final = 64
 _MOST_DESCRIBED: Final = 64 << 20
-"""Limits of the requests and bytes for describing a file."""
+"""The maximum numbers of requests and of bytes for describing a file."""
 
 
 class Tier:
-    """A bucket to read from. Its files get the trust ``trust`` at most.
+    """A bucket to read from. Its files get at most the trust ``trust``.
 
-    With ``private`` only root may read its files.
+    If it is ``private``, only root may read its files.
     """
 
     def __init__(self, url: str, trust: Trust, *, private: bool = False) -> None:
@@ -75,23 +76,23 @@ class Tier:
         self.private = private
         self.filter = Filter(Bucket(url))
         self.is_down = False
-        """True while the bucket is not asked."""
+        """True while the bucket is not asked, because it did not answer."""
         self._is_proven = False
         self._is_damaged = False
 
     @property
     def is_filtered(self) -> bool:
-        """True if there is a filter, and it is loaded."""
+        """True if the tier has a filter, and the filter is loaded."""
         return self.filter.generation is not None
 
     def note_failure(self, error: RemoteError) -> None:
-        """Stop asking the bucket, and log that once."""
+        """Stop asking the bucket, and log once that it failed."""
         if not self.is_down:
             _log.warning("%s", error)
         self.is_down = True
 
     def refresh(self) -> None:
-        """Find out if the bucket answers, and load its newest filter. Never fails."""
+        """Find out if the bucket answers, and load its newest filter. Raises no errors."""
         try:
             # A missing bucket looks like one without a filter.
             self._is_proven = self.bucket.identity() != ""
@@ -188,7 +189,7 @@ class RemoteFiles:
         return self._numbers.get(build_id) if build_id in self._found else None
 
     def number(self, build_id: BuildId) -> int:
-        """Return the ordinal of a build ID, even if it has no files."""
+        """Return the ordinal of a build ID; if it has none, it gets one."""
         with self._lock:
             return self._number(build_id)
 
@@ -212,13 +213,13 @@ class RemoteFiles:
     def is_known(self, build_id: bytes, kinds: Iterable[Kind]) -> bool:
         """Return True if it is known without a request which of these files exist.
 
-        Raises `RemoteUnavailable` while that cannot be found out.
+        Raises `RemoteUnavailable` while a tier that could tell does not answer.
         """
         found = self.found(build_id)
         return all(kind in found or self._is_absent(build_id, kind) for kind in kinds)
 
     def is_likely(self, build_id: bytes, kinds: Iterable[Kind]) -> bool:
-        """Return True if filters say that one of these files exists, without a request."""
+        """Return True if filters say that one of these files exists. Makes no request."""
         return any(
             kind not in self.found(build_id)
             and all(tier.is_filtered for tier in self._tiers)
@@ -243,7 +244,7 @@ class RemoteFiles:
         """Find out which of these files exist. Waits for the buckets.
 
         Several threads that ask for the same file make one request. Raises `RemoteUnavailable` if
-        no bucket is known to have a file, and one of them does not answer.
+        no bucket is known to have one of the files, and a bucket does not answer.
         """
         self.start()
         self._loaded.wait(_FIRST_LOAD_S)
@@ -263,7 +264,10 @@ class RemoteFiles:
                     self._answered.notify_all()
 
     def ask_soon(self, build_id: bytes, kinds: Iterable[Kind]) -> None:
-        """`ask` in a thread of its own, unless many wait; never fails, and does not wait."""
+        """Do the same as `ask` in a thread of its own, unless many threads wait already.
+
+        Raises no errors, and does not wait.
+        """
         if self._asked_soon >= _ASKED_SOON:
             return
         self._asked_soon += 1
@@ -300,7 +304,9 @@ class RemoteFiles:
             self._absent[bytes(build_id), kind] = time.monotonic() + _NEGATIVE_S
 
     def _look(self, tier: Tier, build_id: BuildId, kind: Kind) -> RemoteFile | None:
-        """Look in one bucket, and describe the file from its headers; None if it has none."""
+        """Look in one bucket, and describe the file from its headers; None if the bucket has no
+        such file.
+        """
         key = objects.blob_key(build_id, kind)
         got = tier.peek(key)
         if got is None:
@@ -348,7 +354,9 @@ class RemoteFiles:
             self._by_digest[file.artifact.digest] = file
 
     def _forget(self, file: RemoteFile, absent_s: float = 0.0) -> None:
-        """Forget a file, so that it is looked up again; or treat it as absent for a while."""
+        """Forget a file, so that it is looked up again; or treat it as absent for ``absent_s``
+        seconds.
+        """
         kind, digest = file.artifact.kind, file.artifact.digest
         with self._lock:
             its = self._found.get(file.build_id, {})
@@ -496,7 +504,7 @@ def _is_same(now: Head, size: int, said: objects.Described) -> bool:
 
 
 class _Costly(Exception):
-    """Describing a file takes too many requests."""
+    """Raised if describing a file takes too many requests."""
 
 
 def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | None:
@@ -518,7 +526,7 @@ def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | No
 
 
 def _fits(has: ElfFile | Absence, build_id: BuildId, kind: Kind) -> bool:
-    """Return True if a file has the requested build ID, or needs none."""
+    """Return True if a file has the requested build ID, or is kallsyms, which has none."""
     if isinstance(has, Absence):
         return kind is Kind.KALLSYMS
     return build_id in (has.build_id, has.shared)

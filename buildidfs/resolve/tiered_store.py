@@ -60,7 +60,7 @@ class TieredStore(Store):
         return super().open_blob(digest)
 
     def open_blob_now(self, digest: Digest) -> Blob | None:
-        """`open_blob` without waiting."""
+        """Do the same as `open_blob` without waiting."""
         if self.remote.has_digest(digest):
             return self.remote.open(digest)
         return super().open_blob_now(digest)
@@ -151,7 +151,9 @@ class TieredIndex(Index):
 
 
 def origin_of(file: RemoteFile) -> OriginRecord:
-    """Return the place of a remote file: the one that its host recorded, or its key."""
+    """Return the place of a remote file: the place that its host recorded, or else the key of its
+    object.
+    """
     artifact, said = file.artifact, file.said
     identity = FileIdentity(
         0, 0, artifact.size, artifact.mtime_ns, artifact.mtime_ns, 0o100000 | artifact.mode, 0, 0

@@ -35,7 +35,7 @@ class Backend:
     ) -> None:
         """Open the store at ``path`` with ``opened``. Raises `StoreError`.
 
-        ``misses`` are those of all workers, of which this is number ``worker``.
+        ``misses`` are the lists of all workers; ``worker`` is the number of this one.
         """
         root = os.path.abspath(os.fsencode(path))
         self._data = os.path.join(root, b"index", b"data.mdb")
@@ -50,12 +50,12 @@ class Backend:
             raise
 
     def check(self) -> None:
-        """Raise `StoreError` if the open index is no longer that of the store."""
+        """Raise `StoreError` if another index than the open one is now at the store's path."""
         if not self.is_current():
             raise StoreError(f"store {os.fsdecode(self.store.path)} was deleted or replaced")
 
     def is_current(self) -> bool:
-        """Return True if the open index is that of the store."""
+        """Return True if the open index is the one at the store's path."""
         try:
             return self._look() == self._identity
         except OSError:

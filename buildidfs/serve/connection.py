@@ -49,12 +49,14 @@ _MOST_HEADERS: Final = 100
 _MOST_QUEUED: Final = 64
 
 _MOST_BODIES: Final = 64 << 20
-"""The most bytes of request bodies that wait for answers, in all connections together."""
+"""The maximum number of bytes of request bodies that wait for answers, in all connections
+together.
+"""
 
 _UNIT: Final = 64 << 10
 _MOST_UNSENT: Final = (64 << 20) // _UNIT
-"""The most bytes of answers in memory that clients have not taken yet, in all connections together,
-in units.
+"""The maximum number of bytes of answers in memory that clients have not taken yet, in all
+connections together; in units.
 """
 
 # Seconds.
@@ -63,7 +65,7 @@ IDLE_S: Final = 75.0
 _LINGER_S: Final = 2.0
 
 _PROGRESS_RATE: Final = 1 << 10
-"""Bytes per second of an answer that a client has to take at least."""
+"""The least number of bytes per second of an answer that a client has to take."""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -100,7 +102,7 @@ class Shared:
         self._most = most
 
     def admit(self, connection: Connection) -> bool:
-        """Return True if the client of a new connection may have one more.
+        """Return True if the client may have a further connection.
 
         A proxy in front of a Unix socket has no limit of its own.
         """
@@ -115,7 +117,7 @@ class Shared:
 
 
 class _Refused(Exception):
-    """The rest of the request is not read."""
+    """Raised for a request that is refused; the rest of the request is not read."""
 
 
 class Connection(asyncio.Protocol):
@@ -134,9 +136,9 @@ class Connection(asyncio.Protocol):
         self._full = False
         self._lost = False
         self._ended = False
-        """No more requests are read: the client has ended its side, or we close ours."""
+        """True if no more requests are read: the client has ended its side, or we close ours."""
         self._has_all = False
-        """The client has ended its side."""
+        """True if the client has ended its side."""
         self._room: asyncio.Future[None] | None = None
         self._sending = -1
         self._sent = 0
@@ -222,8 +224,8 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self._is_head = False
         self._head_bytes = 0
-        """Bytes since the beginning of the head; after the last piece of the body, bytes of
-        trailers.
+        """The number of bytes since the beginning of the head; after the last piece of the body,
+        the number of bytes of trailers.
         """
         self._is_body = False
         self._body = bytearray()
@@ -274,7 +276,7 @@ class Connection(asyncio.Protocol):
         self._shared.bodies.take(self._sender, len(body))
 
     def _make_room(self, more: int) -> None:
-        """Refuse the request if there is no room for that many more bytes of its body."""
+        """Refuse the request if there is no room for ``more`` bytes of its body."""
         if len(self._body) + more > self._most_body:
             self._refuse(413, f"the body is longer than {self._most_body} bytes")
             raise _Refused
@@ -317,7 +319,7 @@ class Connection(asyncio.Protocol):
     # --- answers -----------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Answer requests until one takes longer."""
+        """Answer requests until an answer takes longer."""
         while self._queue and not self._busy and not self._full and not self._lost:
             request = self._queue.popleft()
             delay = self._shared.rate.delay(request.client)
@@ -382,7 +384,7 @@ class Connection(asyncio.Protocol):
         executor: Executor,
         lane: Lane | None = None,
     ) -> None:
-        """Let a thread make the response."""
+        """Run ``work`` in a thread, which makes the response."""
         future = self._loop.run_in_executor(executor, work)
         future.add_done_callback(lambda done: self._answered(request, done, lane))
 
@@ -433,7 +435,7 @@ class Connection(asyncio.Protocol):
         self._count(response, len(body))
 
     def _hold(self, client: str, size: int) -> bool:
-        """Return True if there is room for an answer that the client may not take soon."""
+        """Return True if there is room for an answer that the client may be slow to take."""
         units = size // _UNIT
         if units and not self._shared.unsent.take(client, units):
             return False
@@ -442,7 +444,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _release(self) -> None:
-        """Stop counting an answer that is sent, or never will be."""
+        """Stop counting an answer that was sent, or is given up."""
         if self._unsent and (self._lost or self._transport.get_write_buffer_size() < _UNIT):
             self._shared.unsent.give_back(self._unsent_of, self._unsent)
             self._unsent = 0
@@ -560,7 +562,7 @@ class Connection(asyncio.Protocol):
             self._transport.set_write_buffer_limits()
 
     async def _writable(self, fd: int) -> None:
-        """Wait until the socket takes more, or the connection is lost."""
+        """Wait until the socket takes more bytes, or the connection is lost."""
         self._room = self._loop.create_future()
         self._loop.add_writer(fd, self._wake)
         try:
@@ -596,8 +598,8 @@ class Connection(asyncio.Protocol):
         self._progress = self._taken()
 
     def _taken(self) -> int:
-        """Return the bytes of the body that the client has acknowledged, as far as the socket
-        shows.
+        """Return the number of bytes of the body that the client has acknowledged, as far as the
+        socket shows.
         """
         fd = self._sending
         if fd < 0:
@@ -652,6 +654,6 @@ class Connection(asyncio.Protocol):
 
 
 def _last_proxy(headers: Mapping[bytes, bytes]) -> str:
-    """Return the client that the proxy in front of a Unix socket names."""
+    """Return the client that is named by the last proxy, the one in front of a Unix socket."""
     value = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()[:64]
     return value.decode("ascii", "replace")

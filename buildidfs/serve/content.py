@@ -25,8 +25,10 @@ _SENT_AT_ONCE: Final = 1 << 20
 _LONG: Final = 4 << 20
 _FAST_MS: Final = 5
 _TURN_S: Final = 0.05
-"""A thread stays with a client of a long file that takes more within `_FAST_MS`, because the way to
-the loop and back takes as long. It stays for one turn only, because other clients wait for the
+"""Seconds of a turn.
+
+A thread stays with the client of a long file if the client takes more within `_FAST_MS`, because
+the way to the loop and back takes as long. The turn is limited, because other clients wait for the
 thread.
 """
 
@@ -53,7 +55,7 @@ class Content:
         return self._piece(0, self.size)
 
     def read_now(self) -> bytes | None:
-        """Return all of it if no disk access is needed; else None. Raises OSError."""
+        """Return all bytes if that needs no disk access; else None. Raises OSError."""
         if self._extent is None:
             return None
         buffer = bytearray(self.size)
@@ -72,7 +74,7 @@ class Content:
         return bytes(buffer)
 
     def send(self, socket: int, done: int) -> int:
-        """Send as much from byte ``done`` on as a non-blocking socket takes; return the new
+        """Send bytes from ``done`` on, as many as a non-blocking socket takes; return the new
         ``done``.
 
         Returns when the client is slower than this thread, or after a turn. Raises OSError,
@@ -126,7 +128,7 @@ class Content:
 
 
 def _takes_more(socket: int) -> bool:
-    """Return True if a socket takes more in a moment."""
+    """Return True if a socket can take more bytes after a short wait."""
     poll = select.poll()
     poll.register(socket, select.POLLOUT)
     return bool(poll.poll(_FAST_MS))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts that the workers of a server share: requests, and missing build IDs that were requested.
 
-Each worker writes to a part of its own in shared memory, and any of them can add the parts up. A
-restarted worker continues in the part of the one before it.
+Each worker writes to a part of its own in shared memory, and any worker can add the parts up. A
+restarted worker continues in the part of its predecessor.
 
 `Counters` has the requests, as text for Prometheus. `Misses` has the build IDs, with a checksum: a
 reader that finds a half-written list keeps the last complete one.
@@ -54,7 +54,7 @@ class Counters:
         self._base = 0
 
     def choose(self, worker: int) -> None:
-        """Count in the row of a worker, a number from 0."""
+        """From now on count in the row of a worker, a number from 0."""
         self._base = worker * _ROW
 
     def response(self, kind: str, status: int, size: int, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Counters:
 
 
 class Asked(msgspec.Struct, array_like=True):
-    """A missing build ID, with the fields of `view.layouts.browse.Miss` except the clients."""
+    """A missing build ID, with the fields of `view.layouts.browse.Miss` except for the clients."""
 
     build_id: bytes
     wanted: int
@@ -138,7 +138,9 @@ class Misses:
         self._memory[at:begin] = _HEAD.pack(len(data), zlib.crc32(data))
 
     def every(self) -> list[Asked]:
-        """Return all of them; those of other workers as they last published them."""
+        """Return the lists of all workers, merged; other workers' lists are those that they last
+        published.
+        """
         others = [self._read(each) for each in range(len(self._last)) if each != self._worker]
         return _together(self._mine(), *others)
 

@@ -43,7 +43,7 @@ KINDS: Final = {b"executable": Kind.EXECUTABLE, b"debuginfo": Kind.DEBUGINFO}
 
 _ATTEMPTS: Final = 3
 _HOPS: Final = 8
-"""The most proxies that a request may have passed; more of them mean a loop."""
+"""The maximum number of proxies that a request may have passed. More of them mean a loop."""
 
 _MOST_BLOCKS: Final = 4096
 _BLOCK_S: Final = 60.0
@@ -51,10 +51,12 @@ _BLOCK_S: Final = 60.0
 
 _SMALL: Final = 16 << 10
 _MOST_SMALL_BYTES: Final = 8 << 20
-"""The most bytes of files in memory: those served last, with up to `_SMALL` bytes each."""
+"""The maximum number of bytes of files in memory: the files served last, with up to `_SMALL` bytes
+each.
+"""
 
 _MOST_LISTED: Final = 100_000
-"""Source files in the lists that are kept in memory."""
+"""The maximum number of source files in the lists that are kept in memory."""
 
 _CONDITIONS: Final = frozenset((b"range", b"if-none-match", b"if-range", b"x-debuginfod-maxsize"))
 """Headers that make the answer depend on more than the file."""
@@ -100,7 +102,7 @@ class Debuginfod:
         return self.missing(request, "other")
 
     def missing(self, request: Request, kind: str) -> Response:
-        """Return the answer that there is no such file, which clients remember. Raises
+        """Return the answer that the file does not exist. Clients remember this answer. Raises
         `StoreError`.
         """
         self._backend.check()
@@ -135,7 +137,7 @@ class Debuginfod:
     def _file(
         self, request: Request, name: bytes, what: bytes, *, wait: bool = False, asked: bool = False
     ) -> Answer:
-        """Return the response with a file; with ``wait``, all of it may have to be read first.
+        """Return the response with a file. With ``wait``, the whole file may be read first.
 
         ``asked`` is True if the upstream servers were asked already.
         """
@@ -174,8 +176,8 @@ class Debuginfod:
     # --- upstream servers --------------------------------------------------------------------
 
     def _later(self, work: Callable[[], Response], kind: str) -> Answer:
-        """Return a function that runs ``work``; if that may ask servers, it runs in a thread for
-        long waits.
+        """Return a function that runs ``work``. If ``work`` may ask servers, the function runs in a
+        thread for long waits.
         """
         if self._agent is None:
             return work
@@ -186,8 +188,8 @@ class Debuginfod:
     ) -> Answer:
         """Return the answer for a missing file: an absence, or a wait for servers.
 
-        Raises `NotNow`. ``asked`` is True if the servers were asked already, ``wait`` if the call
-        may wait itself.
+        Raises `NotNow`. ``asked`` is True if the servers were asked already, ``wait`` if this call
+        may wait for them.
         """
         kind, build_id, agent = what.decode(), names.parse(name), self._agent
         if build_id is None or asked:
@@ -204,8 +206,8 @@ class Debuginfod:
         return self._later(lambda: self._fetched(request, build_id, what), kind)
 
     def _fetched(self, request: Request, build_id: BuildId, what: bytes) -> Response:
-        """Return the response with a file that the upstream servers are asked for.
-        Raises `NotNow`.
+        """Fetch a file from the upstream servers, and return the response with it. Raises
+        `NotNow`.
         """
         agent = self._agent
         assert agent is not None
@@ -239,8 +241,8 @@ class Debuginfod:
         return nodes.of_id(nodes.ordinal_of(node))  # an alias is a link to the directory
 
     def _find(self, name: bytes, what: bytes, *, wait: bool) -> tuple[int, Artifact, bool] | None:
-        """Return node and artifact of a file that all users may read, and True if scripts are
-        zeroed.
+        """Return node and artifact of a file that all users may read, and True if its scripts read
+        as zeros.
         """
         directory = self._directory(name, wait=wait)
         node = self._lookup(directory, what, wait=wait) if directory else 0
@@ -252,7 +254,7 @@ class Debuginfod:
     def _early(
         self, request: Request, artifact: Artifact, zeroed: bool, tag: bytes, kind: str
     ) -> Response | None:
-        """Return the answer if it does not need the file."""
+        """Return the answer if the file need not be opened for it; else None."""
         if not _CONDITIONS.isdisjoint(request.headers):
             return _conditional(request, artifact.size, tag, kind)
         data = self._small.get(artifact.digest, zeroed)
@@ -314,7 +316,7 @@ class Debuginfod:
         """Return headers with the latest place at which all users could read the file, and a
         signature.
 
-        If a package has a signature for the same bytes, it is used for any place.
+        If a package has a signature for the same bytes, the signature is used for any place.
         """
         records = self._store.index.origins(artifact.ordinal)
         here = [
@@ -381,8 +383,8 @@ class Debuginfod:
 class _SmallFiles:
     """Small files that were served last, in memory.
 
-    A digest means the same bytes for ever, so bytes that were read and verified once need no file
-    any more. For the thread of the loop only.
+    A digest means the same bytes for ever, so bytes that were read and verified once can be served
+    without the file. For the thread of the loop only.
     """
 
     def __init__(self) -> None:
@@ -483,7 +485,7 @@ class Sources:
         return artifact if self._may_be_named(ordinal) else None
 
     def _may_be_named(self, ordinal: int) -> bool:
-        """Return True unless the debug information that names the sources is private."""
+        """Return False if the debug information that names the sources is private."""
         for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
             found = self._store.index.artifact(ordinal, kind)
             if found is not None and found.quality >= Quality.DEBUGINFO:
@@ -491,7 +493,7 @@ class Sources:
         return True
 
     def open(self, artifact: Artifact, path: bytes) -> FileContent | None:
-        """Open a source file of an archive, None if it has none at that path.
+        """Open a source file of an archive; None if the archive has no file at that path.
 
         Raises OSError, `IntegrityError`.
         """

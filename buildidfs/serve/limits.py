@@ -60,7 +60,9 @@ class Rate:
 
 
 class Places:
-    """Places for downloads in progress. A client without one is called when a place is free."""
+    """Places for downloads in progress. A client that gets none is called later, when a place is
+    free.
+    """
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
@@ -74,7 +76,7 @@ class Places:
             self._waiting[key] = client, go
 
     def forget(self, key: object) -> bool:
-        """Stop waiting; return True if it still waited."""
+        """Stop waiting for a place; return False if ``key`` did not wait."""
         return self._waiting.pop(key, None) is not None
 
     def give_back(self, client: Hashable) -> None:

@@ -61,7 +61,7 @@ class BadRequest(Exception):
 class Request(msgspec.Struct):
     """One request. Names of headers are in lower case; ``path`` is decoded, ``query`` is not.
 
-    ``client`` is the one to which limits apply.
+    ``client`` is the client to which limits apply.
     """
 
     method: bytes
@@ -102,9 +102,9 @@ takes seconds.
 
 
 class Waiting:
-    """A function that makes a response and takes long, so clients take turns in a lane.
+    """A function that takes long to make a response, so clients take turns in a lane.
 
-    ``kind`` is that of the response if too many wait.
+    ``kind`` is the type of the response that says that too many wait.
     """
 
     __slots__ = ("_work", "kind", "lane", "refusal")
@@ -123,8 +123,9 @@ class Waiting:
 
 
 class NotNow(Exception):
-    """The store lacks a file, and no server can say now if it has the file. ``str()`` is for the
-    client.
+    """Raised if the store lacks a file, and no server can say now if it has the file.
+
+    ``str()`` is for the client.
     """
 
 
@@ -186,10 +187,10 @@ def parse_query(query: bytes) -> dict[bytes, bytes]:
 
 
 def parse_range(value: bytes, size: int) -> tuple[int, int] | None:
-    """Return first byte and length of the requested range; None if all is to be sent.
+    """Return first byte and length of the requested range; None if the whole body is to be sent.
 
-    Several ranges, other units and malformed ones mean all, as RFC 9110 allows. If the range cannot
-    be satisfied, the length is 0.
+    Several ranges, other units and malformed ranges mean the whole body, as RFC 9110 allows. If the
+    range cannot be satisfied, the length is 0.
     """
     match = _RANGE.fullmatch(value)
     if match is None or not (match[1] or match[2]):
@@ -205,7 +206,7 @@ def parse_range(value: bytes, size: int) -> tuple[int, int] | None:
 
 
 def accepts(value: bytes, coding: bytes) -> bool:
-    """Return True if an Accept-Encoding names a coding, or all of them, with a quality above 0."""
+    """Return True if an Accept-Encoding has a coding, or ``*``, with a quality above 0."""
     anything = False
     for part in value.split(b",", 64)[:64]:
         match = _CODING.fullmatch(part)

@@ -45,7 +45,7 @@ _Row = dict[str, str]
 
 
 class _Enough(Exception):
-    """The limit of time or results is reached."""
+    """Raised if the limit of time or of results is reached."""
 
 
 class Metadata:
@@ -135,7 +135,7 @@ class _Search:
                 yield from self._rows(ordinal, path)
 
     def _rows(self, ordinal: int, path: bytes | None) -> Iterator[_Row]:
-        """Yield rows of a build ID at a path, or at all paths, for files that a request
+        """Yield rows of a build ID at a path, or at all paths, for the files that a request for it
         would get.
         """
         index = self._store.index

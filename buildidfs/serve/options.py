@@ -33,13 +33,16 @@ class Pages(Protocol):
     """The pages for people, made by a higher layer."""
 
     def answer(self, request: Request) -> Answer | None:
-        """Return the answer to a GET or HEAD, None if it is not for a page. Raises `BadRequest`.
+        """Return the answer to a GET or HEAD; None if the path is not that of a page. Raises
+        `BadRequest`.
 
         Also answers a POST to a path that takes a body.
         """
 
     def most_body(self, path: bytes) -> int:
-        """Return the bytes that the body of a POST to a path may have; 0 for none."""
+        """Return the maximum number of bytes in the body of a POST to a path; 0 if it takes
+        none.
+        """
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -63,10 +66,10 @@ class ServeOptions:
     A client has ``timeout`` seconds to send a request, and to take a part of the answer.
 
     ``metrics_of`` returns lines of metrics of the store, in addition to those of the server.
-    ``pages_of`` returns the pages over an open store, for the time of a block; None is a server
+    ``pages_of`` returns a context manager for the pages over an open store; None is a server
     without pages. ``engine_of`` makes the engine that names addresses and disassembles. ``opened``
-    opens the store in another way than usual. ``agent_of`` makes the agent that fetches missing
-    files. A request for ``/`` is redirected to ``home``.
+    replaces the usual function that opens the store. ``agent_of`` makes the agent that fetches
+    missing files. A request for ``/`` is redirected to ``home``.
     """
 
     store: str | os.PathLike[str]

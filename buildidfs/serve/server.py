@@ -52,10 +52,12 @@ USES_S: Final = 300.0
 _BACKLOG: Final = 1024
 _THREADS: Final = 16
 _WAITS: Final = 64
-"""Requests that wait for upstream servers at the same time."""
+"""The maximum number of requests that wait for upstream servers at the same time."""
 _PAGES: Final = 3
 _SEARCHES: Final = 2
-"""Pages, and searches that take seconds, that run at the same time; other threads are for files."""
+"""The maximum number of pages, and of searches that take seconds, that run at the same time. Other
+threads are for files.
+"""
 _MOST_IN_LANE: Final = 64
 _CHECK_S: Final = 2.0
 _GRACE_S: Final = 10.0
@@ -158,7 +160,7 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a killed server; a socket that answers is in use."""
+    """Remove the socket of a killed server. A socket that answers is in use, and stays."""
     try:
         if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode):
             return
@@ -181,7 +183,7 @@ def _allow_many_files() -> None:
 
 
 class _Slot:
-    """A worker, and the time to start the next one in its place."""
+    """A place for a worker: the present worker, and the time to start the next one."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -275,7 +277,9 @@ class _Owner:
                 self._heard(pipes[fd])
 
     def _heard(self, slot: _Slot) -> None:
-        """Read the message of a worker: ready, or an error; no message means its end."""
+        """Read the message of a worker: it is ready, or has an error. No message means that it has
+        ended.
+        """
         said = os.read(slot.pipe, 4096)
         if said.startswith(_READY):
             slot.was_ready, slot.delay = True, _FIRST_RETRY_S

@@ -2,9 +2,9 @@
 """Routes of the server, and the answer to each failure.
 
 Only a verified answer may say that a file is absent, because a debuginfod client remembers the
-absence for ten minutes. It does so after each error status, too. So if the store cannot be read,
-the connection of such a client is reset, which the client does not remember; other clients get a
-5xx.
+absence for ten minutes. Such a client takes each error status for an absence, too. So if the store
+cannot be read, the connection of such a client is reset, because the client does not remember a
+reset. Other clients get a 5xx.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Site:
         self._cors = options.cors
 
     def most_body(self, target: bytes) -> int:
-        """Return the bytes that the body of a POST to a request target may have; 0 for none."""
+        """Return the maximum number of bytes in the body of a POST to a request target; 0 if it
+        takes none.
+        """
         path = target.partition(b"?")[0]
         if path in PATHS:
             return messages.MAX_BODY
@@ -91,11 +93,11 @@ class Site:
         return (failure if _is_json(path) else text)(status, message)
 
     def overload(self, request: Request) -> Response:
-        """Return the answer that replaces one which would take too much memory until it is sent."""
+        """Return the answer to be sent instead of one that would take too much memory."""
         return self._finished(self._failure(request, 503, "too many answers wait to be taken"))
 
     def answer(self, request: Request) -> Answer:
-        """Return a response, or a function that returns one. Neither raises."""
+        """Return a response, or a function that makes it. Neither call raises."""
         answer = self._guarded(request, lambda: self._route(request))
         if isinstance(answer, Response):
             return self._finished(answer)
@@ -172,8 +174,8 @@ class Site:
         return Response(200, text, _METRICS, "metrics")
 
     def _health(self) -> Response:
-        """Return the answer for a load balancer: the index is that of the store, and
-        can be read.
+        """Return the answer for a load balancer. It is a success if the index is that of the store,
+        and can be read.
         """
         self._backend.check()
         self._backend.store.stats()

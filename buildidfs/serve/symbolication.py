@@ -6,7 +6,7 @@
     POST /asm/v1           the instructions of a function
 
 Source: Mozilla's symbolication API (docs/symbolication.rst of mozilla-services/eliot), API.md of
-samply. Modules are named by the debug ID of Breakpad, addresses count from the first segment. Like
+samply. Modules are named by the debug ID of Breakpad, addresses count from the first segment. As in
 samply, `/source/v1` and `/asm/v1` report errors with status 200 and ``{"error": ...}``, because the
 profiler shows the text of no other status.
 
@@ -72,13 +72,13 @@ NOT_HERE: Final = "this server has no file with the debug ID that all users may 
 
 
 class Engine(Protocol):
-    """A program that names addresses of public files; for one thread."""
+    """A program that names addresses in public files; for use by one thread."""
 
     def refresh(self) -> None:
         """Look up again which files the store has."""
 
     def base(self, build_id: BuildId) -> int | None:
-        """Return the address of the first segment of a file; None if the file is unknown."""
+        """Return the address of the first segment of a file; None if the store lacks the file."""
 
     def at_address(self, build_id: BuildId, address: int) -> Named:
         """Return the functions at an address."""
@@ -96,7 +96,7 @@ class Engine(Protocol):
 
 
 class Named(Protocol):
-    """The frames at an address, the innermost first; ``why`` is the reason if there are none."""
+    """The frames at an address, the innermost first. If there are none, ``why`` is the reason."""
 
     @property
     def frames(self) -> tuple[Frame, ...]: ...
@@ -131,11 +131,11 @@ class _Asm(msgspec.Struct, rename="camel"):
 
 
 class _NotAnswered(Exception):
-    """There is no answer; the message is for the user."""
+    """Raised if there is no answer; the message is for the user."""
 
 
 class _TooLate(Exception):
-    """The time of the request is over."""
+    """Raised if the time of the request is over."""
 
 
 def failure(status: int, message: str, headers: bytes = b"", kind: str = "") -> Response:
@@ -194,7 +194,9 @@ class Symbolication:
         return {SYMBOLICATE: self._symbolicate, SOURCE: self._source, ASM: self._asm}[request.path]
 
     def _started(self) -> Engine:
-        """Return the engine, after it has looked at the store again. Raises `UsageError`."""
+        """Return the engine, which has looked up again which files the store has. Raises
+        `UsageError`.
+        """
         if self._engine is None:
             if self._engine_of is None:
                 raise UsageError("there is no symbolizer")
@@ -203,7 +205,9 @@ class Symbolication:
         return self._engine
 
     def is_idle(self, now: float) -> bool:
-        """Return True if `close` would end a symbolizer that was unused for long."""
+        """Return True if a symbolizer runs that `close` should end, because it was unused
+        for long.
+        """
         return self._engine is not None and now - self._last_use > _IDLE_S
 
     def stop(self) -> None:
@@ -296,7 +300,7 @@ class Symbolication:
         found: list[Instruction],
         deadline: float,
     ) -> Iterator[tuple[int, str]]:
-        """Yield addresses and texts of instructions, with the functions to which they jump."""
+        """Yield the address and text of each instruction, with the function to which it jumps."""
         names: dict[int, str] = {}
         for address, text, target in found:
             if target and target not in names and len(names) < _MOST_TARGETS:
@@ -518,8 +522,8 @@ def _number(text: str, name: str) -> int:
 def _find(store: Store, debug_id: str) -> BuildId | None:
     """Return the build ID for a debug ID; None if no public file has it.
 
-    If several build IDs have the same beginning, the one whose files have the highest belief is
-    returned, if there is exactly one.
+    If several build IDs have the beginning in the debug ID, returns the one whose files have the
+    highest belief; None if two are equal in that.
     """
     found: list[tuple[int, BuildId]] = []
     for start in identity.beginnings(debug_id):
@@ -541,14 +545,16 @@ def _find(store: Store, debug_id: str) -> BuildId | None:
 
 
 def _believed(store: Store, ordinal: int, build_id: BuildId) -> list[tuple[int, BuildId]]:
-    """Return the trust of the files of a build ID that all users may read."""
+    """Return the trust of the files of a build ID that all users may read, with the build ID."""
     kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
     public = list(filter(is_public, (store.index.artifact(ordinal, kind) for kind in kinds)))
     return [(max(int(each.trust) for each in public), build_id)] if public else []
 
 
 def _read(file: FileContent, offset: int, size: int | None) -> bytes:
-    """Return bytes of an open file, with zeros in place of a stranger's scripts; close the file."""
+    """Read bytes of an open file, and close it; scripts of files that are not the host's read as
+    zeros.
+    """
     assert file.blob is not None
     content = Content(file, offset, file.blob.size - offset if size is None else size)
     try:

@@ -73,7 +73,7 @@ class Absences:
         self._write(offset, key, now + self._lifetime_s)
 
     def forget(self, build_id: BuildId, kind: Kind) -> None:
-        """Ask the servers again next time."""
+        """Forget that no server has the file, so that the servers are asked again."""
         key, at = self._place(build_id, kind)
         for name, _, offset in self._bucket(at):
             if name == key:
@@ -89,7 +89,7 @@ class Absences:
         return key, int.from_bytes(key[:4], "little") % _BUCKETS * _BUCKET_BYTES
 
     def _bucket(self, at: int) -> list[tuple[bytes, int, int]]:
-        """Return key, end and offset of each entry.
+        """Return the key, end and offset of each entry in a bucket.
 
         Damaged entries count as free, and so do entries made in the future by a wrong clock.
         """

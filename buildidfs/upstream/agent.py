@@ -5,7 +5,7 @@ A mount and a server only read the store, and must answer even if an upstream se
 another process downloads and commits. It is started with the first request, ends when its socket is
 closed, and is restarted after a fault.
 
-The first packet is for the module with the ``main`` of the process. After that each packet is one
+The first packet goes to the module that has the ``main`` of the process. Each further packet is one
 question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
 """
 
@@ -41,7 +41,7 @@ HELD: Final = "held"
 ABSENT: Final = "absent"
 UNAVAILABLE: Final = "unavailable"
 LATE: Final = "late"
-"""There is no answer yet; the file may come later."""
+"""The state of a request without an answer yet; the file may come later."""
 
 INTRODUCTION_MAX: Final = 192 << 10
 _PACKET: Final = 64 << 10
@@ -82,7 +82,7 @@ _answers = msgspec.json.Decoder(Answer)
 class Agent:
     """Sends questions to the process. Thread-safe.
 
-    If no server has a file, or none could be asked, the question is not repeated for a while.
+    If no server has a file, or no server could be asked, the question is not repeated for a while.
     """
 
     def __init__(
@@ -97,9 +97,10 @@ class Agent:
         """``module`` has the ``main`` of the process, which gets the arguments ``words``, and
         ``introduction`` as the first packet.
 
-        ``token`` is the name in its requests to servers, see `fetcher.token_of`.
+        ``token`` is our name in the requests to servers, see `fetcher.token_of`.
 
-        A file that no server has is requested again after ``absent_s`` seconds, or some minutes.
+        A file that no server has is requested again after ``absent_s`` seconds, but some minutes at
+        most.
         """
         self.token = token
         self._absent_s = min(absent_s, _ABSENT_S)
@@ -120,7 +121,7 @@ class Agent:
         self._closed = False
 
     def is_worth_asking(self, build_id: bytes, kind: Kind) -> bool:
-        """Return False for a file that no server had a moment ago. Takes no lock."""
+        """Return False if no server had the file a moment ago. Takes no lock."""
         known = self._missing.get((build_id, kind))
         return known is None or time.monotonic() >= known[0]
 
@@ -132,9 +133,9 @@ class Agent:
     def fetch(self, build_id: BuildId, kind: Kind, hops: int = 0, via: str = "") -> str:
         """Let the process fetch a file; return the state, after `wait_s` seconds at the latest.
 
-        If a file has not come within that time, further calls do not wait until a server has
-        answered, or a minute has passed. So requests for many files of a hanging server take no
-        longer than one. The files are requested all the same.
+        If a file has not come within that time, further calls request their files, but do not wait
+        for them, until a server has answered or a minute has passed. So requests for many files of
+        a hanging server wait no longer than a single request.
         """
         key = bytes(build_id), kind
         known = self._missing.get(key)
@@ -153,7 +154,7 @@ class Agent:
             return LATE
 
     def close(self) -> None:
-        """End the process, and all waiting."""
+        """End the process, and all waits for it."""
         with self._lock:
             self._closed = True
             child = self._child
@@ -252,7 +253,9 @@ class Agent:
             log.warning("cannot fetch what the store lacks: %s", why)
 
     def _drop(self) -> None:
-        """Answer all questions, because the process no longer does; the caller holds the lock."""
+        """Answer all open questions, because the process does not any more; the caller holds the
+        lock.
+        """
         if self._pipe is not None:
             with contextlib.suppress(OSError):
                 # The reading thread has another descriptor of it, which close() leaves open.

@@ -60,8 +60,10 @@ _LISTS_BYTES: Final = 1 << 30
 _RELEASE_BYTES: Final = 64 << 20
 _KEPT: Final = 16
 _KEPT_BYTES: Final = 1 << 30
-"""The bytes of packages that are kept for further files from them. The number is twice that of
-simultaneous fetches, because several of these may be in one package.
+"""The number of bytes of packages that are kept for further files from them.
+
+The number of packages is limited to twice that of simultaneous fetches, because several fetches may
+need files of one package.
 """
 _LIMITS: Final = Limits(unpacked_bytes=16 << 30)
 _SIGNATURE_S: Final = 30.0
@@ -168,7 +170,7 @@ class AptMirror:
     # --- lists ---------------------------------------------------------------------------------
 
     def _current(self, wanted: Wanted) -> AptIndex:
-        """Return the index, made anew if the lists of the mirror have changed. Raises
+        """Return the index. It is made anew if the lists of the mirror have changed. Raises
         `Unavailable`.
         """
         now = time.monotonic()
@@ -204,8 +206,8 @@ class AptMirror:
         self._index = index
 
     def _lists(self, wanted: Wanted) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Return path and SHA-256 of each list, and a hash of all; without ``Release``
-        no SHA-256.
+        """Return path and SHA-256 of each list, and a hash of all lists. Without ``Release`` there
+        is no SHA-256.
         """
         suite = self._suite
         if not suite.suite:
@@ -332,7 +334,7 @@ class AptMirror:
             os.close(fd)
 
     def _member(self, fd: int, wanted: Wanted) -> Found | None:
-        """Return the file with the wanted build ID in a package; None if there is none.
+        """Return the file in a package that has the wanted build ID; None if there is none.
 
         Raises `Damaged`, `CannotDecompress`, `Unacceptable`, OSError.
         """
@@ -369,8 +371,8 @@ class AptMirror:
     # --- bytes ---------------------------------------------------------------------------------
 
     def _get(self, path: bytes, most: int, wanted: Wanted) -> int:
-        """Return a descriptor of a file of the mirror, which the caller closes. Raises
-        as `fetch`.
+        """Return a descriptor of a file of the mirror, which the caller closes. Raises the errors
+        of `fetch`.
         """
         if self._client is None:
             return self._open(path)

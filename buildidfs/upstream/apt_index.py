@@ -7,8 +7,8 @@
                         rows: SHA-256, u64 size, path and a zero byte. All is big-endian.
 
 A debug suite has 200,000 build IDs in 25,000 packages: a dictionary of them would take 50 MB in
-each process that fetches. A damaged file leads to other packages, in which the build ID is not, or
-to none.
+each process that fetches. If the file is damaged, a lookup finds no package, or a package without
+the build ID.
 """
 
 from __future__ import annotations

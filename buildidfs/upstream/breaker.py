@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from buildidfs.upstream.server import Unavailable
 
 FAILURES: Final = 3
-"""Failures in a row after which a server is not asked; one is enough if it hangs or refuses us."""
+"""The number of failures in a row after which a server is not asked any more. One is enough if the
+server hangs or refuses us.
+"""
 _FIRST_S: Final = 15.0
 _REFUSED_S: Final = 300.0
 _LONGEST_S: Final = 600.0
@@ -37,10 +39,11 @@ class Breaker:
         """The last failure as a text, while the server is not asked."""
 
     def admits(self) -> bool:
-        """Return True if the server may be asked; the answer goes to `succeeded` or `failed`.
+        """Return True if the server may be asked. The caller then reports the result to `succeeded`
+        or `failed`.
 
-        When the pause is over, one request tests the server, and all others are refused until it is
-        done.
+        When the pause is over, one request tests the server. All others are refused until this
+        request is done.
         """
         with self._lock:
             if not self._until:

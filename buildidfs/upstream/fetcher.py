@@ -57,7 +57,10 @@ SCANNER: Final = "upstream"
 DIRECTORY: Final = b"upstream"
 _DEBUG_ROOT: Final = b"/usr/lib/debug/.build-id/"
 _PATIENCE: Final = 2.0
-"""Another process that fetches the same file has the time of all servers, multiplied by this."""
+"""The factor for the time to wait for another process that fetches the same file.
+
+The wait is the time limit of all servers together, multiplied by this.
+"""
 
 
 class State(enum.StrEnum):
@@ -74,7 +77,7 @@ class State(enum.StrEnum):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """The answer for one file. ``why`` is the reason if it has not come."""
+    """The answer for one file. If the file has not come, ``why`` is the reason."""
 
     build_id: BuildId
     kind: Kind
@@ -132,8 +135,8 @@ class Upstreams:
     ) -> Fetched:
         """Fetch a file, unless the store serves it. Errors of servers are not raised.
 
-        With ``again``, servers are asked even if they lacked the file a while ago. For the other
-        arguments see `Wanted`.
+        With ``again``, servers are asked even if they did not have the file a while ago. For the
+        other arguments see `Wanted`.
         """
         if self.is_held(build_id, kind):
             return Fetched(build_id, kind, State.HELD)
@@ -189,7 +192,7 @@ class Upstreams:
         return Fetched(build_id, kind, State.ABSENT, why=why)
 
     def _ask(self, server: Server, breaker: Breaker, wanted: Wanted) -> Found:
-        """Ask one server, and record the result in its breaker."""
+        """Ask one server, and record the result in the server's breaker."""
         try:
             found = server.fetch(wanted)
         except Unavailable as error:
@@ -242,7 +245,9 @@ class Upstreams:
             raise OSError(first.errno, first.reason)
 
     def _supplement(self, wanted: Wanted) -> None:
-        """Fetch the dwz file of new debuginfo, without which half of its names are missing."""
+        """Fetch the dwz file that new debuginfo refers to. Without it half of the names are
+        missing.
+        """
         index = self._store.index
         artifact = index.artifact(index.ordinal(wanted.build_id) or 0, Kind.DEBUGINFO)
         if artifact is None:
@@ -280,8 +285,9 @@ def _check(fd: int, wanted: Wanted) -> ElfFile:
 
 
 def _path(wanted: Wanted, described: ElfFile) -> bytes:
-    """Return the path for the origin: where debuggers look for such a file, whatever the server
-    says.
+    """Return the path for the origin: the one where debuggers look for such a file.
+
+    The path that the server reports does not matter.
     """
     first, rest = names.split(wanted.build_id)
     suffix = b"" if Kind.EXECUTABLE in described.kinds else names.DEBUG_SUFFIX
@@ -289,7 +295,7 @@ def _path(wanted: Wanted, described: ElfFile) -> bytes:
 
 
 def token_of(store_path: bytes) -> str:
-    """Return the name by which the servers of a store recognise requests that they have sent
-    themselves.
+    """Return the name of a store in requests to servers, by which the store recognises its own
+    requests.
     """
     return "buildidfs-" + fingerprint(statx.boot_id() + os.path.realpath(store_path), 8).hex()

@@ -39,7 +39,10 @@ class Flights(Generic[T]):
         self._flights: dict[bytes, Future[T]] = {}
 
     def run(self, key: bytes, work: Callable[[], T]) -> T:
-        """Run ``work``, or wait for another thread that runs it, and return or raise the same."""
+        """Run ``work``, or wait for another thread that runs it for the same key.
+
+        The result is the same for both: the value or the exception of ``work``.
+        """
         with self._lock:
             flight = self._flights.get(key)
             is_ours = flight is None

@@ -4,12 +4,12 @@
 A server has a limited time from the request to the end of the head of its answer, redirects
 included, and again for each `_PROGRESS_BYTES` of the body. The library limits single reads only, so
 a timer closes the sockets of a request if the head is late. Each thread has connections of its own,
-because the library does not tell which of them a request uses.
+because the library does not tell which connection a request uses.
 
 A body is complete if it has the length in a header of the server. A compressed body is unpacked
 piece by piece, and its unpacked size counts.
 
-In an upload the same limit applies to each piece, and to the answer after the last one.
+In an upload the same time limit applies to each piece, and to the answer after the last piece.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Download(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """The answer to an upload, with any status; ``said`` is the status as a text.
 
-    ``body`` has at most 64 KiB. ``location`` is the target of a redirect, which is not followed.
+    ``body`` has at most 64 KiB. ``location`` is the target of a redirect. The redirect is not
+    followed.
     """
 
     status: int
@@ -125,7 +126,7 @@ class HttpClient:
     ) -> Answer:
         """Upload bytes, or pieces as they come, in one attempt; return the answer.
 
-        Pieces need a Content-Length among the headers, or are sent in chunks. The headers of the
+        Pieces are sent in chunks unless the headers have a Content-Length. The headers of the
         operator are sent only if ``is_own``. Raises `Unavailable`, and errors of ``content``.
         """
         request = _Request(self, url, (*headers,), self._timeout_s)
@@ -196,7 +197,7 @@ class _Connections:
 
 
 class _Request:
-    """One attempt."""
+    """One attempt at a request."""
 
     def __init__(
         self, owner: HttpClient, url: str, headers: Sequence[tuple[str, str]], timeout_s: float
@@ -394,7 +395,7 @@ def _closed() -> Unavailable:
 
 
 def _failure(error: Exception) -> Unavailable:
-    """Return a failure of the network or the protocol as an error of ours."""
+    """Translate a failure of the network or the protocol into `Unavailable`."""
     if isinstance(error, ValueError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return Unavailable(f"is no URL that can be asked: {error}"[:_WHY_BYTES], lasting=True)
     cause: BaseException | None = error

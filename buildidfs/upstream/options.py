@@ -60,8 +60,9 @@ def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Optio
 
 
 def seconds(text: str) -> float | None:
-    """Return the value of DEBUGINFOD_TIMEOUT; None if it is invalid, which other programs ignore,
-    too.
+    """Return the value of DEBUGINFOD_TIMEOUT; None if it is invalid.
+
+    Other programs ignore an invalid value, too.
     """
     try:
         value = float(text)
@@ -73,7 +74,7 @@ def seconds(text: str) -> float | None:
 def headers_in(path: str) -> tuple[tuple[str, str], ...]:
     """Return the headers in a file, one per line; none without a path.
 
-    Raises `UsageError`, which contains no header.
+    Raises `UsageError`; its message contains no header.
     """
     if not path:
         return ()

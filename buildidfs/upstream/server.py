@@ -35,8 +35,9 @@ class Unacceptable(Exception):
 class Unavailable(Exception):
     """The server cannot be asked now.
 
-    ``hangs``: it took all of its time. ``lasting``: it will refuse the next request, too. Otherwise
-    ``transient`` means that another attempt may help, in ``after`` seconds if that is known.
+    ``hangs`` is True if the server used up its time limit, ``lasting`` if it will refuse the next
+    request, too. ``transient`` is True if another attempt may help, in ``after`` seconds if that is
+    known.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class Unavailable(Exception):
 class Wanted(msgspec.Struct, frozen=True):
     """A requested file.
 
-    ``near`` is the build ID of debuginfo that refers to it, which may be in the same package.
-    ``hops`` is the number of servers that have passed the request on, and ``via`` names those that
-    gave a name.
+    ``near`` is the build ID of debuginfo that refers to the file and may be in the same package.
+    ``hops`` is the number of servers that have passed the request on. ``via`` has the names that
+    some of them have added.
     """
 
     build_id: BuildId
@@ -91,13 +92,14 @@ class Server(Protocol):
     """One upstream. Thread-safe."""
 
     label: str
-    """Its name for people, and in origins, without a password."""
+    """The name of the server for people and in origins, without a password."""
     is_local: bool
-    """True if it needs no network."""
+    """True if the server needs no network."""
 
     def fetch(self, wanted: Wanted) -> Found:
-        """Return the file. Raises `NotThere`, `Unacceptable`, `Unavailable`, and OSError for our
-        disk.
+        """Return the file.
+
+        Raises `NotThere`, `Unacceptable`, `Unavailable`, and OSError if our disk fails.
         """
 
     def close(self) -> None:
@@ -105,9 +107,9 @@ class Server(Protocol):
 
 
 def identity_of_copy(size: int, modified_ns: int, access: Access) -> FileIdentity:
-    """Return an identity for a file that came from elsewhere; it never equals that of a later file.
+    """Return an identity for a file that came from elsewhere. It never equals that of a later file.
 
-    ``access`` has the users who could read it there, ``modified_ns`` is 0 if unknown.
+    ``access`` has the users who could read the file there, ``modified_ns`` is 0 if unknown.
     """
     return FileIdentity(
         0,
@@ -149,7 +151,7 @@ class Spool:
         self.progress = progress
 
     def most(self) -> int:
-        """Return the largest size of a file: the limit, or the room on the disk. May raise."""
+        """Return the maximum size of a file: the limit, or the room on the disk. Raises OSError."""
         room = os.statvfs(self._directory)
         # Adding it to the store copies it, unless the filesystem shares the bytes.
         return min(self._max_size, room.f_bavail * room.f_frsize // 2)

@@ -113,7 +113,10 @@ def _unknown(url: str) -> UsageError:
 
 
 class Debuginfod:
-    """A server at a URL. It gets ``token`` as our name, so that we recognise our own requests."""
+    """A debuginfod server at a URL.
+
+    The server gets ``token`` as our name, so that we recognise our own requests.
+    """
 
     is_local = False
 
@@ -152,7 +155,7 @@ class Debuginfod:
 
 
 class Directory:
-    """A directory on this machine, whose filesystem may not answer."""
+    """A directory on this machine. Its filesystem may hang."""
 
     is_local = True
 

@@ -61,8 +61,9 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """The server wants the file; ``url`` is the destination, ``id`` the server's name of the
-    upload.
+    """The answer of a server that wants the file.
+
+    ``url`` is the destination, ``id`` the server's name of the upload.
     """
 
     id: str = ""
@@ -70,7 +71,10 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Declined(msgspec.Struct, frozen=True):
-    """The server does not want the file. ``is_busy``: another client may be uploading it."""
+    """The answer of a server that does not want the file.
+
+    ``is_busy`` is True if another client may be uploading it.
+    """
 
     why: str
     is_busy: bool = False
@@ -125,7 +129,7 @@ class SymbolServer(ABC):
 
     @abstractmethod
     def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
-        """Send the bytes. Also raises errors of ``pieces``."""
+        """Send the bytes of the file. Also raises errors of ``pieces``."""
 
     @abstractmethod
     def finish(self, upload: Upload, file: File) -> None:
@@ -138,7 +142,7 @@ class SymbolServer(ABC):
     # --- requests ------------------------------------------------------------------------------
 
     def _call(self, path: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a JSON object, and return the one in the answer. Also raises `_Fault`."""
+        """Send a JSON object; return the JSON object in the answer. Also raises `_Fault`."""
         answer = self._sent(
             "POST", f"{self.url}{path}", msgspec.json.encode(message), self._headers
         )
@@ -184,14 +188,19 @@ class SymbolServer(ABC):
         raise _Fault(f"{answer.said}: {_printable(text)}", found.get("code"))
 
     def _refused(self, fault: _Fault) -> RemoteRefused | RemoteDenied:
-        """Return the error for a fault; a path that the server lacks concerns all files."""
+        """Return the error for a fault. If the server lacks the path, the error concerns
+        all files.
+        """
         error = RemoteDenied if fault.is_foreign else RemoteRefused
         is_late = any(words in fault.said for words in _TOO_LATE_WORDS)
         hint = f"; is {self.time_limit} of the server too short for that?" if is_late else ""
         return error(f"{self.label} refuses it: {fault.said}{hint}")
 
     def _wants(self, said: dict[str, Any]) -> bool:
-        """Return the decision in an answer. Raises `RemoteDenied` if there is none."""
+        """Return True if the server wants the file, according to its answer.
+
+        Raises `RemoteDenied` if the answer does not say.
+        """
         if not said.keys() & {"shouldInitiateUpload", "reason"}:
             raise RemoteDenied(f"{self.label} answers something else: check the URL")
         return said.get("shouldInitiateUpload") is True
@@ -223,7 +232,7 @@ class Parca(SymbolServer):
         return ""
 
     def begin(self, file: File, *, resume: bool, replace: bool) -> Upload | Declined:
-        """Ask, and initiate the upload, with force if that is needed."""
+        """Ask the server, and initiate the upload; with force if that is needed."""
         asked = self._named(file) | {"hash": file.digest.hex()}
         try:
             force = False
@@ -318,7 +327,7 @@ class Pyroscope(SymbolServer):
     name = "pyroscope"
     takes_executables = False
     least_quality = Quality.SYMTAB
-    """It asks debuginfod servers for missing files, and would keep a worse file for ever."""
+    """Pyroscope asks debuginfod servers for missing files. It would keep a worse file for ever."""
     time_limit = "-debug-info.upload-timeout"
     _headers = (_JSON, ("Connect-Protocol-Version", "1"))
 
@@ -327,8 +336,8 @@ class Pyroscope(SymbolServer):
     _DISABLED: Final = "upload disabled"
 
     def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
-        """Return a reason for IDs other than GNU build IDs of at most 20 bytes, which Pyroscope
-        looks up.
+        """Return a reason for build IDs that Pyroscope does not look up: it takes GNU build IDs of
+        at most 20 bytes.
         """
         if is_adopted:
             return "Pyroscope knows no file without a build ID of its own"
@@ -382,7 +391,10 @@ _KINDS: Final[dict[str, Callable[[str, HttpClient], SymbolServer]]] = {
 def symbol_server(
     kind: str, url: str, timeout_s: float, headers: tuple[tuple[str, str], ...]
 ) -> SymbolServer:
-    """Return the server of a kind at a URL; each request has its headers. Raises `UsageError`."""
+    """Return the server of a kind at a URL.
+
+    Each request to it has the headers. Raises `UsageError`.
+    """
     try:
         parts = urllib.parse.urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -410,7 +422,9 @@ def _object(body: bytes) -> dict[str, Any] | None:
 
 
 def _camel(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with JSON names; servers may write those of the definition instead."""
+    """Return a message with the JSON names of its fields; servers may send the names of the
+    definition instead.
+    """
     found = {}
     for name, value in message.items():
         first, *others = name.split("_")
