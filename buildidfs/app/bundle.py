@@ -76,7 +76,7 @@ def collect(
     """Return the manifest of a bundle of all files served under the build IDs ``wanted``.
 
     It includes the dwz files that their debuginfo refers to, and lists the build IDs with missing
-    files. The values of ``wanted`` are the paths that the build IDs had in the input, or empty.
+    files. The values of ``wanted`` are the paths of the build IDs in the input, or empty.
     """
     items: list[bundle_archive.Item] = []
     absent: list[bundle_archive.Absent] = []
@@ -192,8 +192,8 @@ def _missing(
 def _supplement(store: Store, build_id: BuildId, artifact: Artifact) -> AltLink | None:
     """Return the reference of debuginfo to a dwz file.
 
-    Executables are skipped: strip leaves the reference in them, but removes all sections that need
-    the file.
+    The result is None for executables: strip leaves the reference in them, but removes all sections
+    that need the dwz file.
     """
     if artifact.kind is not Kind.DEBUGINFO or artifact.quality < Quality.DEBUGINFO:
         return None
@@ -431,9 +431,7 @@ def write_source_list(
 
 
 def _with_debuginfo(items: Iterable[bundle_archive.Item]) -> list[bundle_archive.Item]:
-    """Return the file with debug information of each build ID: the one that a debugger
-    would read.
-    """
+    """Return for each build ID the one file with debug information that a debugger would read."""
     chosen: dict[str, bundle_archive.Item] = {}
     for item in items:
         if QUALITIES[item.quality] >= Quality.DEBUGINFO and item.kind_of is not Kind.KALLSYMS:

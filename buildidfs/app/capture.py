@@ -151,7 +151,7 @@ def identify_tree(paths: Iterable[bytes]) -> Iterator[tuple[bytes, BuildId | Abs
 
 
 def believe(store: Store, settings: Settings) -> None:
-    """Let the operator's rules decide the trust in all captures of a store from now on."""
+    """From now on, apply the operator's rules of trust to all captures of a store."""
     if settings.trust.rules:
         store.believe(trust_of(settings.trust.rules))
 

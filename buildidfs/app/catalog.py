@@ -202,8 +202,8 @@ class Conflict(NamedTuple):
 def conflicts(
     store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
 ) -> Iterator[Conflict]:
-    """Yield the conflicts with at least one variant that was seen at a place which passes the
-    filter.
+    """Yield the conflicts of which at least one variant was seen at a place that passes
+    the filter.
     """
     for ordinal, number in store.index.conflicts():
         build_id = store.index.build_id(ordinal)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a store: find faults, repair them, and capture lost bytes again.
 
-The check first strikes a damaged blob from its row, so that no reader gets it. Then it looks for
-the same bytes at the paths where the blob was seen on this host, and in running processes; a
-capture of the same bytes replaces the blob and keeps all its rows. If they are not found, the check
-removes the blob from the index and moves its file to quarantine.
+The check first marks a damaged blob in the index, so that no reader gets it. Then it looks for the
+same bytes at the paths where the blob was seen on this host, and in running processes; a capture of
+the same bytes replaces the blob and keeps all its rows. If they are not found, the check removes
+the blob from the index and moves its file to quarantine.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _is_file(path: bytes) -> bool:
 
 
 def _those(found: Iterable[Found], store: Store, digests: set[Digest]) -> Iterator[Found]:
-    """Yield the found files that have these bytes."""
+    """Yield those of the found files whose bytes have one of the digests."""
     for item in found:
         if not isinstance(item, PinnedFile):
             continue

@@ -76,7 +76,8 @@ class Names:
 
 
 def meant(store: Store, text: str) -> Callable[[str], bool]:
-    """Return a test for labels, which is true for the container that a user means by ``text``.
+    """Return a function that is true for the labels of the containers that a user means by
+    ``text``.
 
     ``text`` may be a label, the beginning of an ID, or a name, see `ContainerNames.fits`.
     """
@@ -99,7 +100,9 @@ def last_ones(store: Store) -> str:
 
 
 def is_bare(container: Container) -> bool:
-    """Return True for a namespace without a container, such as that of a service of systemd."""
+    """Return True for a namespace that is not known as a container, such as that of a systemd
+    service.
+    """
     return is_namespace(container.label) and not container.called.shown
 
 

@@ -54,8 +54,9 @@ class Dump(msgspec.Struct):
     """The process of a core file, and the state of its binaries.
 
     ``pid``, ``name``, ``arguments`` and ``signal`` are those of `formats.elf.core.Core`. The core
-    does not name its container, so ``containers`` has the labels of all in which the program was
-    seen, the last one first (empty: the host). ``cut_off`` has the reason if the file is not whole.
+    does not name its container, so ``containers`` has the labels of all containers in which the
+    program was seen, the last one first (an empty label: the host). ``cut_off`` has the reason if
+    the file is not whole.
     """
 
     path: bytes

@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True):
     its users saw it, or a name in brackets. ``weight`` is the number of samples, mappings or
     frames. ``executable`` and ``debuginfo`` are True if the store has these files; ``symbols`` is
     the better symbol table of the two (`Quality.DEBUGINFO` for DWARF). ``why`` is the reason for
-    missing names, empty if at most DWARF is missing.
+    missing names; it is empty if only DWARF is missing, or nothing.
     """
 
     container: str
@@ -79,11 +79,11 @@ class Coverage(msgspec.Struct):
         return self._share(row for row in self.rows if row.executable)
 
     def dynamic_symbols(self) -> float:
-        """Return the share of the weight, 0 to 1, with dynamic symbols at least."""
+        """Return the share of the weight, 0 to 1, that has at least dynamic symbols."""
         return self._share(row for row in self.rows if row.symbols >= Quality.DYNSYM)
 
     def symbols(self) -> float:
-        """Return the share of the weight, 0 to 1, with a full table of symbols, or DWARF."""
+        """Return the share of the weight, 0 to 1, that has a full table of symbols, or DWARF."""
         return self._share(row for row in self.rows if row.symbols >= Quality.SYMTAB)
 
     def debuginfo(self) -> float:

@@ -54,7 +54,7 @@ _SOURCES: Final = b"/[sources]"
 _MOST_NAMED: Final = 2_000_000
 _MOST_UNPACKED: Final = 4 << 30
 _DEBUG_FILE: Final = re.compile(rb".*/\.build-id/([0-9a-f]{2})/([0-9a-f]+)(?:\.debug)?", re.DOTALL)
-"""The names of debug files and programs in packages that contain their build ID."""
+"""The paths in packages that contain the build ID of their file: debug files and programs."""
 
 
 class Root(NamedTuple):
@@ -219,8 +219,8 @@ def _capture_archived(
 def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[_Chosen]:
     """Return the debuginfo in packages.
 
-    Debuginfo is included only if the served one comes from the packages, because packages describe
-    no other files.
+    The debuginfo of a build ID is included only if the served file comes from the packages: the
+    sources in a package belong to its own debuginfo only.
     """
     containers: set[str] = set()
     build_ids: dict[BuildId, None] = {}

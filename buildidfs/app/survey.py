@@ -2,9 +2,9 @@
 """Count the build IDs of a store that can be named: of all, of the host, of containers and images.
 
 A survey reads a few rows for each build ID and each file of the containers seen last, which takes
-seconds for 100,000 build IDs. So a process that shows a survey keeps it (`Surveyor`), and counts
-again when that is due. The shares of a container come from `containers.contents`, the reasons from
-`coverage.Holdings`, so the page, the history and the commands agree.
+seconds for 100,000 build IDs. So a process that shows surveys keeps the last one (`Surveyor`), and
+counts again when a new one is due. The shares of a container come from `containers.contents`, the
+reasons from `coverage.Holdings`, so the page, the history and the commands agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The upkeep of a store while other threads capture: limits, compression, rereading of blobs.
 
-Disks lose bits, and only a read notices. Each blob is read about once a month, at a rate that
+Disks lose bits, which only a read detects. Each blob is read about once a month, at a rate that
 disturbs no other work. A damaged blob is captured again or goes to quarantine, see `check`.
 """
 
@@ -197,8 +197,8 @@ def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[st
     """Return the policy of the settings for a store; it depends on the size of the filesystem.
 
     Without ``keep_free``, a twentieth of the filesystem is kept free, 4 GiB at most. This limit
-    only stops growth of the store: space that other programs take costs no captures. Raises
-    `UsageError`.
+    only stops the growth of the store: if other programs take space, no captures are removed for
+    it. Raises `UsageError`.
     """
     from buildidfs.store.retention.policy import Policy
 

@@ -84,8 +84,9 @@ class Answer(msgspec.Struct, frozen=True):
 class Explainer:
     """Finds reasons and remedies from the content of one store.
 
-    A ``viewer`` learns of no place whose files they may not read. For a viewer the journal is not
-    read, because it does not record who may read a file, nor is this machine examined.
+    Without permission to read the files at a place, a ``viewer`` does not learn of that place. For
+    a viewer the journal is not read, because it does not record who may read a file, nor is this
+    machine examined.
     """
 
     def __init__(self, store: Store, viewer: Viewer | None = None) -> None:

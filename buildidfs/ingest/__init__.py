@@ -4,8 +4,8 @@ batches.
 
 One `pipeline` serves both uses. `Ingest` runs a scanner to its end and returns a `Summary`; `live`
 serves a watch until it is closed, and takes the files from the catcher. A hostile process may
-overwrite the source of a file at any moment, so `staging` records only facts from the staged bytes.
-Nothing here knows the command line, or the process that follows the kernel's events.
+overwrite the source of a file at any moment, so `staging` records only facts that it reads from the
+staged copy. Nothing here knows the command line, or the process that follows the kernel's events.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Batch(Generic[Job]):
         return captures + [each.mini for each in captures if isinstance(each, WithMini)]
 
     def is_full(self) -> bool:
-        """Return True if there is enough for a transaction."""
+        """Return True if the batch is large enough for a transaction."""
         return (
             len(self.captures) >= BATCH_FILES
             or self.size >= min(BATCH_BYTES, self.most or BATCH_BYTES)
@@ -95,7 +95,9 @@ class Batch(Generic[Job]):
 
 
 def at_another_place(capture: NewCapture, sighting: Sighting) -> NewCapture:
-    """Return a capture for the same file at another place, after the store has taken its bytes."""
+    """Return a capture that records another place of a file, after the store has taken
+    its bytes.
+    """
     content = capture.content
     origin = replace(sighting.origin, identity=capture.sighting.origin.identity)
     fields = {name: getattr(capture, name) for name in NewCapture.__struct_fields__}
@@ -116,8 +118,8 @@ def _parts(capture: NewCapture) -> tuple[NewCapture, ...]:
 
 
 class _Row(msgspec.Struct):
-    """The first and last time that a build ID was seen at a place. ``held`` is True if the store
-    has its bytes, ``noted`` if it has no room for them.
+    """The first and the last sighting of a build ID at a place. ``held`` is True if the store has
+    its bytes, ``noted`` if it has no room for them.
     """
 
     first: Sighting
@@ -171,7 +173,7 @@ class Sightings:
         return entries
 
     def touched(self) -> list[Sighting]:
-        """Return the last place of each file whose bytes the store has."""
+        """Return the last sighting at each place of a file whose bytes the store has."""
         return [row.last for row in self._rows.values() if row.held]
 
     def _add(self, row: _Row) -> None:
@@ -195,8 +197,8 @@ class Sightings:
     def _shrink(self) -> None:
         """Make room: merge the rows of a path for the namespaces of one container.
 
-        Of places that differ only in these, the one seen last is kept. If that is not enough, the
-        quarter of the entries that were seen longest ago is dropped.
+        Of places that differ only in the namespaces, the one seen last is kept. If that is not
+        enough, the quarter of the entries that were seen longest ago is dropped.
         """
         kept: dict[tuple[bytes, bytes, str], _Place] = {}
         for place, row in self._rows.items():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit the files that a pipeline has staged, in batches.
 
-A disk takes as long for one row in a transaction as for a hundred, so a scan commits full batches.
-A file that was caught live is committed at once, because a user may wait for its name, or a moment
-later if more files are coming. While the store of a watch cannot be written, captures are returned,
-and sightings wait in memory.
+A transaction of one row takes a disk as long as one of a hundred rows, so a scan commits full
+batches. A file that was caught live is committed at once, because a user may wait for its name, or
+a moment later if more files are coming. While the store of a watch cannot be written, captures are
+returned, and sightings wait in memory.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Committer(Generic[Job]):
                 self._room.wait()
 
     def poke(self) -> None:
-        """Check ``is_idle``, because it has changed."""
+        """Wake the committing thread, because the result of ``is_idle`` has changed."""
         with self._changed:
             if self._batch:
                 self._changed.notify()
@@ -159,7 +159,7 @@ class Committer(Generic[Job]):
     def flush(self, until: float = math.inf) -> bool:
         """Return True if everything was written by that time of ``time.monotonic()``.
 
-        If no thread runs, the calling one does the work.
+        If no thread is in `run`, the calling thread commits.
         """
         if not self._runs:
             while self._batch:
@@ -278,7 +278,7 @@ class Committer(Generic[Job]):
         self._settled(Batch(), CommitResult(), unknown)
 
     def _keep(self, rows: Sightings, error: BuildIdFsError | None = None) -> None:
-        """Keep sightings that could not be written for another attempt."""
+        """Keep the sightings that could not be written, for another attempt."""
         with self._changed:
             if error is not None:
                 self._note_failure(error, rows=True)
@@ -376,7 +376,9 @@ _log = logging.getLogger(__name__)
 
 
 def delay(tries: int) -> float:
-    """Return the seconds until the next attempt after a number of failures: 1, 2, 4, 8, 10..."""
+    """Return the seconds until the next attempt after a number of failures: 1, 2, 4, 8,
+    10, 10...
+    """
     return min(FIRST_DELAY_S * 2.0 ** min(tries, 16), LAST_DELAY_S)
 
 

@@ -42,10 +42,11 @@ _LOCK: Final = b"run/derive.lock"
 def _staged(
     store: Store, fd: int, described: ElfFile, sighting: Sighting, quality: Quality
 ) -> NewCapture | None:
-    """Stage an open debug file that was made from an executable seen at that place.
+    """Stage an open debug file that was made from an executable; ``sighting`` is that of the
+    executable.
 
-    Returns None if it does not belong to that executable, or if there is no room for it and the
-    executable still exists. Raises OSError, `StoreError`.
+    Returns None if it does not belong to that executable, or if the store has no room for it while
+    the executable still exists. Raises OSError, `StoreError`.
     """
     try:
         staged = store.stage(fd, origin=sighting.origin)
@@ -177,7 +178,7 @@ def _unpacked(packed: bytes, limit: int) -> bytes | None:
 def work(store: Store) -> None:
     """Make the debug files that the store requests (`Store.derivations`), until there are none.
 
-    One process at a time does that; others wait for it. Raises OSError, `StoreError`.
+    One process at a time makes files; others wait for its end. Raises OSError, `StoreError`.
     """
     with _alone(store.path):
         while wanted := store.derivations():
@@ -238,8 +239,8 @@ def _place(store: Store, ordinal: int, digest: Digest) -> OriginRecord | None:
 
 @contextlib.contextmanager
 def _alone(path: bytes) -> Iterator[None]:
-    """Keep other processes from the same work; the kernel releases the lock at the end of the
-    process.
+    """Hold a lock, so that no other process does the same work; the kernel releases it when the
+    process ends.
     """
     name = os.path.join(path, _LOCK)
     os.makedirs(os.path.dirname(name), 0o700, exist_ok=True)

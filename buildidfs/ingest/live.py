@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline of a watch: takes files into the store until it is closed.
 
-Two workers take the pending files, smallest first. The pending files of a filesystem that may not
-answer have a worker of their own, so that they delay no others. So have the files of scans: they
-belong to living processes, so they can wait, and the scanner waits with them.
+Two workers take the pending files, smallest first. Pending files on filesystems that may not answer
+have a worker of their own, so that they delay no others. The files of scans have one, too: these
+files belong to living processes, so they can wait, and the scanner waits with them.
 
 If a file cannot be taken now for a reason that may pass (the store is full, the file is being
-written to), it is tried again until its time in `PendingFiles` is over. Then it is reported, and
-the journal has its build ID.
+written to), it is tried again until its time in `PendingFiles` is over. Then the file is reported
+as lost, and its build ID is written to the journal.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Listener:
         """Called to let the catcher send the file of this key again when it is mapped again."""
 
     def look_at(self, pid: int, share: str) -> None:
-        """Called to have a process scanned soon, at the expense of a share of the scans."""
+        """Called to have a process scanned soon; the scan counts for ``share``."""
 
     def recovered(self) -> None:
         """Called when the store can be written again, after losses that a scan may find."""
@@ -181,8 +181,8 @@ class Live(Pipeline):
     def flush(self, timeout: float) -> bool:
         """Wait until all files that can be captured now are durable and visible.
 
-        Returns False after ``timeout`` seconds. It does not wait for files that wait for the end of
-        a writer, or for room in the store.
+        Returns False after ``timeout`` seconds. Files that wait for the end of a writer, or for
+        room in the store, are not waited for.
         """
         until = time.monotonic() + timeout
         self._pending.look_again()
@@ -378,7 +378,7 @@ class Live(Pipeline):
                 self._release([job])
 
     def _forgotten(self, sighting: Sighting) -> None:
-        """Count a file whose bytes were removed to make room: it is not a loss while it is
+        """Count a file whose bytes were removed to make room: the file is not a loss while it is
         recapturable.
         """
         if self._store.can_be_had(sighting.origin):

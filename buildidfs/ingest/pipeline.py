@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline of files into the store: found, staged by workers, committed in batches, counted.
 
-    source -> queue -> workers (`staging`) -> `committer` -> results
+source -> queue -> workers (`staging`) -> `committer` -> results
 
 `Pipeline` is the common part of a scan and a watch. `scan.Scan` ends: its source is a scanner, a
 failure of the store ends it, and its result is a summary. `live.Live` continues until it is closed:
@@ -9,7 +9,7 @@ caught files wait beside the queue, open and with a deadline, and a store that f
 again.
 
 All of these have limits: the files in the queue, the files in a batch, and the staged bytes.
-Threads start when there is a file to read, because the usual scan finds only known files.
+Threads start when the first file has to be read, because a usual scan finds only known files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Job:
     """A file in work, and further sightings of the same file at other places.
 
     ``file`` is None if the job only records a sighting of a known file. ``pending`` is the pending
-    file of ``file``, if it was caught live.
+    file that ``file`` comes from, if it was caught live.
     """
 
     __slots__ = ("file", "more", "pending", "sighting")
@@ -310,7 +310,9 @@ class Pipeline(ABC):
 
     @abstractmethod
     def _captured(self, job: Job, capture: NewCapture, outcome: Outcome) -> None:
-        """The bytes are durable and visible, or were refused because of their content."""
+        """The bytes of a file are durable and visible, or the store refused them because of their
+        content.
+        """
 
     @abstractmethod
     def _gone(self, job: Job, build_id: BuildId) -> None:

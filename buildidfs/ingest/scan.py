@@ -126,7 +126,7 @@ class Scan(Pipeline):
         self._touched: list[Sighting] = []
 
     def take(self, item: Found) -> None:
-        """Start with one item; wait while too many are waiting. Raises `StoreError`."""
+        """Put one item into the pipeline; wait while too many are queued. Raises `StoreError`."""
         self.summary.files += 1
         if isinstance(item, PinnedFile):
             self._take_pinned(item)
@@ -184,7 +184,7 @@ class Scan(Pipeline):
     def _try_again(self) -> None:
         """Try the files again for which there was no room. Raises `StoreError`.
 
-        Files that wait for a commit take room, so they are committed before.
+        Staged files that wait for a commit take room, so they are committed first.
         """
         while self._short:
             self._drain()

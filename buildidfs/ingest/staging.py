@@ -6,11 +6,11 @@ bytes the store may hold already is hashed and not copied. Only facts from the s
 recorded.
 
 If a file was written to meanwhile, its staged bytes may be half old and half new, with either build
-ID; they are dropped, and the file is tried again. Its times are not enough to detect that: they
-show when a write began, however long it takes, and do not show stores through a mapping to a dirty
-page. So the kernel is asked for writers, and a file that may have one is read twice. Such a file is
-not remembered either, because its identity stays the same while its bytes change. So each scan and
-each catch reads it again until the writer is gone.
+ID; they are dropped, and the file is tried again. The times of the file are not enough to detect
+that: they show when a write began, but not how long it takes, and they do not show stores through a
+mapping into a page that is already dirty. So the kernel is asked for writers, and a file that may
+have one is read twice. Such a file is not remembered either, because its identity stays the same
+while its bytes change. So each scan and each catch reads it again until the writer is gone.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def _is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
     """Return True if the file cannot change without a change of its identity.
 
     If the kernel does not report writers, a file counts as fixed a minute after its last change: by
-    then a disk filesystem has written its pages back, and the next store shows in its times.
+    then a disk filesystem has written the dirty pages back, and the next store through a mapping
+    changes the times.
     """
     if _is_own_copy(pinned):
         return True
@@ -163,7 +164,9 @@ def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> 
 
 
 def _is_hollow(fd: int) -> bool:
-    """Return True if a file is mostly holes, or would never end. Raises OSError."""
+    """Return True if the size of a file is far more than its allocated bytes, as if it were mostly
+    holes. Raises OSError.
+    """
     status = os.fstat(fd)
     return status.st_size > max(_HOLES_BYTES, status.st_blocks * 512 * _HOLES_RATIO)
 

@@ -2,8 +2,8 @@
 """Examine if this machine, this user and this store are fit for capturing.
 
 `probe` has the values and runs each probe in a child process; `machine` and `storage` have the
-probes. A probe tries the feature and compares no versions: kernels are patched, and containers and
-security modules take away features that a version has. No probe changes anything.
+probes. A probe tries the feature instead of comparing versions: kernels are patched, and containers
+and security modules remove features of a version. No probe changes anything.
 
 Outsiders use `examine`, `Finding` and `PRIVILEGES`. Nothing here captures or writes to a store.
 """

@@ -501,8 +501,8 @@ def _time() -> Answer:
 def _steps() -> Answer:
     """Find out if the clock was set back since the kernel started.
 
-    The boot time in /proc/stat moves with the clock, so it shows nothing. But if a file that the
-    kernel made while it started is from the future, the clock was set back.
+    The boot time in /proc/stat moves with the clock, so it does not show that. But if a file that
+    the kernel made at its start has a time in the future, the clock was set back.
     """
     now = time.time()
     made = []

@@ -2,8 +2,8 @@
 """Run each probe in a child process, so that a probe that dies or hangs does not end the others.
 
 A damaged index kills its reader, because it is mapped memory; a filesystem without its server
-blocks a reader for ever; trying a scheduling class changes it. The parent abandons a silent child,
-and another child continues with the next probe.
+blocks a reader for ever; trying a scheduling class changes that of the process. The parent abandons
+a silent child, and another child continues with the next probe.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def ok(found: str) -> Answer:
-    """Return the finding that all is well."""
+    """Return the finding that a feature works."""
     return Answer("ok", found)
 
 

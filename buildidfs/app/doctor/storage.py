@@ -242,7 +242,8 @@ def _filesystem(root: bytes) -> Answer:
 def _mount_of(place: bytes) -> proc_text.MountInfo:
     """Return the mount that a directory is on.
 
-    It is found by number, because device numbers of btrfs and overlayfs differ.
+    The mount is found by its number, because on btrfs and overlayfs mountinfo and stat(2) show
+    different device numbers.
     """
     fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

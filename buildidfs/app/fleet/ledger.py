@@ -130,14 +130,14 @@ class Ledger:
         return [Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3]) for row in found]
 
     def set_touched(self, entry: Entry) -> None:
-        """Record that the bucket was seen to keep a file for some time."""
+        """Record that the object of a file is so new that the bucket keeps it for some time."""
         row = (_now(), bytes(entry.build_id), int(entry.kind), bytes(entry.digest))
         self._write(
             "update pushed set at = ? where build_id = ? and kind = ? and digest = ?", [row]
         )
 
     def forget(self, entry: Entry) -> None:
-        """Record that the bucket lacks a file after all."""
+        """Record that the bucket lacks a file that it was thought to have."""
         row = (bytes(entry.build_id), int(entry.kind), bytes(entry.digest))
         self._write("delete from pushed where build_id = ? and kind = ? and digest = ?", [row])
         self._known.discard(_key(*row))
@@ -156,7 +156,7 @@ class Ledger:
         return known == ""
 
     def token(self) -> str:
-        """Return a name that no other ledger has, not even that of a host with the same name."""
+        """Return a name that is unique to this ledger, even among hosts with the same name."""
         with self._lock, self._db:
             row = ("token", secrets.token_hex(8))
             self._db.execute("insert or ignore into about values (?, ?)", row)

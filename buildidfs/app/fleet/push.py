@@ -10,7 +10,7 @@ before it uploads them, so the filter may contain files that the bucket lacks, b
 file that the bucket has.
 
 Files that not all users could read where they were captured go to a separate bucket, or nowhere.
-Likewise a manifest has only the places that all users may know of.
+Likewise, a manifest lists only places that all users may know of.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Target:
     """The bucket of a push, with its filter and its ledger."""
 
     def __init__(self, store: Store, url: str) -> None:
-        """Makes no request yet. Raises `UsageError`, `StoreError`."""
+        """Open the ledger; no request is made yet. Raises `UsageError`, `StoreError`."""
         self.bucket = Bucket(url)
         self.ledger = Ledger(store.path, url)
         self._filter = Filter(self.bucket)
@@ -377,7 +377,9 @@ class Pusher(Uploader[_Job]):
         )
 
     def _finish(self) -> bool:
-        """Write the manifest and complete the filter; False if that is left to the next push."""
+        """Write the manifest and complete the filter; return False if the next push has
+        to do so.
+        """
         try:
             for target in self._targets:
                 target.complete_filter()
@@ -394,7 +396,9 @@ class Pusher(Uploader[_Job]):
         return True
 
     def _keep(self, keep_s: int) -> None:
-        """Touch the objects of this host's files before a lifecycle rule removes them."""
+        """Touch the objects that contain this host's files, so that no lifecycle rule
+        removes them.
+        """
         for target in self._targets:
             entries = target.ledger.older_than(keep_s / 2)
             if not entries:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4,240}")
 _KINDS: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 _WHOLE: Final = 16
-"""A text with fewer digits counts as the beginning of a build ID."""
+"""The least number of digits of a whole build ID; a text with fewer digits counts as a
+beginning.
+"""
 _MOST_VARIANTS: Final = 1000
 _NS: Final = 1_000_000_000
 

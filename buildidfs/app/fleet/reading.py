@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a store together with the buckets of the fleet, and keep the files that were read from them.
+"""Open a store together with the buckets of the fleet; keep the files that were read from the
+buckets.
 
 A mount and a server open their store for reading only. So a separate process commits the complete
 files. It gets the bytes through a descriptor, and ends after the commit.

@@ -115,7 +115,7 @@ class SymbolPusher(Uploader[_Job]):
     def _fitting(
         self, ordinal: int, build_id: BuildId, summary: Summary
     ) -> list[tuple[Kind, Artifact]]:
-        """Return the files of a build ID that the server gets, each with its place."""
+        """Return the files of a build ID that the server should have, each with its place there."""
         held: dict[Kind, Artifact] = {}
         why = ""
         for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO, Kind.VDSO):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of all pushes: `Uploader` sends the files of a store in threads, again and again.
 
-It limits the rate, waits while the receiver does not answer, and follows the commits to the store.
-A subclass knows the receiver: that of `push` a bucket, that of `symbol_push` a server of profiles.
+The loop limits the rate, waits while the receiver does not answer, and follows the commits to the
+store. A subclass knows the receiver: in `push` this is a bucket, in `symbol_push` a server of
+profiles.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the names of generated code while its processes live, and once more when each ends.
 
-The catcher reports processes that have mapped anonymous memory executable; all others cost nothing.
-`JitFollower` looks at each of them a few times soon, since a compiler makes its file before or
-after the first mapping, and from then on once a minute. A pidfd reports the end of the process; the
-open file still has all names then, even if its filesystem is gone.
+The catcher reports the processes that have made anonymous memory executable; other processes cause
+no work. `JitFollower` looks at each of them a few times soon, since a compiler makes its file
+before or after the first mapping, and from then on once a minute. A pidfd reports the end of the
+process; the open file still has all names then, even if its filesystem is gone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Metrics of a watch and its store for Prometheus: over HTTP, or in a file for node_exporter.
 
 The values are those that ``status`` reads: the facts of the watch, the counts of the store and the
-run files of mounts. Only the coverage of this host, which takes seconds, is counted here, every
+run files of mounts. Only the coverage of this host, which takes seconds, is counted here, once in
 `COVERAGE_S`. The names are documented in buildidfs(1), METRICS.
 
 The HTTP side binds the given address only. One thread serves one connection at a time, which may

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``buildidfs watch``: catcher, scans and the live pipeline on one store.
 
-The catcher follows events before the first scan begins, so that no file between the two is missed;
-the memo and the pending files recognise files that both see. If the kernel refuses events, the
-watch only scans again and again, and misses processes that live for a shorter time.
+The catcher follows events before the first scan begins, so that no file is missed in between. The
+memo and the pending files recognise a file that catcher and scan both find. If the kernel refuses
+events, the watch only scans again and again, and misses processes that start and end between two
+scans.
 """
 
 from __future__ import annotations
@@ -181,9 +182,10 @@ def _follow(
 class Watch(Listener):
     """Captures the files that processes map into ``store``, from `start` to `close`.
 
-    Call `tend` a few times a second, in the thread that called `start`. ``as_owner`` reads the FUSE
-    filesystems of other users; ``tell`` is called for each capture, in threads of this object.
-    Raises `CapabilityError` if /proc does not show the processes of the events.
+    The caller must call `tend` a few times a second, in the thread that called `start`.
+    ``as_owner`` reads the FUSE filesystems of other users; ``tell`` is called for each capture, in
+    threads of this object. Raises `CapabilityError` if /proc does not show the processes of the
+    events.
     """
 
     def __init__(

@@ -352,8 +352,8 @@ def take(store: Store, settings: Settings, progress: Progress | None) -> Overvie
 
 
 def as_html(taken: Overview) -> bytes:
-    """Return the report as one file: it includes its style, and its policy allows no other
-    resources.
+    """Return the report as one file: the file includes its style sheet, and its content policy
+    allows no resources from elsewhere.
     """
     from buildidfs.app.page import html
 

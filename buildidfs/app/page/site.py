@@ -204,7 +204,7 @@ class Page:
         return _json(found) if is_api else _html("compare.html", c=found)
 
     def most_body(self, path: bytes) -> int:
-        """Return the largest body of a POST to a path in bytes; 0 if it takes none."""
+        """Return the largest body of a POST to a path in bytes; 0 if the path takes no POST."""
         return drop.MOST_BYTES if self._drops and path in _DROPS else 0
 
     def _drop(self, request: Request, is_api: bool) -> Answer:

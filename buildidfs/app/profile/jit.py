@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names for the generated code in a profile, from the kept maps of its processes.
 
-perf itself looks for the map of such a process in the ``/tmp`` of the machine it runs on, where the
-map of a container never was. So an ELF file is made from the map of each process, and the anonymous
-mappings of the process become mappings of that file.
+perf itself looks for the map of such a process in the ``/tmp`` of the machine it runs on, which
+never has the map of a container's process. So an ELF file is made from the map of each process, and
+the anonymous mappings of the process become mappings of that file.
 """
 
 from __future__ import annotations

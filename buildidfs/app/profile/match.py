@@ -248,9 +248,9 @@ class Matcher:
     def _at(self, pool: Sequence[Candidate], time: int, *, one_at_a_time: bool) -> list[Candidate]:
         """Return the candidates in ``pool`` that may have been at the path at that time.
 
-        A file that was first seen at that time was captured because of this mapping. If there is
-        none, and the files existed one after another (``one_at_a_time``: they had the same device
-        and inode), the mapped file is the one that was first seen most recently.
+        A file that was first seen at that time was captured because of this mapping. If there is no
+        such file, and the files existed one after another (``one_at_a_time``: they had the same
+        device and inode), the mapped file is the one that was first seen most recently.
         """
         moment = self.unix_time(time)
         if moment is None or self.clock is None:
@@ -276,8 +276,8 @@ class Matcher:
     def _may_be(self, each: Candidate, file: File) -> bool:
         """Return True if the sighting may be of this file, by the time of its first mapping.
 
-        The profile has every process that maps the file during the recording. A sighting between
-        the start and the first mapping is therefore of another file with the same numbers.
+        The profile has each mapping of the file during the recording. So a sighting between the
+        start of the recording and the first mapping is of another file with the same numbers.
         """
         first = self._firsts.get(file, 0)
         if not first or self.clock is None or self.clock.error_ns > SHARP_NS:
@@ -498,9 +498,9 @@ def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | Non
     """Return the clock with which most files were seen just after they were mapped.
 
     ``differences`` has pairs: the number of a file, and the Unix time it was first seen minus the
-    time in the profile of its first mapping. Some pairs belong to other runs. Returns None if fewer
-    than three files agree, or if nearly as many agree on another offset: a program that runs again
-    and again would match its previous run.
+    time in the profile of its first mapping. Some pairs belong to other runs of the program.
+    Returns None if fewer than three files agree, or if nearly as many agree on another offset: a
+    program that runs again and again would match its previous run.
     """
     near = sorted(
         (difference, file)

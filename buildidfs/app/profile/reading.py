@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a profile: its mappings, the build ID of each, and the samples that fell into them.
 
-A profile may have hundreds of millions of samples, most of them in pages with earlier samples. So a
-page of a process is looked up again only after the mappings of the process change.
+A profile may have hundreds of millions of samples, most of them in pages with earlier samples. So
+the answer for a page of a process is kept until the mappings of the process change.
 """
 
 from __future__ import annotations

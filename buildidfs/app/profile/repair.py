@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a profile again, with the build IDs and file names that its mappings need.
 
-perf has one file for each name, so if one name stood for several files, their mappings get
-different names. The records are copied one by one; a profile is never in memory as a whole.
+perf knows one file for each name. So if several files had one name, their mappings get different
+names. The records are copied one by one; a profile is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ class Renaming:
             self._table.setdefault(name, Named(name, build_id, mode))
 
     def _keeper(self, path: bytes, ids: dict[BuildId | None, bool]) -> BuildId | None:
-        """Return the build ID that keeps a name that several build IDs have."""
+        """Return the build ID that keeps its name, if several build IDs have that name."""
         known = [build_id for build_id in ids if build_id is not None]
         if len(ids) == 1:
             return known[0] if known else None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates from successive reads of the status of a store: captures, growth, requests, losses."""
+"""Rates of captures, growth, requests and losses, from successive reads of the status of
+a store.
+"""
 
 from __future__ import annotations
 

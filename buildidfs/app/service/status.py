@@ -34,7 +34,7 @@ class Verdict(enum.IntEnum):
 
     HEALTHY = 0
     DEGRADED = 1
-    """It works, but with restrictions: some of the starting programs may be missed."""
+    """The processes work, but with restrictions: some of the starting programs may be missed."""
     LOSING = 2
     """Files were lost in the last ten minutes, or no events are followed just now."""
     DOWN = 3

@@ -46,8 +46,8 @@ _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Backoff(msgspec.Struct, frozen=True):
     """The delay in seconds before a failed program is started again.
 
-    It begins with ``first`` and doubles each time, up to ``most``; after the program ran for
-    ``good`` seconds it begins with ``first`` again.
+    The first delay is ``first`` seconds; each further failure doubles it, up to ``most``. After the
+    program ran for ``good`` seconds, the next delay is ``first`` again.
     """
 
     first: float = 0.5
@@ -148,7 +148,7 @@ class SupervisedProgram:
             self._process.send(number, group=number == signal.SIGKILL)
 
     def not_again(self) -> None:
-        """Do not start the program again; a running one continues."""
+        """Do not start the program again; if it runs, it continues."""
         if self._process is None:
             self._change(state="ended", due=0)
 

@@ -85,10 +85,11 @@ def start(
 ) -> None:
     """Start the programs in the background, and return when they run.
 
-    With ``ready`` they run in the foreground: it is called when they run, and this function returns
-    when they have ended. Creates the store and ``mountpoint`` if they are absent. A program that is
-    not ``needed`` may have failed; see `running` and `parts`. Raises `StoreLocked` if another
-    supervisor runs on the store, `MountError`, and the error of a needed program that failed.
+    With ``ready`` the programs run in the foreground: ``ready`` is called when they run, and this
+    function returns when they have ended. Creates the store and ``mountpoint`` if they are absent.
+    A program that is not ``needed`` may have failed; see `running` and `parts`. Raises
+    `StoreLocked` if another supervisor runs on the store, `MountError`, and the error of a needed
+    program that failed.
     """
     root = os.path.abspath(os.fsencode(store_path))
     Store.create(root).close()

@@ -312,7 +312,7 @@ class Symbolizer:
             lacks.append(f"{PACKED} ({error})")
 
     def _renew(self) -> Slots:
-        """Start again with empty slots and a new program."""
+        """End the program; return empty slots for a new one."""
         self.close()
         for file in self._files.values():
             for each in file.copies:
@@ -366,7 +366,7 @@ class Symbolizer:
 
 
 def _without_stray(frames: list[Frame], code: Sequence[ByteRange], address: int) -> list[Frame]:
-    """Remove the name of a frame if it belongs to another section than the address.
+    """Remove the name of a frame if the named symbol is in another section than the address.
 
     A symbolizer extends a symbol without a size, such as ``_init``, to the next symbol: over the
     whole procedure linkage table (PLT), which has no symbols.

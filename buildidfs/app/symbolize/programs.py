@@ -44,7 +44,9 @@ SLOTS: Final = 64
 """The number of files that a program can be asked about before it is started again."""
 
 ANSWER_S: Final = 60.0
-"""Seconds to wait for an answer: before the first, a program may read a debug file of gigabytes."""
+"""Seconds to wait for an answer: before its first answer, a program may read a debug file of
+gigabytes.
+"""
 
 _ANSWER_BYTES: Final = 4 << 20
 _CHILDREN: Final = 16  # of a program for a single file

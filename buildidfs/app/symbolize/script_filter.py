@@ -100,8 +100,8 @@ def _named(frame: PrintedFrame, answer: Answer, address: int | None, *, with_lin
 
 
 def _remedy(script: script_output.Script, reason: str) -> str:
-    """Return the fault and its remedy; the remedy does not request events that the text has
-    already.
+    """Return the fault and its remedy. The remedy asks only for events that the text
+    lacks so far.
     """
     if reason == _NO_MAPPING:
         if not script.has_mappings:
