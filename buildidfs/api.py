@@ -100,8 +100,8 @@ class Store:
     def add(self, path: Path, *, build_id: BuildId | None = None) -> Summary:
         """Capture a file and the debug files that belong to it.
 
-        ``build_id`` is for a file without one. Raises `UsageError` if the store was opened for
-        reading, `StoreFull`, `StoreError`.
+        ``build_id`` is the ID for a file that has none. Raises `UsageError` if the store was opened
+        for reading, `StoreFull`, `StoreError`.
         """
         from buildidfs.app import capture
 
@@ -111,9 +111,9 @@ class Store:
     def add_files(self, files: Iterable[tuple[Path, IO[bytes]]]) -> Summary:
         """Capture open files, each with the path to record it under.
 
-        Takes the files one by one and does not close them; each needs a descriptor (`fileno`). Only
-        root may see the recorded paths in a mount, because it is unknown which users may reach
-        them. Raises the errors of `add`.
+        Takes the files one by one and does not close them; each needs a descriptor (`fileno`). In a
+        mount only root may see the recorded paths, because it is unknown which users may reach the
+        files. Raises the errors of `add`.
         """
         from buildidfs.ingest import Ingest
 

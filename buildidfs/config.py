@@ -40,8 +40,8 @@ class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[mount]``: options that ``buildidfs mount`` adds to those of its command line.
 
-    ``list_all`` also lists files for users who may not read them. With ``fetch``, missing debuginfo
-    is fetched from the servers of ``[upstream]`` when it is opened.
+    With ``list_all``, files are also listed for users who may not read them. With ``fetch``,
+    missing debuginfo is fetched from the servers of ``[upstream]`` when it is opened.
     """
 
     options: tuple[str, ...] = ()
@@ -51,8 +51,10 @@ class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
 
 
 class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[capture]``: ``fuse_as_owner`` reads files on FUSE filesystems of other users, which root
-    may not read, as the user who mounted them.
+    """``[capture]``: the options of all captures.
+
+    ``fuse_as_owner`` reads files on FUSE filesystems that root may not read, as the user who
+    mounted them.
     """
 
     fuse_as_owner: bool = False
@@ -62,7 +64,7 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     """``[watch]``: defaults of the options of ``buildidfs watch``.
 
     ``metrics`` is an address or a FILE.prom, empty for none. A file that is not copied yet is kept
-    open for ``pin_seconds``, and all of these files together may have ``pin_bytes``.
+    open for ``pin_seconds`` at most. All such files together may have ``pin_bytes`` at most.
     """
 
     pin_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30
@@ -86,14 +88,18 @@ class RetentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[check]``: the bytes of blobs per second that ``watch`` reads and verifies; 0 is none."""
+    """``[check]``: the number of bytes of blobs per second that ``watch`` reads and verifies; 0 for
+    none.
+    """
 
     scrub_rate: int | str = 8 << 20
 
 
 class TrustRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of ``[[trust.rules]]``: the trust in files that were seen at such a path in such a
-    container. Both are globs; None matches any, and "" as a container means none.
+    """One of ``[[trust.rules]]``: the trust in files that were seen at a path in a container.
+
+    ``path`` and ``container`` are globs. None matches any; "" as a container matches files outside
+    of containers.
     """
 
     level: Literal["unknown", "container", "package", "host"]
@@ -102,7 +108,9 @@ class TrustRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrustSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[trust]``: the first rule that fits decides; without one, the place of the file decides."""
+    """``[trust]``: the first rule that fits decides the trust in a file. Without one, the place
+    decides.
+    """
 
     rules: tuple[TrustRule, ...] = ()
 
@@ -114,7 +122,8 @@ class UpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[serve]``: defaults of the options of ``buildidfs serve``; with ``listen`` ``up`` runs it.
+    """``[serve]``: defaults of the options of ``buildidfs serve``. If ``listen`` is set, ``up``
+    runs a server.
 
     ``rate`` is the number of requests per second of one client, 0 for no limit. A client has
     ``timeout`` seconds to send a request and to take a part of the answer. ``fetch`` gets missing
@@ -149,7 +158,8 @@ class RemoteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
     Files that not all users could read go to the bucket ``private``, or nowhere. ``rate`` is in
     bytes per second, 0 for no limit. With ``push``, ``up`` pushes captured files. Objects older
-    than half of ``keep`` are touched as long as this host has the file; None is never.
+    than half of ``keep`` are touched as long as this host has the file; if ``keep`` is None, they
+    are never touched.
 
     With ``read``, mounts and servers read files that the store lacks from ``tiers`` and from
     ``url``, whose files get the trust ``trust`` at most. They ask for a newer filter every
@@ -185,7 +195,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of buildidfs.toml(5)."""
+    """All settings in buildidfs.toml(5)."""
 
     store: StoreSettings = StoreSettings()
     container: ContainerSettings = ContainerSettings()
@@ -388,7 +398,7 @@ _KINDS: Final = {
 
 
 def _in_words(message: str) -> str:
-    """Return an error of msgspec in terms of TOML."""
+    """Translate an error of msgspec into the terms of TOML."""
     said, _, place = message.partition(" - at `$.")
     key = place.removesuffix("`")
     if found := _EXPECTED.fullmatch(said):
@@ -410,7 +420,7 @@ def _in_words(message: str) -> str:
 
 
 def _literals(what: Any) -> str:
-    """Return the values of a Literal, or of a tuple of them."""
+    """Return the values of a Literal, or of a tuple of Literals."""
     values: list[str] = []
     for each in get_args(what):
         values += [each] if isinstance(each, str) else map(str, get_args(each))

@@ -49,7 +49,7 @@ LOSING: Final = 5
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user ended a command that leaves a partial result, which ``str()`` describes.
+    """The user has ended a command that leaves a partial result; ``str()`` describes this result.
 
     ``kept`` is the number of files that were captured.
     """

@@ -3,8 +3,8 @@
 
 Terms have their usual meaning: a *build ID* names the output of the linker, a *digest* names bytes,
 and one build ID may have several *variants* (stripped, unstripped, re-signed, hostile). An *origin*
-is the place at which bytes were seen; a *sighting* is the claim that a file was there; a *pinned
-file* (capture/base.py) is a sighting plus an open descriptor.
+is the place at which bytes were seen; a *sighting* is the claim that a file was at an origin; a
+*pinned file* (capture/base.py) is a sighting plus an open descriptor.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _SHARED_IDS: Final = frozenset(
 
 
 def is_shared(build_id: bytes) -> bool:
-    """Return True for a build ID that unrelated programs are known to have."""
+    """Return True if a build ID is known to be shared by unrelated programs."""
     return build_id in _SHARED_IDS or not build_id.strip(b"\0")
 
 
@@ -94,7 +94,9 @@ class AliasType(enum.IntEnum):
     CODE = 3
     CRC32 = 4
     LINK = 5
-    """CRC-32 and name of the debug file to which the file refers; not a name of the file itself."""
+    """CRC-32 and name of the debug file to which the file refers. It is not a name of the file
+    itself.
+    """
 
 
 class Alias(NamedTuple):
@@ -125,7 +127,7 @@ class Kind(enum.IntEnum):
     """The kind of file that an artifact is for its readers.
 
     The values are part of the on-disk format. ``VDSO`` and ``KALLSYMS`` exist because perf looks
-    them up under names of their own; every other file is one of the first two.
+    them up under names of their own; every other file is an executable or debuginfo.
     """
 
     EXECUTABLE = 1
@@ -178,13 +180,13 @@ class Trust(enum.IntEnum):
 class Standing(enum.IntEnum):
     """The rank of a place among those with the same `Trust`; more is better. On disk as `stored`.
 
-    It distinguishes files of root by their directories, because root of a container without a user
-    namespace writes files of root into every volume of the container. ``SYSTEM`` is a directory of
-    package managers (/usr, /lib, ...), ``INSTALLED`` one for other installed software (/usr/local,
-    /opt). ``GIVEN`` is for input of the operator: a package, a directory, a rule. ``ELSEWHERE`` is
-    any other place. ``IMAGE`` is a container image, which has the trust of a package, but was not
-    made for this host. ``UPSTREAM`` is a server that the operator named, with the trust of a
-    package, too; any host on the way to it could take its place.
+    It distinguishes files of root by their directories, because in a container without a user
+    namespace, the container's root user can write files of root into every volume. ``SYSTEM`` is a
+    directory of package managers (/usr, /lib, ...), ``INSTALLED`` one for other installed software
+    (/usr/local, /opt). ``GIVEN`` is for input of the operator: a package, a directory, a rule.
+    ``ELSEWHERE`` is any other place. ``IMAGE`` is a container image, which has the trust of a
+    package, but was not made for this host. ``UPSTREAM`` is a server that the operator named. It
+    has the trust of a package, too, but any host on the way could take the place of the server.
     """
 
     IMAGE = 0
@@ -246,7 +248,7 @@ class NamespaceSet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileIdentity(msgspec.Struct, frozen=True):
-    """The result of stat(2) and statx(2) for an open file, by which it is recognised later.
+    """The result of stat(2) and statx(2) for an open file, by which the file is recognised later.
 
     ``scope`` makes (dev, ino) unambiguous. Device numbers of tmpfs, overlayfs and loop devices are
     reused at once, and filesystem images with fixed times look alike; for these ``scope`` is the
@@ -291,11 +293,11 @@ class Access(msgspec.Struct, frozen=True):
     gid: int = 0
 
     def within(self, identity: FileIdentity, reach: int) -> tuple[FileIdentity, int]:
-        """Restrict the identity and reach of a member to users who may read this archive.
+        """Restrict the identity and the reach of a member to users who may read this archive.
 
         If not all users may read the archive, a member that all could read gets the owner, group
-        and mode of the archive. Any other member keeps its owner if the owner may read the archive,
-        and is for root alone otherwise.
+        and mode of the archive. Any other member keeps its owner if that user may read the archive;
+        if not, only root may read the member.
         """
         if self.mode & 0o444 == 0o444:
             return identity, reach
@@ -321,13 +323,13 @@ class Origin(msgspec.Struct, frozen=True):
     `NamespaceSet` differed from the host's at that time, as far as both were known; with
     ``cgroup``, another definition of a container can be applied later. ``cgroup_id`` is the number
     of the control group in the unified hierarchy, 0 if unknown; unlike the path, it is not reused
-    until the next boot. ``reach`` has a bit for each class, the owner of the file (4), its group
-    (2) and all others (1), that is set if all members could reach the file along this path, see
-    `capture.origin.path_access`. It is 0 if only root could, or if it was not determined because
-    the store knows that place of the file. ``archive`` is the path on the host of the package file
-    that the file is in, if only root may write to it. ``signature`` is the IMA signature that a
-    package has for the bytes, which is not verified here. ``standing`` is not kept with the place:
-    it raises that of the bytes, as ``trust`` does.
+    until the next boot. ``reach`` has a bit for each class of users: the owner of the file (4), its
+    group (2) and all others (1). A bit is set if all users of the class could reach the file along
+    this path, see `capture.origin.path_access`. ``reach`` is 0 if only root could, or if it was not
+    determined because the store knows that place of the file. ``archive`` is the path on the host
+    of the package file that the file is in, if only root may write to it. ``signature`` is the IMA
+    signature that a package has for the bytes, which is not verified here. ``standing`` is not
+    stored with the place: it raises the standing of the bytes, as ``trust`` does.
     """
 
     path: bytes
@@ -353,7 +355,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def shown_mode(self) -> int:
-        """Return the permission bits of an artifact that was seen there.
+        """Return the permission bits that an artifact seen at this origin is shown with.
 
         These are the bits of the original that the reach allows, without write and set-ID bits.
         """
@@ -367,9 +369,9 @@ class Origin(msgspec.Struct, frozen=True):
 class ContainerNames(msgspec.Struct, frozen=True):
     """The names of a container, as recorded by its engine.
 
-    ``name`` is that of the container, ``pod`` and ``namespace`` those of its pod in Kubernetes.
-    ``image`` has the name and the ID of its image, one line for each known one. Each is empty if
-    unknown, and has printable characters only.
+    ``name`` is the name of the container; ``pod`` and ``namespace`` are those of its pod in
+    Kubernetes. ``image`` has the name and the ID of its image, one line for each known one. Each is
+    empty if unknown, and has printable characters only.
     """
 
     name: str = ""
@@ -379,11 +381,11 @@ class ContainerNames(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """Return ``NAMESPACE/POD/NAME``, the known parts; empty if no name is known."""
+        """Return the known parts of ``NAMESPACE/POD/NAME``; empty if no name is known."""
         return "/".join(part for part in (self.namespace, self.pod, self.name) if part)
 
     def fits(self, text: str) -> bool:
-        """Return True if a user may mean the container by ``text``: its name, its pod, or both.
+        """Return True if ``text`` may stand for the container: it is its name, its pod, or both.
 
         A pod may have its namespace before it.
         """
@@ -408,9 +410,9 @@ class JitProcess(msgspec.Struct, frozen=True):
     """A process with generated code, and the file in which it writes the names of that code.
 
     ``origin`` is that file; ``pid`` is the process ID here, ``ns_pid`` the process ID in the
-    process's own namespace. ``start_ticks`` is its start time, in clock ticks since the boot with
-    that ID (hexadecimal), and ``start_ns`` the same as Unix time. ``machine`` is the e_machine of
-    its code.
+    process's own namespace. ``start_ticks`` is the start time of the process in clock ticks since
+    the boot, ``boot_id`` the ID of this boot (hexadecimal), and ``start_ns`` the start time as Unix
+    time. ``machine`` is the e_machine of its code.
     """
 
     pid: int
@@ -470,8 +472,8 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def made_of(self) -> str:
-        """Return the section of the executable from which a debug file was made; empty if it was
-        not made.
+        """Return the section of the executable from which a debug file was made; empty if the file
+        was not made but captured.
 
         A captured debug file has at least a symbol table.
         """

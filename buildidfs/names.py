@@ -55,8 +55,9 @@ DWP_SUFFIX = b".dwp"
 
 DEBUG_SUFFIX = b".debug"
 DWZ_MARK = b"/.dwz/"
-"""gdb and elfutils take the part of a dwz file's path after this mark, and look it up below
-``.dwz/``.
+"""The mark in the path of a dwz file.
+
+gdb and elfutils take the part after it, and look this part up below ``.dwz/``.
 """
 
 MERGED = (b"lib", b"lib64", b"bin", b"sbin", b"lib32", b"libx32")
@@ -67,7 +68,7 @@ def merged(path: bytes) -> list[bytes]:
     """Return the other name of a path below /lib, /bin and similar directories, if these are links
     into /usr.
 
-    The dynamic loader, and so ldd(1), uses one name, the kernel the other.
+    The dynamic loader, and so ldd(1), uses one of the names, and the kernel the other.
     """
     is_in_usr = path.startswith(b"/usr/")
     first = path.removeprefix(b"/usr").split(b"/", 2)[1:2]
@@ -136,10 +137,9 @@ def split(build_id: bytes) -> tuple[bytes, bytes]:
 
 
 def package_id(build_id: BuildId) -> BuildId | None:
-    """Return the build ID under which a store keeps the ``.dwp`` file of a binary, which has none
-    itself.
+    """Return the build ID under which a store keeps the ``.dwp`` file of a binary.
 
-    Returns None if the binary's build ID is too long for that.
+    Such a file has no build ID itself. Returns None if the binary's build ID is too long.
     """
     if len(build_id) + len(DWP_SUFFIX) > BuildId.MAX_BYTES:
         return None
@@ -158,12 +158,16 @@ _DEL: Final = 0x7F
 
 
 def printable(raw: bytes) -> str:
-    """A path for a person: control characters and what is not UTF-8 as ``\\xNN``."""
+    """Return a path for a person: control characters and bytes that are not UTF-8 become
+    ``\\xNN``.
+    """
     return one_line(raw.decode("utf-8", "backslashreplace"))
 
 
 def one_line(text: str) -> str:
-    """A message for a person, of which a path may be a part: control characters as ``\\xNN``."""
+    """Return a message for a person, which may contain a path: control characters become
+    ``\\xNN``.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -194,9 +198,8 @@ SOURCES_PREFIX = b".src"
 
 
 def sources_id(build_id: bytes) -> BuildId | None:
-    """Return the build ID under which a store keeps the source files of a build ID.
-
-    None if that would be too long.
+    """Return the build ID under which a store keeps the source files of a build ID; None if the
+    latter is too long.
     """
     if len(build_id) + len(SOURCES_PREFIX) > BuildId.MAX_BYTES:
         return None
@@ -204,8 +207,8 @@ def sources_id(build_id: bytes) -> BuildId | None:
 
 
 def kept_for(build_id: BuildId) -> BuildId:
-    """Return the build ID whose package or sources are kept under ``build_id``; else ``build_id``
-    itself.
+    """Return the binary's build ID for the build ID of its package or sources; any other ID as it
+    is.
     """
     owner = package_owner(build_id)
     if owner is None and is_of_sources(build_id):

@@ -123,9 +123,9 @@ def bundle(
 def _report_lacking(
     session: Session, manifest: Manifest, inputs: dict[bytes, Named], wanted: int
 ) -> int:
-    """Say on standard error what the bundle lacks, and return the exit status.
+    """Print on standard error which files the bundle lacks, and return the exit status.
 
-    Raises `IncompleteError` if something was never captured.
+    Raises `IncompleteError` if a file was never captured.
     """
     from buildidfs.app import bundle as bundles
     from buildidfs.cli.output import report_nameless

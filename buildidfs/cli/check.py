@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs check``: whether the store is what it was, and what to do if not."""
+"""``buildidfs check``: find and repair faults of the store."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
 
 
 def _shown_by(line: Line | None) -> Callable[[str, int, int], None]:
-    """Return a function that shows the progress of the steps of a check."""
+    """Return a function that shows the progress of a check on a line."""
     from buildidfs.app import check as checking
 
     step = ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _COMPLETIONS: Final = 100
 _MEANING: Final = 72
-"""The columns for the meaning of an exit status in a help text, which has 80."""
+"""The number of columns for the meaning of an exit status in a help text, which has 80 columns."""
 _PLAIN: Final = re.compile(r"[\w@%+:,./][\w@%+:,./-]*")
 _ANYWHERE: Final = (
     "--store, --config, --hostname, -v and -q may stand here, too: see buildidfs --help"
@@ -59,7 +59,7 @@ def _folded(meaning: str) -> list[str]:
 
 
 class Session:
-    """One run of the command: global options, evaluated when a command needs them."""
+    """One run of the command. Global options are evaluated when a command needs them."""
 
     def __init__(
         self, store: str | None, config: str | None, verbosity: int, hostname: str | None = None
@@ -90,7 +90,7 @@ class Session:
         return self.verbosity < 0
 
     def say_why_empty(self, why: str) -> None:
-        """Print on standard error why an answer is empty; the exit status does not change."""
+        """Print on standard error why an answer is empty. The exit status does not change."""
         from buildidfs.cli.output import one_line
 
         if not self.is_quiet:
@@ -99,7 +99,7 @@ class Session:
     def progress(self, description: str, noun: str = "file") -> AbstractContextManager[Line | None]:
         """Return a line of progress if one is wanted, see `progress.progress`.
 
-        With -v there is none: log lines show more, and would mix with it.
+        With -v there is no line: log messages show more, and would mix with it.
         """
         from buildidfs.cli.progress import progress
 
@@ -132,7 +132,7 @@ class Session:
 
     @property
     def config_path(self) -> str | None:
-        """Return the configuration file that is read; None if there is none."""
+        """Return the path of the configuration file; None if no file is read."""
         if self._config is not None:
             return self._config
         candidates = ["/etc/buildidfs.toml"]
@@ -164,7 +164,9 @@ class Session:
         return command.replace("buildidfs ", f"buildidfs --store {shlex.quote(self._store)} ")
 
     def arguments(self) -> list[str]:
-        """The global options with which another process of the program has the same session."""
+        """Return the global options with which another process of the program has the same
+        session.
+        """
         words = ["--store", os.path.abspath(self.store_path)]
         if self._hostname is not None:
             words += ["--hostname", self._hostname]
@@ -196,10 +198,10 @@ class Session:
 
 
 class AnyPath(click.Path):
-    """A path with completion, which click does not check.
+    """A path with completion. click does not check it.
 
-    click would access the filesystem, which may not answer, and refuse unreadable files, which the
-    command should report itself.
+    A check would access the filesystem, which may not answer. It would also refuse unreadable
+    files, which the command should report itself.
     """
 
     def convert(
@@ -212,7 +214,7 @@ class AnyPath(click.Path):
 
 
 class _OfStore(click.types.StringParamType):
-    """An argument that is completed from the store, which is opened for reading only."""
+    """An argument with completions from the store. The store is opened for reading only."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -252,7 +254,9 @@ class SeenPath(_OfStore):
 
 
 class BuildIdArgument(_OfStore):
-    """A build ID, a unique prefix of one in the store, or a path at which it was seen."""
+    """A build ID, a unique prefix of a build ID in the store, or a path at which a file was
+    seen.
+    """
 
     name = "id"
 
@@ -341,7 +345,10 @@ def container_option(
     *,
     multiple: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the option ``--container``; with ``multiple`` it gets ``containers``."""
+    """Return a decorator that gives a command the option ``--container``.
+
+    The command gets the argument ``container``, or with ``multiple`` the argument ``containers``.
+    """
     return click.option(
         "--container",
         *(("containers",) if multiple else ()),
@@ -398,7 +405,7 @@ since_option = click.option(
 def whose_fields(
     seen: Origin | JournalRecord, names: tuple[str, ...] | None, called: Names
 ) -> dict[str, object]:
-    """Return the JSON fields for the container, host and scanner of a sighting."""
+    """Return the JSON fields for the container, the host and the scanner of a sighting."""
     from buildidfs.app.history import container_of
     from buildidfs.capture.origin import container
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs config``: the settings in effect, and where each comes from."""
+"""``buildidfs config``: the settings in effect, with the source of each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _UNITS: Final[dict[str, Callable[[Any], str]]] = {
     "upstream.max-size": size,
     "upstream.remember-absent": age,
 }
-"""The form of a number for a person; a text stays as it is in the file."""
+"""Functions that show the number of a setting to a person. A text is shown as it is in the file."""
 
 
 _UPSTREAM: Final = {
@@ -57,7 +57,9 @@ _UPSTREAM: Final = {
     "upstream.timeout": "DEBUGINFOD_TIMEOUT",
     "upstream.headers-file": "DEBUGINFOD_HEADERS_FILE",
 }
-"""The variables for a setting: their servers are added; for others the file takes precedence."""
+"""The variables that provide the same setting. Servers in a variable are added to those of the
+file; for other settings the file takes precedence.
+"""
 
 
 class _Value(NamedTuple):

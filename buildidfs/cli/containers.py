@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs containers``: the containers that files were captured of, by name."""
+"""``buildidfs containers``: the containers whose files were captured, by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs coverage``: show how much of a profile, a core or what runs can be read."""
+"""``buildidfs coverage``: show how much of a profile, a core file or the running programs can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _HELD: Final = Cell(str, str, colour=lambda held: _COLOURS.get(held, "yellow"))
 
 
 def _held(row: Row) -> str:
-    """Return the best file that the store has of it, as one word."""
+    """Return the best file that the store has of a binary, as one word."""
     if row.debuginfo:
         return "debuginfo"
     if row.symbols >= Quality.SYMTAB:
@@ -38,7 +40,7 @@ def _held(row: Row) -> str:
 
 
 def _columns(whole: int) -> tuple[Column[Row], ...]:
-    """Return the columns, with shares of a weight."""
+    """Return the columns; the shares in them refer to the weight ``whole``."""
     return (
         Column("share", "SHARE", lambda row: row.weight / whole if whole else 0.0, table.SHARE),
         Column("held", "HELD", _held, _HELD),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs doctor``: whether this machine is fit for capturing, and what to do if not."""
+"""``buildidfs doctor``: check if this machine is fit for capturing, and print the remedies."""
 
 from __future__ import annotations
 
@@ -70,12 +70,14 @@ def doctor(session: Session, json_: bool) -> int:
 
 
 def _general(finding: Finding) -> str:
-    """Return the remedy for a finding without its name."""
+    """Return the remedy for a finding without the name of the finding."""
     return finding.remedy.replace(finding.name, "")
 
 
 def _say_remedy(alike: list[Finding]) -> None:
-    """Print the remedy for the findings above it, which differ at most in their names."""
+    """Print the remedy for one or more findings that are printed above it, and differ only in their
+    names.
+    """
     if alike and (remedy := alike[0].remedy):
         names = ", ".join(each.name for each in alike)
         text = remedy.replace(alike[0].name, names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs fetch``: get what the store lacks from upstream servers."""
+"""``buildidfs fetch``: get files that the store lacks from upstream servers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take single files in and out: ``buildidfs add`` and ``buildidfs get``."""
+"""Capture single files and write them out: ``buildidfs add`` and ``buildidfs get``."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 """Groups of commands: loaded when called, listed by purpose, with global options anywhere.
 
 A command also takes the global options after its name, unless it has an option of the same
-spelling. For a mistyped command there is a suggestion, also for names from other programs.
+spelling. For an unknown command the error suggests a similar one, also for the names of other
+programs' commands.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ GLOBAL_OPTIONS: Final = (
     click.Option(["-v", "--verbose"], count=True, help="Log each step; -vv logs everything."),
     click.Option(["-q", "--quiet"], count=True, help="Print errors only."),
 )
-"""The options of the program, before or after the command."""
+"""The options of the program. They may precede or follow the command."""
 
 _KNOWN_ELSEWHERE: Final = {
     "cat": "get",

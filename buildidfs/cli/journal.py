@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs journal``: which build ID was seen at which path, for whom and when."""
+"""``buildidfs journal``: the build IDs that were seen, each with path, container and time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_LABELS = 5
 
 
 class _Line(NamedTuple):
-    """A row of the journal in a table; several ``files`` lost for one reason share a row."""
+    """A row of the journal in a table. ``files`` that were lost for the same reason share a row."""
 
     row: Row
     build_id: str | None
@@ -54,7 +54,9 @@ def _shown_path(line: _Line) -> bytes:
 
 
 def _columns(*, lost: bool) -> tuple[Column[_Line], ...]:
-    """Return the columns; if all rows are ``lost``, a narrow terminal shows their reasons."""
+    """Return the columns. If all rows are ``lost``, a narrow terminal shows their reasons instead
+    of build IDs.
+    """
     return (
         Column("last_seen", "SEEN", lambda line: line.last_seen_ns, table.AGE),
         Column("container", "CONTAINER", lambda line: line.container, table.LABEL),
@@ -134,7 +136,7 @@ def _lines(
     names: tuple[str, ...] | None,
     labels: set[str],
 ) -> Iterator[_Line]:
-    """Yield the wanted rows; add a few containers of other rows to ``labels``."""
+    """Yield the wanted rows; add the labels of a few containers of unwanted rows to ``labels``."""
     for row in rows:
         label = history.row_container(row, names)
         if not wanted(row):
@@ -152,7 +154,11 @@ def _lines(
 
 
 def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
-    """Return the reason why no row since ``since`` in containers with ``labels`` was shown."""
+    """Return the reason why no row was shown.
+
+    ``since`` is the start of the shown time. ``labels`` are those of some containers whose rows
+    were not wanted.
+    """
     if labels:
         some = ", ".join(sorted(label or "the host" for label in labels))
         return f"no row matches; the journal has rows of {some}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs list``: what is in the store."""
+"""``buildidfs list``: the build IDs and files in the store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Listed(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the bytes of all artifacts, each file once."""
+        """Return the number of bytes of all artifacts; a file of two kinds counts once."""
         return sum({artifact.digest: artifact.size for artifact, _ in self.artifacts}.values())
 
 

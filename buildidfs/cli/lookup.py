@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 
 def _package(row: Mapper) -> str | None:
-    """Return the package of a mapped file; for a deleted file, of the file that is
-    installed now.
+    """Return the package of a mapped file.
+
+    If the file is deleted, this is the package of the file that is installed now.
     """
     if not row.package.name:
         return None
@@ -228,7 +229,7 @@ def _mapper_fields(names: Names, mapper: Mapper) -> dict[str, object]:
 
 
 def _report_refused(refused: list[Unreadable]) -> int:
-    """Print the processes that could not be examined; return the exit status."""
+    """Print the processes that could not be examined; return the exit status for them."""
     processes = [each for each in refused if each.path != b"/proc"]
     for each in refused:
         if each not in processes:

@@ -34,7 +34,7 @@ _PLAIN = {
     "is not a valid float range": "is not a number",
     " is not in the range x>=": " is less than ",
 }
-"""Texts of click, and clearer ones."""
+"""Texts of click, and the clearer texts that replace them."""
 
 
 @click.group(
@@ -123,7 +123,8 @@ def run() -> NoReturn:
     """Run the command line of this process, and end the process.
 
     The interpreter would take a seventh of the time of a short command to free memory, which the
-    kernel frees at once. So the process ends without that, unless another thread has to end first.
+    kernel frees at once. So the process ends without freeing it, unless another thread has to end
+    first.
     """
     status = main()
     if sys.flags.dev_mode or threading.active_count() > 1:
@@ -178,7 +179,9 @@ def _report_usage(error: click.ClickException) -> int:
 
 
 def _message(error: click.ClickException) -> str:
-    """Return the message; for an unknown option with at most one similar option."""
+    """Return the message of an error. For an unknown option it suggests at most one similar
+    option.
+    """
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()
     from difflib import get_close_matches
@@ -216,11 +219,14 @@ def _known(error: BaseException) -> Iterator[BuildIdFsError]:
 
 
 class ReaderGone(Exception):
-    """The reader of the output (head, less) has ended. Not an OSError, which click would handle."""
+    """Raised if the reader of the output (head, less) has ended.
+
+    Not an OSError, because click would handle that.
+    """
 
 
 class _Output(io.FileIO):
-    """Standard output. Raises `UsageError` and `ReaderGone`, and drops later output."""
+    """Standard output. It raises `UsageError` and `ReaderGone`, and drops all output after that."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:

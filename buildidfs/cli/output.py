@@ -35,8 +35,9 @@ _SHOWN_NAMELESS: Final = 20  # files that are named one by one
 
 
 def path_fields(raw: bytes, name: str = "path") -> dict[str, str]:
-    """Return ``path``, and ``path_b64`` if the bytes are not UTF-8; or the same for another
-    ``name``.
+    """Return the field ``path``, and ``path_b64`` if the bytes are not UTF-8.
+
+    ``name`` is used in place of ``path`` if it is given.
     """
     try:
         return {name: raw.decode("utf-8")}
@@ -74,7 +75,7 @@ def age(seconds: float) -> str:
 
 
 def eviction(what: Tally | Evictions) -> str:
-    """Describe the blobs that were removed to make room; empty for none."""
+    """Describe the blobs that were removed to make room; empty if there are none."""
     said = []
     if what.again:
         said.append(f"{what.again} that can be captured again ({size(what.again_bytes)})")
@@ -90,7 +91,7 @@ def evicted_line(each: Evicted) -> str:
 
 
 def evicted_fields(what: Tally | Evictions, named: Iterable[Evicted]) -> dict[str, object]:
-    """Return the same for programs."""
+    """Return the data of `eviction` for programs, with the blobs ``named``."""
     return {
         "recapturable": what.again,
         "recapturable_bytes": what.again_bytes,
@@ -122,7 +123,7 @@ def limits(policy: Policy) -> str:
 
 
 def limits_fields(policy: Policy) -> dict[str, int | None]:
-    """Return the same for programs: bytes and seconds."""
+    """Return the data of `limits` for programs: bytes and seconds."""
     return {
         "max_size": policy.max_size,
         "keep_free": policy.keep_free,
@@ -220,7 +221,8 @@ def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
 def report_nameless(path: bytes, named: Named) -> bool:
     """Print on standard error the unknown mappings of ``path``; return True if there are any.
 
-    Files are printed with the samples that fell into them or were called from there.
+    Each file is printed with its share of the samples: those in the file, and those called from
+    there.
     """
     if named.incomplete:
         terminal.complain(one_line(named.incomplete))

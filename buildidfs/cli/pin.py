@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs pin`` and ``buildidfs unpin``: what is kept whatever the limits say."""
+"""``buildidfs pin`` and ``buildidfs unpin``: the build IDs that are kept whatever the
+limits say.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
 
 
 def _unpinned(session: Session, what: str, count: int) -> bool:
-    """Print the result; return True if there was no pin."""
+    """Print the result of unpinning; return True if there was no pin."""
     shown = printable(os.fsencode(what))
     if not count:
         terminal.complain(f"{shown} was not pinned")

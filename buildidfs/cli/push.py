@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upload what the store holds to the bucket of the fleet, or to a server of profiles."""
+"""``buildidfs push``: upload files of the store to the bucket of the fleet, or to a server of
+profiles.
+"""
 
 from __future__ import annotations
 

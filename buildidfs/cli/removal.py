@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remove or compress what the store holds: ``remove``, ``prune``, ``gc``, ``compress``."""
+"""Remove or compress files in the store: ``remove``, ``prune``, ``gc``, ``compress``."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _prune(
 
 
 def _tallied(choices: Iterator[Choice], reasons: dict[str, list[int]]) -> Iterator[Choice]:
-    """Yield the same choices; count removed blobs and bytes by reason."""
+    """Yield the same choices, and count the removed blobs and bytes by reason."""
     for choice in choices:
         if choice.goes:
             tally = reasons.setdefault(choice.why, [0, 0])

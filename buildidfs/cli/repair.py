@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs repair``: give a profile the build IDs that it was recorded without."""
+"""``buildidfs repair``: add to a profile the build IDs that it lacks."""
 
 from __future__ import annotations
 

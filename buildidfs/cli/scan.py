@@ -41,7 +41,7 @@ _sources_in_them = click.option(
 
 
 def _statuses(inputs: str, more: str = "") -> dict[int, str]:
-    """Return the exit statuses of a scan of such inputs."""
+    """Return the exit statuses of a scan, with ``inputs`` as the name of its inputs."""
     return {
         3: f"finished, but some {inputs} could not be read{more}",
         10: "store error; 14 disk full",
@@ -163,7 +163,7 @@ def scan_tree(
 def _tell_sources(
     session: Session, counts: SourceCounts, elsewhere: str, *, json_: bool
 ) -> dict[str, object]:
-    """Print counts, with a hint for files that are ``elsewhere``; return fields for JSON."""
+    """Print counts of source files, with a hint for ``elsewhere``; return the fields for JSON."""
     import msgspec
 
     if json_:
@@ -392,7 +392,7 @@ def _core_text(scan: CoreScan, called: Mapping[str, str]) -> None:
 
 
 def _whose(dump: Dump, called: Mapping[str, str]) -> str:
-    """Describe the process of a core; ``called`` has the names of containers by label."""
+    """Describe the process of a core file; ``called`` has the names of containers by label."""
     if not dump.name and not dump.pid:
         return "of an unknown process"  # its notes were cut off
     words = f"{printable(dump.name)} (pid {dump.pid}"

@@ -143,7 +143,10 @@ def _check_options(
 
 
 def _metrics(metrics: str | None, no_watch: bool) -> str:
-    """Return the option for watch, which has another working directory. Raises `UsageError`."""
+    """Return the option for the metrics of watch, with an absolute path.
+
+    The watch has another working directory. Raises `UsageError`.
+    """
     if metrics is None:
         return ""
     if no_watch:
@@ -196,7 +199,7 @@ def _report_up(session: Session, *, is_new: bool) -> int:
 
 
 def _scan_instead(session: Session) -> None:
-    """If the watch cannot follow events, capture at least the running programs."""
+    """Capture at least the running programs, if the watch cannot follow events."""
     from buildidfs.app import capture
     from buildidfs.cli import output
     from buildidfs.errors import BuildIdFsError
@@ -267,7 +270,7 @@ def down(session: Session, timeout: float) -> None:
 
 
 def _name_others(stores: list[bytes]) -> None:
-    """Name the other stores with a running supervisor, each with the command that ends it."""
+    """Print the other stores with a running supervisor, each with the command that ends it."""
     import shlex
 
     for each in stores:
@@ -354,7 +357,7 @@ def _doing(found: Status) -> str:
 
 
 def _print_evictions(what: Evictions) -> None:
-    """Print what was removed or only noted for lack of room, if anything."""
+    """Print the files that were removed, or only noted, for lack of room, if there are any."""
     said = []
     if removed := eviction(what):
         said.append(f"removed to make room: {removed}")
@@ -369,7 +372,7 @@ def _print_evictions(what: Evictions) -> None:
 
 
 def _sentences(each: Running) -> list[str]:
-    """Return the parts of the line for a process."""
+    """Return the parts of the line for one process."""
     part, present = each.part, each.present
     since = present.since if present is not None else part.since if part is not None else 0
     first = f"{each.state} since {moment(since)}"
@@ -403,7 +406,7 @@ def _facts(facts: Mapping[str, object]) -> Iterator[str]:
 
 
 def _unreadable(facts: Mapping[str, object]) -> Iterator[str]:
-    """Name the last files and processes that a scan of the watch could not read."""
+    """Yield lines with the last files and processes that a scan of the watch could not read."""
     rows = facts.get("unreadable_last")
     named = [each for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
     last = [f"{each.get('path')} ({each.get('reason')})" for each in named[-_UNREADABLE:]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs show``: all that is known of a build ID."""
+"""``buildidfs show``: all known facts about a build ID."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs stats``: what the store holds, and how much of this host it covers."""
+"""``buildidfs stats``: the number and size of the files in the store, and its coverage of this
+host.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def _say_of_store(session: Session, held: StoreStats, kept: str) -> None:
 
 
 def _say_of_host(host: Census, covered: int, coverage: float) -> None:
-    """Print the files that running processes have open or mapped, and the share that is held."""
+    """Print how many files running processes have open or mapped, and the share that the
+    store has.
+    """
     from buildidfs.linux import credentials, machine
 
     _say(

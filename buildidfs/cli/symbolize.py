@@ -36,7 +36,7 @@ class _Program(click.types.StringParamType):
     name = "program"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name itself; anything else is wrong usage."""
+        """Return the value if it is the name of a program; else report wrong usage."""
         if _PROGRAM.fullmatch(value) is None:
             self.fail(
                 f"{value!r} is neither llvm-symbolizer[-VERSION] nor eu-addr2line", param, ctx
@@ -226,7 +226,7 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
 def _filter(symbolizer: Symbolizer, listed: dict[bytes, BuildId], *, with_lines: bool) -> None:
     """Copy standard input to standard output, and add names that perf has not found.
 
-    At the end it prints the remaining ones with the reasons on standard error.
+    At the end it prints the names that are still missing, with the reasons, on standard error.
     """
     from buildidfs.app.symbolize.script_filter import ScriptFilter
 

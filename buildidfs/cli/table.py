@@ -45,8 +45,9 @@ _FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class Cell(NamedTuple):
     """The two forms of a value: for a person on a terminal, and in full for other output.
 
-    ``right`` is for numbers; ``cut`` lets the column give way if the terminal is too narrow, and
-    ``late`` only after all others; ``colour`` returns a colour for a terminal, or None.
+    ``right`` aligns the value to the right, for numbers. With ``cut`` the column is shortened if
+    the terminal is too narrow; with ``late`` only after all other columns. ``colour`` returns a
+    colour for a terminal, or None.
     """
 
     person: Callable[[Any], str]
@@ -61,8 +62,8 @@ class Column(NamedTuple, Generic[Row]):
     """A column: the name of its field, its header, a function for its value in a row, and the form
     of the value.
 
-    A terminal of less than ``least`` columns does not show it, unless the table is sorted by it.
-    None is an empty cell.
+    A terminal of less than ``least`` columns does not show the column, unless the table is sorted
+    by it. The value None is an empty cell.
     """
 
     field: str
@@ -73,7 +74,7 @@ class Column(NamedTuple, Generic[Row]):
 
 
 def named(columns: Sequence[Column[Row]], short: Callable[[str], str]) -> tuple[Column[Row], ...]:
-    """Return the columns, with the names of containers in place of their labels."""
+    """Return the columns, changed so that they show names of containers instead of labels."""
     return tuple(
         each._replace(value=functools.partial(_named, short, each.value))
         if each.field == "container"
@@ -87,7 +88,10 @@ def _named(short: Callable[[str], str], label: Callable[[Row], str], row: Row) -
 
 
 def ago(nanoseconds: int, now: float | None = None) -> str:
-    """Return a time as an age: ``3 min ago``; a date if it is long ago, or in the future."""
+    """Return a time as an age: ``3 min ago``.
+
+    A time that is long ago, or in the future, is returned as a date.
+    """
     past = int((time.time() if now is None else now) - nanoseconds // 1_000_000_000)
     if not -60 < past < _AGES:
         return time.strftime("%Y-%m-%d", time.localtime(nanoseconds // 1_000_000_000))
@@ -110,7 +114,9 @@ def _kinds(kinds: Iterable[Kind]) -> str:
 TEXT: Final = Cell(_label, _label)
 LABEL: Final = Cell(_label, _label, cut=True)
 ANSWER: Final = LABEL._replace(late=True)
-"""The column with the answer, such as a version or a reason, whose end matters."""
+"""A column with an answer, such as a version or a reason. It is cut last, because its end
+matters.
+"""
 BYTES: Final = Cell(printable, printable)
 PATH: Final = Cell(printable, printable, cut=True)
 COUNT: Final = Cell(str, str, right=True)
@@ -137,7 +143,7 @@ class Layout:
 
     @property
     def is_given(self) -> bool:
-        """True if the user gave one of the options."""
+        """True if the user gave one of the options of tables."""
         given = (self._sort, self._limit, self._template is not None, self._uncut, self.is_json)
         return any(given)
 
@@ -152,7 +158,9 @@ class Layout:
 
     @property
     def is_for_programs(self) -> bool:
-        """True if the user gave ``--format`` or ``--json``: the output consists of rows only."""
+        """True if the user gave ``--format`` or ``--json``. The output then consists of
+        rows only.
+        """
         return self._template is not None or self.is_json
 
     def print(
@@ -200,7 +208,7 @@ class Layout:
     def _aligned(
         self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int, more: str = ""
     ) -> Iterator[str]:
-        """Yield the lines for a terminal, the header first; none if there is no row."""
+        """Yield the lines for a terminal, the header first; no lines if there is no row."""
         limit = None if self._uncut else terminal.width(sys.stdout)
         make = _full if self._uncut else _short
         first = list(islice(rows, most or _MEASURED))
@@ -225,9 +233,10 @@ class Layout:
     def _shown(
         self, columns: Sequence[Column[Row]], rows: Sequence[Row], limit: int
     ) -> list[Column[Row]]:
-        """Return the columns that a terminal has room for.
+        """Return the columns for which a terminal has room.
 
-        If these are all rows, a narrow terminal does not show an empty column of names.
+        If ``rows`` are all rows of the table, a narrow terminal does not show an empty column of
+        names.
         """
         empty = [
             each
@@ -367,7 +376,7 @@ def _filled(parts: Sequence[str | Column[Row]], rows: Iterable[Row]) -> Iterator
 
 
 def _shrink(columns: Sequence[Column[Row]], widths: list[int], limit: int) -> None:
-    """Make the columns that may be cut narrower until the line fits, the widest first."""
+    """Shorten the columns that may be cut until the line fits, the widest first."""
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - limit
     loose = [number for number, each in enumerate(columns) if each.cell.cut]
     while over > 0 and (wide := [n for n in loose if widths[n] > _NARROWEST]):

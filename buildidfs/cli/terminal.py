@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terminal: its width, its characters, colour, and text that fits."""
+"""The terminal: its width, its characters, its colours, and text that fits its width."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 def width(stream: TextIO) -> int:
-    """Return the columns of a terminal: ``$COLUMNS``, else its own, else 80."""
+    """Return the number of columns of a terminal: ``$COLUMNS``, else the number that it reports,
+    else 80.
+    """
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and len(given) < 6 and int(given):
         return max(int(given), _NARROWEST)
@@ -48,7 +50,9 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def coloured(text: str, colour: str | None) -> str:
-    """Return a text for standard output, in a colour if that is a terminal with colours."""
+    """Return a text for standard output: in a colour if standard output is a terminal with
+    colours.
+    """
     if colour is None or not has_colour(sys.stdout):
         return text
     import click
@@ -57,7 +61,7 @@ def coloured(text: str, colour: str | None) -> str:
 
 
 def say(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> None:
-    """Print a paragraph; for a terminal it is folded at words.
+    """Print a paragraph. On a terminal its lines are broken between words.
 
     ``label`` is in the first ``indent`` columns; it may be coloured. All further lines begin with
     as many spaces. A word that is longer than a line, such as a path, stays whole.
@@ -79,7 +83,7 @@ def say(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> No
 
 
 def complain(text: str) -> None:
-    """Print a message with the name of the program on standard error."""
+    """Print a message on standard error, after the name of the program."""
     say(f"buildidfs: {text}", err=True)
 
 

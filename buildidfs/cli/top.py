@@ -91,7 +91,7 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
 
 
 def _has_terminal() -> bool:
-    """Return True if this process may read keys: a background job would be stopped."""
+    """Return True if this process may read keys. A background job may not: it would be stopped."""
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         return False
     try:
@@ -110,7 +110,7 @@ def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> 
 
 @contextmanager
 def _named(path: str) -> Iterator[Sequence[Column[Row]]]:
-    """Yield the columns with the names of containers from a store in place of their labels."""
+    """Yield columns that show the names of containers from a store instead of labels."""
     from buildidfs.app.containers import Names
     from buildidfs.store import Store
 
@@ -119,7 +119,7 @@ def _named(path: str) -> Iterator[Sequence[Column[Row]]]:
 
 
 def _live(look: Callable[[], View], interval: float, layout: table.Layout, path: str) -> None:
-    """Redraw until the user ends it."""
+    """Redraw the screen until the user ends the command."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

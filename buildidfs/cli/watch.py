@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs watch``: capture what is mapped from now on, until stopped."""
+"""``buildidfs watch``: capture each binary that a process maps from now on, until the watch is
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -143,8 +145,10 @@ def one_line(facts: Mapping[str, Any]) -> str:
 
 
 class Presenter:
-    """Prints the progress of one watch. `event` may be called from any thread, and does not raise:
-    an error of the output must not disturb captures, and ends `turn`.
+    """Prints the progress of one watch.
+
+    `event` may be called from any thread, and does not raise: an error of the output must not
+    disturb captures. `turn` raises such an error later.
     """
 
     def __init__(self, *, json_: bool, quiet: bool) -> None:
@@ -161,7 +165,7 @@ class Presenter:
         self._failure: Exception | None = None
 
     def event(self, event: Event) -> None:
-        """Report that a file was captured, or could not be."""
+        """Report that a file was captured, or could not be captured."""
         if not self._json or self._failure is not None:
             return
         origin = event.sighting.origin
@@ -178,7 +182,7 @@ class Presenter:
             self._failure = error
 
     def turn(self, state: WatchState, now: float) -> None:
-        """Print the state if it is time to. Raises errors of the output."""
+        """Print the state if the time for it has come. Raises errors of the output."""
         if self._failure is not None:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:

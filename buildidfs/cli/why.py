@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs why``: why a frame or a file has no name, and what to do about it."""
+"""``buildidfs why``: the reasons why a frame or a file has no name, and the remedies."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _print_one(session: Session, each: Explained, names: Names) -> None:
 def _print_groups(
     session: Session, files: list[Explained], unit: str, names: Names, *, bounded: bool
 ) -> None:
-    """Print the files by reason, the heaviest reason first."""
+    """Print the files in groups by reason; the group with the most weight comes first."""
     groups: dict[tuple[str, str, str], list[Explained]] = {}
     for each in files:
         finding = each.findings[0]
@@ -163,5 +163,5 @@ def _print_remedy(session: Session, remedy: str, command: str) -> None:
 
 
 def _print_clause(name: str, text: str) -> None:
-    """Print a clause after its name."""
+    """Print a name, and after it a clause about it."""
     terminal.say(one_line(text), label=name, indent=8)
