@@ -338,9 +338,7 @@ def import_(
 def _pinned(
     store: Store, file: BundleFile, trust: Trust, access: Access, verified: set[Digest]
 ) -> Iterator[Found]:
-    """Yield the files that the store does not have; add those that the bundle has to
-    ``verified``.
-    """
+    """Yield the files of a bundle that the store lacks; add the digest of each to ``verified``."""
     done: set[tuple[str, str]] = set()
     for item in file.manifest.items:
         digest = Digest(bytes.fromhex(item.sha256))

@@ -57,9 +57,9 @@ class Named(msgspec.Struct):
     """The build IDs that a file names, each with a path or name that it has there.
 
     ``nameless`` are the files without a build ID, the heaviest first. ``is_resolved`` is True if
-    some of the build IDs are not in the file itself, but come from the store. ``incomplete`` is the
+    some of the build IDs come from the store, because the file lacks them. ``incomplete`` is the
     reason if the file is not whole or is empty. ``is_profile`` is False for core files and
-    binaries. ``is_file`` is False for a build ID that was given as such.
+    binaries. ``is_file`` is False if the user gave a build ID and no file.
     """
 
     paths: dict[BuildId, bytes]

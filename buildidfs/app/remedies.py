@@ -271,7 +271,7 @@ def install_debug_packages(manager: str, packages: Sequence[str]) -> str:
 
 
 def debug_archive(manager: str) -> str:
-    """Return the end of a clause that says where a package manager finds debug packages."""
+    """Return the last part of a clause: where a package manager finds debug packages."""
     if manager == "dpkg":
         return "; apt finds -dbgsym packages in the archive debian-debug (Ubuntu: ddebs.ubuntu.com)"
     return ""

@@ -74,7 +74,8 @@ def file(store: Store, build_id: BuildId, text: str) -> Artifact | None:
 
 
 def artifact(store: Store, build_id: BuildId, text: str, kind: str | None) -> Artifact:
-    """Return the file that a user means by ``text`` or the name of a kind; else the first kind.
+    """Return the file that a user means: by a SHA-256 (``text``), by the name of a ``kind``, or by
+    default that of the first kind.
 
     Raises `ArtifactMissing`.
     """

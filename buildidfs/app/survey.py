@@ -134,8 +134,8 @@ def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
 
 
 def why_lacking(executable: bool, symbols: Quality, debuginfo: bool, why: str) -> str:
-    """Return the reason of `Holdings.of`, or that only DWARF is missing; empty if nothing is
-    missing.
+    """Return ``why``, the reason of `Holdings.of`, or the reason that only DWARF is missing; empty
+    if nothing is missing.
     """
     if why or debuginfo or not executable or symbols is not Quality.SYMTAB:
         return why

@@ -44,7 +44,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One reason and its remedy, as clauses for a person.
 
     ``reason`` is the stable name of the reason, ``command`` the first step of the remedy, empty if
-    there is none. ``package`` is the one whose debug package that step installs.
+    there is none. ``package`` is the package whose debug package ``command`` installs.
     """
 
     reason: str

@@ -311,7 +311,8 @@ class Live(Pipeline):
         self._not_committed([job], StoreError("the store has removed its bytes meanwhile"))
 
     def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
-        """Note files that still exist, and for which there is no room.
+        """Record only the sightings of files that still exist, because the store has no room for
+        their bytes.
 
         A file that was just made waits as long as pending files do: if it is deleted meanwhile, it
         is not recapturable any more, and room is made for it.

@@ -87,7 +87,9 @@ def open_maps(pid_fd: int) -> int:
 
 
 def mountinfo(pid_fd: int) -> bytes:
-    """Read the mounts of the process's mount namespace below its root. Raises OSError."""
+    """Read the mounts that the process sees: those of its mount namespace below its root. Raises
+    OSError.
+    """
     return read_text(pid_fd, b"mountinfo")
 
 

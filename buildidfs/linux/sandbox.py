@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that read the files of strangers, with as few rights as possible.
+"""Start programs that read the files of strangers, with as few rights as possible.
 
 `linux.confined` is the helper that gives up its rights and becomes the program.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch the files that a store, a profile or a core file lacks from upstream servers.
+"""Fetch files from upstream servers: those that a store lacks, alone or for a profile or core file.
 
 `main` is the process that fetches for a mount or a server, which may not write to the store.
 """

@@ -101,7 +101,7 @@ class Losses:
     """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
     Lost events of the kernel are counted separately, because their processes are unknown. ``clock``
-    returns the time in seconds since any moment. `take` returns the rows for the journal.
+    returns a time in seconds; its zero does not matter. `take` returns the rows for the journal.
     """
 
     def __init__(

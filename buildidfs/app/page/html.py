@@ -99,7 +99,7 @@ def ago(seconds: float | None) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number and its noun."""
+    """Return a number with its noun, in singular or plural."""
     return f"{number(count)} {noun if count == 1 else plural or noun + 's'}"
 
 

@@ -58,7 +58,7 @@ class FileNameList:
         self._joined = b""
 
     def containing(self, part: bytes) -> Iterator[bytes]:
-        """Yield the names that contain ``part``, which has no NUL."""
+        """Yield the names that contain ``part``. ``part`` must not contain a NUL."""
         joined = self._fresh()
         at = joined.find(part)
         while at >= 0:

@@ -413,8 +413,8 @@ def _repeated(files: Iterable[File]) -> frozenset[bytes]:
 def _is_same(identity: FileIdentity, file: File) -> bool:
     """Return True if a file may be the one that is mapped.
 
-    Overlays and btrfs show one device number in mappings and another one in stat(2). Both are
-    anonymous, with a major number of 0, and the inode is the same.
+    Overlays and btrfs show one device number in mappings and another one in stat(2). Both numbers
+    have the major number 0, and the inode is the same.
     """
     if identity.ino != file.inode:
         return False

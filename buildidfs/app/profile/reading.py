@@ -234,7 +234,9 @@ class Reading:
     # --- the second pass -------------------------------------------------------------------
 
     def hits(self, *, chains: bool = False) -> Counter[Hit]:
-        """Count the samples of each place; with ``chains`` those of its callers, too."""
+        """Count the samples at each place; with ``chains``, a sample also counts at each place in
+        its call chain.
+        """
         hits = Hits(self.spaces)
         layouts = self.profile.layouts
         self.samples = 0
@@ -320,8 +322,8 @@ def coverage(
 ) -> Coverage:
     """Return the share of samples whose binary the store has, by container.
 
-    With ``address`` only samples count that have it in their call chain. Raises `UsageError` if the
-    file is no profile.
+    With ``address``, only samples with this address in their call chain count. Raises `UsageError`
+    if the file is no profile.
     """
     holdings = Holdings(store)
     rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()

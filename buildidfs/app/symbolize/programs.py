@@ -96,10 +96,10 @@ class Program(Protocol):
 class Slots:
     """Files that a program may open, empty until `fill`; a context manager.
 
-    They are in $TMPDIR, or else in memory; they have no names if /proc can show them to the
-    program, and vanish with the slots. ``directory`` is the one in which programs look for debug
-    files by build ID, see `name`; None if there is no room for it. Raises `UsageError` if there is
-    no room.
+    The files are in $TMPDIR, or else in memory, and vanish with the slots. They have no names if
+    the program can open them through /proc. ``directory`` is the directory in which programs look
+    for debug files by build ID, see `name`; None if there is no room for it. Raises `UsageError` if
+    there is no room.
     """
 
     def __init__(self, count: int = SLOTS) -> None:

@@ -59,7 +59,8 @@ class Context:
 
 
 class Layer(Protocol):
-    """One layer; equal values of ``key`` mean the same layer while all of them are open.
+    """One layer. While two layers are open, equal values of ``key`` mean that they are the same
+    layer.
 
     ``name`` is for messages.
     """

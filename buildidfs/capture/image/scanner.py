@@ -305,7 +305,7 @@ class _Stack:
         self.mark: FileIdentity | None = None
 
     def is_meant(self, reference: str) -> bool:
-        """Return True if a user may mean this image by a reference."""
+        """Return True if a reference of a user fits this image."""
         return oci.is_meant(reference, self.image.names, self.image.digests)
 
     def hides(self, path: bytes) -> bool:

@@ -96,7 +96,9 @@ class Rings:
         return list(decode_ring(data, paths=True)) if data else []
 
     def is_pressed(self, cpu: int) -> bool:
-        """Return True if `changes` should be called even without mappings."""
+        """Return True if the second ring of a CPU is so full that `changes` should be called, even
+        without mappings.
+        """
         ring = self._tasks.get(cpu)
         return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
 

@@ -98,7 +98,7 @@ _MEMORY: Final = (b"/memfd:", b"/dev/zero")
 
 
 class State:
-    """The state shared by the threads of the catcher.
+    """The state that the threads of the catcher share.
 
     ``lock`` guards all of it except ``closer``, ``host``, ``grips`` (the pinned files, and None at
     the end), ``files``, ``shares``, ``held``, lookups in ``met``, and methods that say so. ``host``

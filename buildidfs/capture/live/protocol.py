@@ -40,8 +40,9 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A pinned file that was mapped executable; its descriptor is an O_PATH one.
 
-    ``key`` names the file at that place for `Forget`; ``path`` is the path as its users saw it. A
-    message with ``build_id`` has no descriptor, because too many files were waiting.
+    ``key`` is the name of the file at that place in a `Forget` message; ``path`` is the path as its
+    users saw it. A message with ``build_id`` has no descriptor, because too many files were
+    waiting.
     """
 
     key: bytes
@@ -67,7 +68,7 @@ class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Mappings were lost, ``count`` if their number is known: all processes must be scanned."""
+    """Mappings were lost: all processes must be scanned. ``count`` is their number, if known."""
 
     count: int
     reason: str

@@ -77,7 +77,9 @@ def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] =
 def label_by(
     cgroup_path: bytes, namespaces: NamespaceSet, apart: int, names: Collection[str]
 ) -> str:
-    """Return the label if containers are defined by ``names``; empty outside of one."""
+    """Return the label of a process's container, if ``names`` define a container; empty if the
+    process is in none.
+    """
     return label(cgroup_path, namespaces, names) if in_container(apart, names) else ""
 
 

@@ -208,7 +208,7 @@ class Reach:
         return reach
 
     def _is_there(self, parent: int, name: bytes, identity: FileIdentity, ground: _Ground) -> bool:
-        """Return True if a directory has that very file under that name."""
+        """Return True if the file with ``name`` in a directory is the one with ``identity``."""
         try:
             fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.told)
         except OSError:
@@ -286,7 +286,8 @@ class Reach:
         return _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns), fd
 
     def _above(self, root: Root) -> set[_Barrier]:
-        """Return the users kept out by the directories above a root, up to that of its namespace.
+        """Return the barriers of the directories above a root, up to the root of its mount
+        namespace.
 
         Raises OSError.
         """
@@ -319,7 +320,7 @@ class Reach:
     def _look(
         self, fd: int, before: _Ground | None, root: Root
     ) -> tuple[FileIdentity, _Ground, frozenset[_Barrier]]:
-        """Return a directory, its mount, and the users that it keeps out. Raises OSError."""
+        """Return a directory, its mount, and the barriers of both. Raises OSError."""
         identity, mount = statx.identity_on_mount(fd, ask=self._ask)
         if not stat.S_ISDIR(identity.mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -336,7 +337,7 @@ class Reach:
     def _kept_by(
         self, ground: _Ground, fd: int, identity: FileIdentity, root: Root
     ) -> frozenset[_Barrier]:
-        """Return the users kept out of the mount that ``fd`` is on. Raises OSError."""
+        """Return the barriers of the mount that ``fd`` is on. Raises OSError."""
         barriers = frozenset[_Barrier]()
         if root.maker is not None:
             barriers = self._outside(fd, identity, ground.mount, root)
@@ -349,12 +350,13 @@ class Reach:
     def _outside(
         self, fd: int, identity: FileIdentity, mount: int | None, root: Root
     ) -> frozenset[_Barrier]:
-        """Return the users kept out, on the host, of a directory mounted in another namespace.
+        """Return the barriers on the host's path to a directory that another mount namespace shows.
 
         The result is empty if the host does not have that filesystem, which then belongs to the
-        container. It is also empty for the root that root has given to a container, and for the
-        directories in which engines keep the data of containers: there the container's own users
-        count, see SECURITY.md. Raises OSError, and ValueError if the answer cannot be found.
+        container. It is also empty for the root directory that root has given to a container, and
+        for the directories in which engines keep the data of containers: for these files, the
+        container's own users count, see SECURITY.md. Raises OSError, and ValueError if the answer
+        cannot be found.
         """
         assert root.maker is not None
         shown, is_root = self._shown(fd, mount, root)
@@ -433,7 +435,7 @@ class Reach:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _along(self, host: Root, way: bytes, identity: FileIdentity) -> frozenset[_Barrier] | None:
-        """Return the users kept out along a path of the host; None if it leads to another file."""
+        """Return the barriers along a path of the host; None if the path leads to another file."""
         directory, _, name = way.rpartition(b"/")
         try:
             if stat.S_ISDIR(identity.mode):
@@ -486,7 +488,9 @@ class Reach:
         return mode if entries is None else mode & posix_acl.certain_bits(entries)
 
     def _readers(self, fd: int, mode: int, ground: _Ground) -> int:
-        """Return the classes whose read bits in the mode of a file hold. Raises as `_searchers`."""
+        """Return the classes for which the read bits in the mode of a file hold for all members.
+        Raises as `_searchers`.
+        """
         if ground.told:
             return EVERYBODY if mode & _READ == _READ else OWNER
         entries = file_ops.access_list(fd)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mapped files on a FUSE filesystem of a user, which root may not enter.
 
-The kernel still reports the build ID of such a file. Its bytes are read as the user who mounted the
-filesystem (`unresponsive.as_owner`), and count only if they have that build ID.
+The kernel still reports the build ID of such a file. Its bytes are read with the rights of the user
+who mounted the filesystem (`unresponsive.as_owner`), and accepted only if they have that build ID.
 """
 
 from __future__ import annotations

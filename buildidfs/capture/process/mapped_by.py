@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that have a file with a given build ID mapped now.
 
-Nothing is captured. Each file is read once for each mount namespace, however many processes map it.
-A file that may not be opened is identified by its pages in memory.
+Nothing is captured. Each file is read only once for each mount namespace, however many processes
+map it. A file that may not be opened is identified by its pages in memory.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Nameless(msgspec.Struct, frozen=True):
 
 
 class Mappers:
-    """One pass over all processes: those that map ``wanted`` files, and those that are hidden.
+    """One pass over all processes. It yields those that map ``wanted`` files, and those that cannot
+    be seen.
 
     With ``nameless``, mappings without a build ID are included; with ``packages``, the package of
     each file. ``container_namespaces`` define a container, ``initial`` are the host's. ``ways`` and

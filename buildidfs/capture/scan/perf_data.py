@@ -2,7 +2,7 @@
 """perf.data files, opened: one file, or the directory that ``perf record --threads`` makes.
 
 Such a directory has a file ``data``, which is an ordinary profile, and files ``data.0`` and so on,
-which have records without headers.
+which have records, but no headers.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class _Request(msgspec.Struct, array_like=True):
     """A request. Its descriptors are: the file (O_PATH), if ``copy`` the file to copy it to, and
     the user namespaces, besides our own, to which the IDs may belong.
 
-    ``device`` and ``inode`` are those that the file must have. The server of the filesystem may
-    take ``seconds`` for an answer.
+    The file must have ``device`` and ``inode``. The server of the filesystem may take ``seconds``
+    for an answer.
     """
 
     uid: int
@@ -177,7 +177,7 @@ def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
 
 
 def _attempt(request: _Request, fds: tuple[int, int, int]) -> _Answer:
-    """Let a child handle the request within its time. Raises OSError."""
+    """Let a child handle the request within the time of the request. Raises OSError."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with its:

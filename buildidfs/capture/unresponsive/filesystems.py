@@ -132,10 +132,11 @@ class SlowMounts:
     def is_slow(self, fd: int, identity: FileIdentity, mnt_ns_id: int, user: int = 0) -> bool:
         """Return True if the filesystem of an open file (O_PATH suffices) may not answer.
 
-        An unknown mount may not answer, because a detached mount cannot be looked up; but on a
-        block device an unknown mount counts as answering, because few block devices are FUSE's.
-        ``user`` is the user namespace of the process that uses the file, 0 if unknown: overlays
-        that users can mount in a user namespace of their own may not answer.
+        An unknown mount counts as one that may not answer, because a detached mount cannot be
+        looked up. But if the unknown mount is on a block device, it counts as answering, because
+        few block devices are FUSE's. ``user`` is the user namespace of the process that uses the
+        file, 0 if unknown: overlays that users can mount in a user namespace of their own may not
+        answer.
         """
         if identity.dev == self._memory:
             return False

@@ -108,8 +108,8 @@ class Helper:
         kind: type[_ReplyT],
         owner: object = None,
     ) -> tuple[_ReplyT, int]:
-        """Return the answer to a request about a filesystem, and its descriptor, or -1 if there is
-        none.
+        """Return the answer to a request about a filesystem, and the descriptor that came with it,
+        or -1.
 
         Raises OSError: TimeoutError if there is no answer, and the error in the answer.
         """

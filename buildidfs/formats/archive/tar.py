@@ -184,7 +184,9 @@ def _decimal(text: bytes | None, otherwise: int) -> int:
 
 
 def _time(text: bytes | None, seconds: int) -> int:
-    """Return nanoseconds from a pax header, ``123.45``, or from the number in the main header."""
+    """Return a time in nanoseconds: ``text`` (as ``123.45``) from a pax header, or else ``seconds``
+    from the main header.
+    """
     if text is None:
         return bounded_time(seconds)
     whole, _, rest = text.partition(b".")

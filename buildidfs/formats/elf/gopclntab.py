@@ -238,7 +238,7 @@ def _words(data: bytes, code: str, is_swapped: bool) -> Sequence[int]:
 def _header(data: bytes, size: int) -> _Header | None:
     """Return the header of a table of ``size`` bytes that begins with ``data``.
 
-    Returns None if it is invalid, or leads out of the table.
+    Returns None if the header is invalid, or has an offset outside of the table.
     """
     if len(data) < _HEADER_BYTES or not _HEADER.match(data):
         return None

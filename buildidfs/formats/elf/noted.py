@@ -35,7 +35,8 @@ _NAMES_NAME: Final = b".shstrtab\0"
 
 
 class Noted(NamedTuple):
-    """The file of ``size`` bytes consists of ``head``, its own bytes after that, and ``tail``.
+    """The parts of the file of ``size`` bytes: ``head``, then the bytes of the original file, then
+    ``tail``.
 
     ``tail`` begins at ``at``, at or after the end of the original; zeros fill the gap.
     """
@@ -93,7 +94,9 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
 
 
 def _without_note(shdr: Struct, sections: bytes, names: bytes) -> bytes:
-    """Return the section headers; one with the name of the note, but another ID, loses the name."""
+    """Return the section headers. A section with the name of the note, which has another ID, loses
+    its name.
+    """
     changed = bytearray(sections)
     for at in range(0, len(sections), shdr.size):
         fields = list(shdr.unpack_from(sections, at))

@@ -236,7 +236,7 @@ class _Map:
         self._numbers: list[int] = []
 
     def add(self, start: int, end: int, number: int) -> None:
-        """Add a mapping that is later than all others, and cut its range out of these."""
+        """Add a mapping that is later than all others, and remove its range from the others."""
         if start >= end:
             return
         first = bisect_right(self._ends, start)

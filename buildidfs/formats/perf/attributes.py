@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of perf events, and the places of the fields that they request in each record.
+"""Attributes of perf events, and the places in each record of the fields that the attributes
+request.
 
 `pack_attr` makes struct perf_event_attr for an event of this machine, `parse_attr` reads that of a
 profile. A sample has the fields in its event's ``sample_type``, in a fixed order; other records end
