@@ -227,14 +227,14 @@ def conflicts(
 
 
 def why_no_conflicts(store: Store, asked: Asked) -> str:
-    """Return the reason why no build ID with several variants was shown."""
+    """Return the reason why the list of build IDs with several variants is empty."""
     if asked == Asked() or next(iter(store.index.conflicts()), None) is None:
         return "no build ID in this store has several variants"
     return f"no build ID with several variants fits {asked}"
 
 
 def why_no_artifacts(store: Store, asked: Asked) -> str:
-    """Return the reason why no artifact was shown."""
+    """Return the reason why the list of artifacts is empty."""
     if not store.stats().blobs:
         return "nothing is captured in this store yet: buildidfs scan proc, or buildidfs up"
     why = f"nothing in this store fits {asked}"

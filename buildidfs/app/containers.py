@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers by their user-given names: names, files, and the container that a user means."""
+"""The names of containers, their files in a store, and the container that a user means by
+a name.
+"""
 
 from __future__ import annotations
 

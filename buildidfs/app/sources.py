@@ -121,7 +121,7 @@ def capture_tree_sources(
 def capture_packaged_sources(
     store: Store, settings: Settings, paths: Sequence[bytes]
 ) -> SourceCounts:
-    """Capture the sources in packages that debug files in these packages name.
+    """Capture source files in packages: those that debug files in these packages name.
 
     After the scan, the packages are read twice more: for the build IDs of their debug files, and
     for the source files that these name. Raises `StoreFull`.
@@ -140,7 +140,7 @@ def capture_packaged_sources(
 def capture_image_sources(
     store: Store, settings: Settings, scanner: Callable[[], ImageScanner]
 ) -> SourceCounts:
-    """Capture the sources in images that debuginfo in the same image names.
+    """Capture source files in images: those that debuginfo in the same image names.
 
     ``scanner`` makes a scanner of the images, which were scanned before. The images are read twice:
     for the build IDs, and for the source files that their debuginfo names. An image may come from

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file in which a store keeps the source files of one build ID.
 
-magic            16 bytes
-length           8 bytes, little-endian: bytes of the list
-list             msgpack: [[path, offset, size], ...]
-files            the files, each at its offset from here
+    magic            16 bytes
+    length           8 bytes, little-endian: bytes of the list
+    list             msgpack: [[path, offset, size], ...]
+    files            the files, each at its offset from here
 
 A path is the one in the debug information, made absolute and without dot segments. A reader needs
 only the beginning of the archive, and the wanted file.

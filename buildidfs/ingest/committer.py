@@ -151,7 +151,7 @@ class Committer(Generic[Job]):
             self._changed.notify()
 
     def lost(self) -> None:
-        """Record that a file was dropped because of the store; it may still exist later."""
+        """Record that a file was dropped because of the store; a later scan may find the file."""
         with self._changed:
             if self._trouble is not None:
                 self._trouble.lost()
@@ -438,7 +438,7 @@ class Trouble:
             self._over()
 
     def lost(self) -> None:
-        """Record that a file was dropped because of the trouble; it may still exist later."""
+        """Record that a file was dropped because of the trouble; a later scan may find the file."""
         self._lost = True
 
     def recovered(self) -> None:

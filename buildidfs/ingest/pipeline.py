@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline of files into the store: found, staged by workers, committed in batches, counted.
 
-source -> queue -> workers (`staging`) -> `committer` -> results
+    source -> queue -> workers (`staging`) -> `committer` -> results
 
 `Pipeline` is the common part of a scan and a watch. `scan.Scan` ends: its source is a scanner, a
 failure of the store ends it, and its result is a summary. `live.Live` continues until it is closed:

@@ -244,9 +244,9 @@ def build_ids_leak() -> bool | None:
 
     The kernel makes one record of a mapping and passes it to every event that wants it. Since
     records can have build IDs (commit 88a16a1309333, Linux 5.12), the flag for a build ID may stay
-    set in the record for later events: their readers take a device number for a build ID, and perf
-    crashes. This was seen on Linux 6.18, and not in 7.2. No process may request build IDs on such a
-    kernel.
+    set in the record for later events: the readers of these events mistake a device number for a
+    build ID, and perf crashes. This was seen on Linux 6.18, and not in 7.2. No process may request
+    build IDs on such a kernel.
 
     The test uses events of this process only, so it gives no such record to sessions of others: the
     kernel passes a record to events of whole CPUs first, then to those of the process, the newest

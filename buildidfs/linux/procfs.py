@@ -196,8 +196,8 @@ def map_file_name(start: int, end: int) -> bytes:
 def open_map_file(pid_fd: int, start: int, end: int) -> int:
     """Open for reading exactly the file that is mapped at ``start`` to ``end``.
 
-    It works even if the file is deleted, replaced, unmounted or hidden under another mount. If it
-    is not a regular file, OSError(EINVAL) is raised; the caller must skip names in /dev/.
+    This works even if the file is deleted, replaced, unmounted or hidden under another mount. If
+    the file is not a regular one, OSError(EINVAL) is raised; the caller must skip names in /dev/.
 
     Raises OSError: ENOENT if there is no such mapping (any more), EPERM or EACCES without
     CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, EACCES for another user's FUSE filesystem.

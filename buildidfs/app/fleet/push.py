@@ -60,8 +60,8 @@ _NS: Final = 1_000_000_000
 
 
 Put = Literal["sent", "same", "other", "leased"]
-"""The result for a file: it was written; the bucket has the same bytes, or other bytes, under that
-key; another host is uploading it.
+"""The result for a file: ``sent``, or not, because under its key the bucket has the ``same`` bytes
+or ``other`` bytes, or because another host is uploading it (``leased``).
 """
 
 

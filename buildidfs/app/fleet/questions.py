@@ -119,7 +119,7 @@ def status(bucket: Bucket) -> list[Host]:
 
 
 def which(bucket: Bucket, pattern: str) -> list[Location]:
-    """Return the places at paths that match a pattern, the one seen last first.
+    """Return the places whose path matches a pattern, the one seen last first.
 
     ``*`` matches slashes, too. Raises `RemoteError`.
     """

@@ -224,7 +224,9 @@ def _build_id(path: bytes) -> BuildId:
 
 
 def _called(message: str, path: bytes) -> str:
-    """Replace the path in a message about the upload, which means nothing to the visitor."""
+    """Replace the path in a message about an upload, because the path means nothing to
+    the visitor.
+    """
     return message.replace(path.decode(), "the file")
 
 

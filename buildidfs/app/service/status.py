@@ -158,7 +158,9 @@ def _trouble(present: Present) -> str:
 
 
 def _is_silent(watch: Present) -> bool:
-    """Return True if a watch has not updated its state for longer than it ever takes."""
+    """Return True if the last update of a watch's state is older than it can be in a
+    working watch.
+    """
     told = watch.facts.get("told")
     if isinstance(told, int | float) and watch.is_here:
         return time.monotonic() - told > _SILENT_S

@@ -153,7 +153,7 @@ class SupervisedProgram:
             self._change(state="ended", due=0)
 
     def hurry(self) -> None:
-        """Start the program as soon as possible if it does not run."""
+        """If the program does not run, start it as soon as possible."""
         if self._process is None:
             self.due, self._delay = time.monotonic(), self._backoff.first
             self._change(state="waiting", due=time.time_ns())

@@ -321,7 +321,7 @@ class Members(NamedMembers):
         return Known(answer)
 
     def _remember_units(self, fd: int, build_id: BuildId, names: list[bytes]) -> None:
-        """Remember the units for a .dwp file that may follow, as it does in sorted archives."""
+        """Remember the units for the .dwp file, which in sorted archives follows its binary."""
         package_id = spellings.package_id(build_id)
         dwo_ids = debug_files.dwo_ids(fd)
         if package_id is not None and dwo_ids:

@@ -254,8 +254,8 @@ class PendingFiles:
     """Keeps files open until they are copied, for ``seconds`` at most. Thread-safe.
 
     ``max_bytes`` limits the sum of their sizes, ``max_count`` their number (by default as many as
-    the present RLIMIT_NOFILE allows). Files being copied count, too, but leave half of the bytes to
-    others.
+    the present RLIMIT_NOFILE allows). Files being copied count, too, but for at most half of the
+    bytes.
     """
 
     def __init__(

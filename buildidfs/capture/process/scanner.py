@@ -407,8 +407,8 @@ class _Scan:
     def _debug_files(
         self, process: Process, path: bytes, binary: ElfFile | BuildId, trust: Trust
     ) -> Iterator[Found]:
-        """Yield the debug files of a binary; if only its build ID is known, those under the build
-        ID.
+        """Yield the debug files of a binary. If only the build ID of the binary is known, yield
+        those under that build ID.
 
         ``trust`` is that of the binary.
         """

@@ -135,7 +135,7 @@ class SlowMounts:
         An unknown mount counts as one that may not answer, because a detached mount cannot be
         looked up. But if the unknown mount is on a block device, it counts as answering, because
         few block devices are FUSE's. ``user`` is the user namespace of the process that uses the
-        file, 0 if unknown: overlays that users can mount in a user namespace of their own may not
+        file, 0 if unknown: unless it is the host's, overlays count as filesystems that may not
         answer.
         """
         if identity.dev == self._memory:

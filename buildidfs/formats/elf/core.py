@@ -70,9 +70,9 @@ class Unknown(enum.StrEnum):
 class Module(msgspec.Struct, frozen=True):
     """A binary that was mapped, from its first address to its last.
 
-    ``path`` is that in the root of the process; `VDSO` for the vDSO; empty if the core lists no
-    files. ``deleted`` is True if the file had lost that name by then, ``main`` if it is the program
-    itself. Either ``build_id`` or ``unknown`` is set.
+    ``path`` is the path in the root of the process; it is `VDSO` for the vDSO, and empty if the
+    core lists no files. ``deleted`` is True if the file had lost that name by then, ``main`` if it
+    is the program itself. Either ``build_id`` or ``unknown`` is set.
     """
 
     path: bytes
@@ -377,7 +377,9 @@ class MappedFile(NamedTuple):
 
 
 class _Notes:
-    """The needed notes, the first one of each kind; ``threads`` counts the notes of threads."""
+    """The notes that `parse` needs, the first one of each kind; ``threads`` counts the notes of
+    threads.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -2,14 +2,14 @@
 """The names by which other systems know an ELF file, with or without a GNU build ID.
 
 - htlhash: 16 bytes of the SHA-256 of the first 4096 bytes, the last 4096 and the size. It is the
-key of OpenTelemetry's profilers (otel-ebpf-profiler:libpf/fileid.go), and the *adopted ID* of a
-program without a GNU build ID. It does not depend on the bytes in between, so it is easy to
-forge.
+  key of OpenTelemetry's profilers (otel-ebpf-profiler:libpf/fileid.go), and the *adopted ID* of a
+  program without a GNU build ID. It does not depend on the bytes in between, so it is easy to
+  forge.
 - Go build ID: the ASCII text of a note of Go's linker (cmd/internal/buildid/note.go).
 - code hash: SHA-256 of address and bytes of the executable segments, without the headers of the
-file, which strip rewrites. A stripped file and its unstripped twin share it.
+  file, which strip rewrites. A stripped file and its unstripped twin share it.
 - debug ID of Breakpad: the first 16 bytes of the build ID as a GUID, and an age (samply, Firefox
-Profiler, symbol servers; rust-debugid).
+  Profiler, symbol servers; rust-debugid).
 - CRC-32 of a debug file, by which ``.gnu_debuglink`` names it.
 
 All sizes are claims, bounded by those of the file; no input makes anything here raise, except what

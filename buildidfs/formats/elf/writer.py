@@ -37,8 +37,8 @@ class Section(NamedTuple):
     """A section to be written: the fields of its header except its place.
 
     ``offset`` is for a section without contents (SHT_NOBITS). ``size`` is for such a section, and
-    for one with a file among its parts. Two sections with the same object as parts share the bytes
-    of the file.
+    for one with a file among its parts. If two sections have the same object as their parts, they
+    share these bytes in the file.
     """
 
     name: bytes
