@@ -231,7 +231,7 @@ def size(value: int | str) -> int:
 
 
 class Limit(NamedTuple):
-    """A size in bytes, or a ``share`` of the filesystem; one of them is 0."""
+    """A size: a number of bytes, or a ``share`` of the filesystem. The other field is 0."""
 
     bytes: int
     share: float = 0.0

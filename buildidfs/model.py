@@ -29,7 +29,7 @@ def fingerprint(data: bytes, size: int = 16) -> bytes:
 
 
 class BuildId(bytes):
-    """The bytes of an NT_GNU_BUILD_ID note: 2 to 120 of them, 20 for most linkers.
+    """The bytes of an NT_GNU_BUILD_ID note: 2 to 120 bytes; most linkers write 20.
 
     Raises `InvalidBuildId` for any other length. 120 is the most for which ``<hex>.debug`` still
     fits a directory entry (NAME_MAX 255). ``str()`` returns lower-case hex, the spelling in all
@@ -286,7 +286,9 @@ EVERYBODY: Final = OWNER | GROUP | OTHERS
 
 
 class Access(msgspec.Struct, frozen=True):
-    """The permission bits that apply to a file where it is reachable, and its owner and group."""
+    """The permission bits of a file, as far as its path lets users reach it, and its owner and
+    group.
+    """
 
     mode: int = 0o444
     uid: int = 0

@@ -2,8 +2,8 @@
 """Run a mount or a service in the background, after the command that started it has ended.
 
 The process detaches before it opens the index or starts an event loop, because neither survives a
-fork. It reports through a pipe that it is ready, or its error; then the parent returns, or raises
-the error.
+fork. Through a pipe the process reports that it is ready, or its error. Then the parent returns, or
+raises the error.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def start(
 
 
 def detach(work: Work, log_file: str | None = None) -> None:
-    """Run ``work`` in a background process; return when it calls its argument to report that it is
-    ready.
+    """Run ``work`` in a background process. ``work`` gets a function, and calls it when it is
+    ready; then `detach` returns.
 
     The process has no terminal, and its working directory is /. Its messages go to the same place
     as those of `start`. If ``work`` raises before it is ready, the error is raised here.
@@ -195,7 +195,7 @@ def mount(
 
 
 def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:
-    """Unmount a mount of ours, and wait for the end of its process if it is of this store.
+    """Unmount a mount of ours. If it is a mount of this store, wait for the end of its process.
 
     The process records the opened files before it ends, and uses the store until then. If a file is
     still open, or another mount namespace has a copy of the mount, the process continues, and this

@@ -178,7 +178,9 @@ class _Waiter:
         return self._waits + self._began - self._turns
 
     def begin(self) -> None:
-        """Record that a handler runs in a thread: trio must soon see that it is done."""
+        """Record that a handler runs in a thread, so that trio soon sees when the handler
+        is done.
+        """
         self._busy += 1
         self._patience_ms = 0
         self._turn_to(min(self._turns, _TURNS_BUSY))

@@ -57,7 +57,7 @@ def run(
     """Mount a store and answer until it is unmounted, or SIGTERM or SIGINT comes.
 
     ``ready`` is called when the mount answers; ``agent_of`` returns the agent that fetches missing
-    files; ``opened`` opens the store in another way than usual. Raises `MountError`, and
+    files; ``opened`` replaces the usual function that opens the store. Raises `MountError`, and
     `StoreError` if the store cannot be opened.
     """
     mountpoint.prepare(options.mountpoint, allow_other=options.allow_other)

@@ -2,8 +2,8 @@
 """Manifests: the files that a host has seen, in objects that are written once.
 
 ``host/<host>/<time>-<random>.jsonl.zst`` has a `Row` in each line. A host writes one at the end of
-each push, with the files that are new or were seen again. The time in the key is that of the host,
-for people; manifests are ordered by the time of the storage.
+each push, with the files that are new or were seen again. The time in the key is from the clock of
+the host, and for people only. Manifests are ordered by the time of the storage.
 """
 
 from __future__ import annotations

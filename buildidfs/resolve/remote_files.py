@@ -64,7 +64,7 @@ _MOST_DESCRIBED: Final = 64 << 20
 
 
 class Tier:
-    """A bucket to read from. Its files get at most the trust ``trust``.
+    """A bucket to read from. ``trust`` is the maximum trust in its files.
 
     If it is ``private``, only root may read its files.
     """

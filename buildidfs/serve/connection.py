@@ -199,7 +199,9 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        """Keep the connection of a client that has ended its side, until it is answered."""
+        """Keep the connection of a client that has ended its side, until all its requests are
+        answered.
+        """
         self._drop_body()
         self._ended = self._has_all = True
         self._advance()
@@ -450,7 +452,7 @@ class Connection(asyncio.Protocol):
             self._unsent = 0
 
     def _read(self, response: Response, head: bytes, content: Content) -> None:
-        """Answer with a small file; if it is not in memory, a thread reads it."""
+        """Answer with a small file. If the file is not in memory, a thread reads it."""
         try:
             data = content.read_now()
         except OSError:

@@ -54,7 +54,9 @@ class Counters:
         self._base = 0
 
     def choose(self, worker: int) -> None:
-        """From now on count in the row of a worker, a number from 0."""
+        """Choose the row in which this worker counts from now on; ``worker`` is its number,
+        from 0.
+        """
         self._base = worker * _ROW
 
     def response(self, kind: str, status: int, size: int, seconds: float) -> None:

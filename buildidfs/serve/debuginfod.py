@@ -392,7 +392,7 @@ class _SmallFiles:
         self._bytes = 0
 
     def get(self, digest: Digest, zeroed: bool) -> bytes | None:
-        """Return the content of a file; None if it is not in memory."""
+        """Return the content of a file; None if the file is not in memory."""
         return self._files.get((digest, zeroed))
 
     def keep(self, digest: Digest, zeroed: bool, file: FileContent) -> None:

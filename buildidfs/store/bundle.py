@@ -372,7 +372,9 @@ class _BundleBlobs(VerifiedBlobs):
         self._right: dict[Digest, bool] = {}
 
     def open(self, digest: Digest) -> Part:
-        """Open a blob; the first open reads all of it. Raises `IntegrityError`."""
+        """Open a blob; the first time, read all of its bytes to verify them. Raises
+        `IntegrityError`.
+        """
         right = self._right.get(digest)
         if right is None:
             right = self._bundle.verify(digest) and self._is_described(digest)

@@ -104,7 +104,7 @@ def origin_key(ordinal: int, digest: Digest, origin: Origin) -> bytes:
 def pack_origin(
     digest: Digest, kinds: int, origin: Origin, first: int, last: int, reach: int | None = None
 ) -> bytes:
-    """Return a row of *origins*; ``reach`` replaces that of the origin."""
+    """Return a row of *origins*. ``reach`` is written in place of the reach in ``origin``."""
     identity, spaces = origin.identity, origin.namespaces
     row = OriginRow(
         bytes(digest),
@@ -190,7 +190,7 @@ def place_of(key: bytes, value: bytes) -> Digest | None:
 class JournalRecord(msgspec.Struct, frozen=True):
     """A build ID seen at a path in one container, with the first and last time (Unix time, ns).
 
-    Fields with the names of those of `Origin` have the same meaning. ``boot`` is the boot ID, 16
+    A field with the name of a field of `Origin` has the same meaning. ``boot`` is the boot ID, 16
     bytes, or empty if unknown: ``mnt_ns_id`` is unambiguous only together with it. ``noted``
     identifies a file for which the store had no room; it is None for other files.
     """

@@ -533,7 +533,9 @@ def derivation_key(digest: bytes) -> bytes:
 
 
 def pack_derivation(key: bytes, build_id: bytes) -> bytes:
-    """Return the row of *meta* with that key; the build ID is that of the debug file."""
+    """Return the row of *meta* with that key. ``build_id`` is the ID of the debug file to
+    be made.
+    """
     return build_id + CHECK.pack(crc32(build_id, crc32(key)))
 
 

@@ -202,7 +202,7 @@ class Directory:
 
 
 def _paths(build_id: BuildId, kind: Kind) -> Iterator[bytes]:
-    """Yield the names that a file may have in a directory, relative to it."""
+    """Yield the names that a file may have in a directory, relative to the directory."""
     suffix, in_perf, in_buildid = _NAMES[kind]
     first, rest = names.split(build_id)
     for base in (b".build-id/", b""):

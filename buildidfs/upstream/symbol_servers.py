@@ -83,8 +83,8 @@ class Declined(msgspec.Struct, frozen=True):
 class _Fault(Exception):
     """An answer with an error status.
 
-    ``code`` is that of the protocol, if the answer has one. ``is_foreign`` is True if the server
-    does not have that path.
+    ``code`` is the error code of the protocol, if the answer has one. ``is_foreign`` is True if the
+    server does not know the requested path.
     """
 
     def __init__(self, said: str, code: object = None, *, is_foreign: bool = False) -> None:

@@ -78,8 +78,8 @@ class NeedsRequest(NeedsReading):
 class FileContent(msgspec.Struct):
     """An open file: its bytes are those of ``blob``, or of ``text`` if ``blob`` is None.
 
-    ``zeros`` are extents to be shown as zeros (`blank`), whatever the bytes are. The caller closes
-    it.
+    ``zeros`` are extents that readers see as zeros (`blank`), whatever the bytes are. The caller
+    closes it.
     """
 
     text: bytes = b""
@@ -99,7 +99,7 @@ def moment(seconds: float) -> str:
 
 
 def of_artifact(artifact: Artifact) -> Attributes:
-    """Return the attributes of the served file of an artifact: those of the original."""
+    """Return the attributes of an artifact's served file: those of the original file."""
     return Attributes(
         stat.S_IFREG | artifact.mode & READABLE,
         artifact.size,

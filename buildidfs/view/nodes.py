@@ -58,15 +58,15 @@ SLOT_BROWSE_LINK: Final = 22
 """A link to a directory of a build ID; the detail is the number of directories to go up."""
 SLOT_SECTIONS: Final = 23
 SLOT_SECTION: Final = 24
-"""A section of a file; the detail is that of `layouts.id_dir.Sections`."""
+"""A section of a file; `layouts.id_dir.Sections` defines the detail."""
 SLOT_README: Final = 25
 """The text in the directory of a build ID that unrelated programs share."""
 SLOT_NOTED: Final = 26
-"""A file with the note of its adopted ID; the detail is that of `layouts.id_dir`."""
+"""A file with the note of its adopted ID; `layouts.id_dir` defines the detail."""
 SLOT_WANTED: Final = 27
 """A missing file that may be fetched when it is opened; the detail is its kind."""
 SLOT_WANTED_LINK: Final = 28
-"""A link below ``.build-id`` to such a file."""
+"""A link below ``.build-id`` to a missing file that may be fetched."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit, scripts in the file read as zeros."""
 

@@ -116,7 +116,7 @@ class View:
     """The read-only tree of names over a store, for mount (FUSE) and server (HTTP).
 
     Nodes are numbers, explained in `nodes`; start with `ROOT`. All methods read the store as it is
-    at that moment, and are thread-safe.
+    at the moment of the call, and are thread-safe.
     """
 
     ROOT = nodes.ROOT
@@ -293,7 +293,9 @@ class View:
         return content
 
     def open_now(self, node: int, viewer: Viewer | None = None) -> FileContent | None:
-        """Open a file without waiting; return None if `open` would have to read all of it."""
+        """Open a file without waiting; return None if `open` would have to read the whole file
+        first.
+        """
         return self._open(node, viewer, wait=False)
 
     def extended(self, node: int, viewer: Viewer | None = None) -> list[bytes]:

@@ -80,7 +80,8 @@ class Aliases:
             return sorted(found, key=lambda ordinal: self._is_ambiguous(txn, ordinal))
 
     def ordinal(self, text: str) -> int | None:
-        """Return the ordinal of the build ID whose files have an alias; None if there is none.
+        """Return the ordinal of the build ID whose files have the alias ``text``; None if no file
+        has it.
 
         If several build IDs have the alias, returns the one with the best executable.
         """

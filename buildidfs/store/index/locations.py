@@ -247,7 +247,7 @@ def label_of(origin: Origin) -> str:
 
 
 def is_namespace(label: str) -> bool:
-    """Return True if a label is that of a namespace, not that of a container with an ID."""
+    """Return True if a label stands for a namespace, not for a container with an ID."""
     return label.startswith(_OF_NAMESPACE)
 
 

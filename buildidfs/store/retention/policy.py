@@ -637,7 +637,7 @@ def look(env: Environment, blobs: Blobs) -> Usage:
 
 
 def _inodes_kept(policy: Policy, usage: Usage) -> int:
-    """Return the share of inodes to keep free, which equals that of bytes."""
+    """Return the number of inodes to keep free: the same share as that of the bytes."""
     return usage.total.inodes * policy.keep_free // max(usage.total.bytes, 1)
 
 

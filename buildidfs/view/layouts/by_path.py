@@ -35,7 +35,9 @@ class Paths:
     """The store's tree of paths, with build IDs that have an artifact of certain kinds."""
 
     def __init__(self, store: Store, kinds: int) -> None:
-        """``kinds`` are bits (1<<kind); a build ID needs an artifact of one of them."""
+        """``kinds`` are bits (1<<kind). Only build IDs with an artifact of one of these kinds are
+        shown.
+        """
         self._store = store
         self._kinds = kinds
 

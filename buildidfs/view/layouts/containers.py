@@ -303,8 +303,8 @@ class Containers:
         return nodes.ABSENT
 
     def _debug_file(self, container: int, directory: int, name: bytes) -> int:
-        """Return the link for a debug file in a directory of ``.build-id`` that the container
-        itself had.
+        """Return the link for a debug file in ``.build-id/ab``, if the container had this directory
+        itself.
         """
         buckets = self._directory(container, _BUCKETS)
         known = self._some(container, buckets) if buckets else iter(())

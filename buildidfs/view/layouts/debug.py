@@ -147,7 +147,8 @@ _DEPTH_MAX = 16  # a deeper one is an invalid number
 
 
 def populated_buckets(store: Store, base: int, after: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the entries of a ``.build-id`` directory: those of the 256 with which build IDs start.
+    """Yield the entries of a ``.build-id`` directory: of the 256 possible ones, those with which a
+    build ID starts.
 
     Lookups find the others, too, as empty directories. So if a client looks up an unknown build ID,
     the name of its bucket need not be invalidated later.

@@ -217,10 +217,10 @@ class IdDirectories:
         return self._artifact(node), bool(slot & nodes.SLOT_ZEROED)
 
     def open(self, node: int, *, wait: bool) -> FileContent | None:
-        """Open a file; return None if all of it has to be read first and the caller cannot
+        """Open a file; return None if the whole file has to be read first and the caller cannot
         ``wait``.
 
-        Raises OSError(ESTALE) if it is gone from the store.
+        Raises OSError(ESTALE) if the file is gone from the store.
         """
         slot = nodes.slot_of(node)
         if slot == nodes.SLOT_NOTED:
@@ -242,7 +242,9 @@ class IdDirectories:
             raise
 
     def text(self, node: int, viewer: Viewer | None) -> bytes:
-        """Return the text of ``path`` or ``README`` for a viewer; all of it for None."""
+        """Return the text of ``path`` or ``README`` as a viewer may see it; the viewer None may see
+        all.
+        """
         if nodes.slot_of(node) == nodes.SLOT_README:
             return _AMBIGUOUS
         return self._text(nodes.ordinal_of(node), viewer)
@@ -379,7 +381,7 @@ class _Variants:
     """The directories ``variants``.
 
     A served variant is the same node as ``<id>/elf`` or ``<id>/debug``. A file of two kinds is
-    listed once, under the first of them.
+    listed once, under the first kind.
     """
 
     def __init__(self, store: Store, node_of: Callable[[Artifact], int]) -> None:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from buildidfs.view.layouts.id_dir import IdDirectories
 
 _SHOWN_KINDS = EXECUTABLE_BIT | 1 << Kind.VDSO | 1 << Kind.KALLSYMS
-"""Bits of kinds: perf sees no directory without a file of one of them."""
+"""Bits of kinds. perf sees the directory of a build ID only if it has a file of one of
+these kinds.
+"""
 
 _BUCKETS_NAME = b".build-id"
 _NOTED = (Kind.EXECUTABLE, Kind.DEBUGINFO)
