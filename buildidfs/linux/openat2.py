@@ -109,7 +109,7 @@ def open_regular_in_root(root_fd: int, path: bytes) -> int:
 
 
 def reopen_regular(path_fd: int) -> int:
-    """Open the regular file behind an O_PATH descriptor for reading; both stay open.
+    """Open the regular file behind an O_PATH descriptor for reading; both descriptors stay open.
 
     Raises OSError, EINVAL if it is not a regular file.
     """

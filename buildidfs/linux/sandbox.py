@@ -54,8 +54,8 @@ class NotConfined(NotStarted):
 class Started(NamedTuple):
     """A running program; ``notes`` name the rights that `start` could not remove.
 
-    A program of another user cannot be killed without CAP_KILL. It ends when its input is closed,
-    when its time is used up, or with the thread that started it.
+    A program of another user cannot be killed without CAP_KILL. Such a program ends when its input
+    is closed, when its time is used up, or with the thread that started it.
     """
 
     process: Child

@@ -89,8 +89,8 @@ _log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Receives the events and the states of a watch. `event` is called in any thread, the rest in
-    that of `run`.
+    """Receives the events and the states of a watch. `event` is called in any thread, the other
+    methods in the thread of `run`.
     """
 
     def event(self, event: Event) -> None:
@@ -342,8 +342,8 @@ class Watch(Listener):
                 _log.warning("%s", text)
 
     def _ended(self, reason: str) -> None:
-        """Handle the end of the catcher: try again, with longer delays unless it worked for a
-        while.
+        """Handle the end of the catcher: start it again after a delay, which grows unless the
+        catcher worked for a while.
         """
         now = time.monotonic()
         if self._mode != "interrupted" and now - self._followed_since > _LAST_PAUSE_S:

@@ -141,7 +141,8 @@ class Symbolizer:
     def refresh(self) -> None:
         """Look up the files in the store again; keep the results of files that it still has.
 
-        Without this call, each file is the one that the store had at its first query.
+        Without this call, queries keep using the file that the store had at the first query for its
+        build ID.
         """
         self._fresh = set()
 

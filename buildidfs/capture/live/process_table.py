@@ -96,7 +96,9 @@ class Tasks:
         return len(self._processes)
 
     def home_at(self, pid: int, time: int) -> Home:
-        """Return the home of a process at a time, if it is known, without a system call."""
+        """Return the home of a process at a time, as far as the table knows it; makes no system
+        call.
+        """
         process = self._processes.get(pid)
         if process is None:
             return self._move(pid, Home(), 0)

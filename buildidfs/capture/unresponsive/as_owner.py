@@ -4,7 +4,8 @@
 Without allow_other the kernel admits only the mounter, or only processes in the mounter's user
 namespace. So a process becomes that user, gives up all rights of root, and reads the file. The
 process returns a copy, not the file: inside a user namespace root may not even read from a
-descriptor that another process has opened, and root may nowhere get the size.
+descriptor that another process has opened, and neither inside nor outside of one may root get the
+size of the file.
 
 That process is a child of the helper process, because a process with threads cannot fork: for each
 request a child becomes the user (`linux.credentials`), opens the file, and copies it. If the server
