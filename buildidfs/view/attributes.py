@@ -147,7 +147,7 @@ class ExtendedAttributes:
     def value(
         self, artifact: Artifact, zeroed: bool, name: bytes, viewer: Viewer | None
     ) -> bytes | None:
-        """Return the value of one attribute for a viewer; None if the attribute does not exist."""
+        """Return the value of one attribute for a viewer; None if it has no value for them."""
         if name == _SHA256:
             # The digest of a remote file is unknown until all of it was read.
             return None if artifact.variant == REMOTE else artifact.digest.hex().encode()

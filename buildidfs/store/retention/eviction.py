@@ -362,9 +362,9 @@ def had_by_host(env: Environment, origin: Origin) -> str:
     """Return the place at which the host has a file that was seen in another mount namespace.
 
     The result is empty if the journal has no row for the file. Services with a mount namespace of
-    their own, and containers that were given directories of the host, run the host's files. Their
-    claims are not believed: the path must have been seen in the host's own mount namespace and
-    noted for lack of room, and statx(2) must find the same inode there.
+    their own, and containers that were given directories of the host, run the host's files. A
+    sighting in such a namespace is not believed. The path must have been seen in the host's own
+    mount namespace and noted for lack of room, and statx(2) must find the same inode there.
     """
     seen = origin.identity
     if not origin.apart & _APART_MNT or origin.host != machine.host_name():

@@ -165,7 +165,7 @@ class PerfTree:
                 yield names.split(build_id)[1], link, ordinal
 
     def target(self, node: int) -> bytes:
-        """Return the target of a link made by `lookup_link`, empty if it has none.
+        """Return the target of a link made by `lookup_link`; empty if the link has no target.
 
         All viewers get the same target. So for a private place the target is the directory ``<id>``
         instead, which has the same files. For an adopted ID the target is a directory in the root
