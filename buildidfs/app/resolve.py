@@ -176,8 +176,8 @@ def id_at(path: bytes) -> BuildId | None:
     """Return the build ID of the file that is at a path now; None if it has none or
     cannot be read.
 
-    A stranger may own the path. He cannot make the caller wait, neither with a lease on the file
-    nor with a FIFO that replaces it.
+    The owner of the path cannot make the caller wait, neither with a lease on the file nor with a
+    FIFO that replaces it.
     """
     from buildidfs.capture import elf_file
 

@@ -41,11 +41,12 @@ log = logging.getLogger(__name__)
 NEGATIVE_S = 300.0
 MOST_ABSENCES = 32768
 
+# The time that the thread has to finish an invalidation when the mount ends.
+_END_S = 2.0
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN)
 
 # A fuse_out_header with FUSE_NOTIFY_INC_EPOCH as its error invalidates every dentry. Linux 6.16,
 # commit 2396356a945b; earlier kernels answer EINVAL.
-_END_S = 2.0
 _INC_EPOCH = struct.pack("<IiQ", 16, 8, 0)
 
 

@@ -96,10 +96,8 @@ def test_variants_that_were_missing_a_moment_before(buildidfs: BuildIdFs, direct
 def test_unmounting_while_a_container_still_has_a_copy_of_the_mount(
     buildidfs: BuildIdFs, stripped: Path, program: Program
 ) -> None:
-    """Who started after the mount keeps it in his namespace: it goes on there, and ends there."""
-    with programs.running(stripped, "stuck") as pid:
-        buildidfs.scan(pid)
-    buildidfs.mountpoint.mkdir()
+    """A mount namespace that was made after the mount keeps its copy until it ends."""
+    _capture(buildidfs, stripped)
     buildidfs("mount", buildidfs.mountpoint)
     elf = f"{buildidfs.mountpoint}/{program.exe.build_id}/elf"
     with programs.running(tool("unshare"), "-m", stripped, "stuck") as holder:
@@ -115,9 +113,7 @@ def test_unmounting_while_a_container_still_has_a_copy_of_the_mount(
 def test_signal_ends_a_mount_of_which_a_container_has_a_copy(
     buildidfs: BuildIdFs, stripped: Path, program: Program
 ) -> None:
-    with programs.running(stripped, "stuck") as pid:
-        buildidfs.scan(pid)
-    buildidfs.mountpoint.mkdir()
+    _capture(buildidfs, stripped)
     words = [*COMMAND, "--store", buildidfs.store, "mount", "--foreground", buildidfs.mountpoint]
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
@@ -132,6 +128,13 @@ def test_signal_ends_a_mount_of_which_a_container_has_a_copy(
             assert not os.path.ismount(buildidfs.mountpoint)
         finally:
             process.kill()
+
+
+def _capture(buildidfs: BuildIdFs, program: Path) -> None:
+    """Capture a running program, and make the directory of the mount."""
+    with programs.running(program, "stuck") as pid:
+        buildidfs.scan(pid)
+    buildidfs.mountpoint.mkdir()
 
 
 def _processes(pattern: bytes) -> list[str]:

@@ -151,7 +151,7 @@ class Scrubber:
         except IntegrityError:
             raise IntegrityError(f"blob {digest} is missing") from None
         try:
-            # The bytes must come from the disk, not from the page cache, and nobody needs these
+            # The bytes must come from the disk, not from the page cache, which does not need these
             # pages later.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             form = self._verified.form_of(digest, fd, self._pace)
