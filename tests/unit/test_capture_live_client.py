@@ -10,6 +10,8 @@ import fcntl
 import itertools
 import mmap
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -357,6 +359,13 @@ def test_nothing_is_kept_open(catches: Catches, program: Program, marker: Path) 
     catches.settle(marker)
     # Others run programs, too, and one may be on its way.
     until(lambda: len(os.listdir(descriptors)) <= before + 5, "descriptors to be closed")
+
+
+def test_it_never_waits_for_a_larger_table_of_descriptors(catches: Catches) -> None:
+    status = Path(f"/proc/{catches.watcher.pid}/status").read_text()
+    (room,) = re.findall(r"^FDSize:\s*(\d+)$", status, re.MULTILINE)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert int(room) >= min(16_384, limit)
 
 
 # Files of the host that a catcher holds; containers have half of it.

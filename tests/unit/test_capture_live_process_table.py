@@ -98,10 +98,22 @@ def test_who_has_ended_is_known_for_a_moment(family: Tasks) -> None:
     family.forked(2, 1, 2)
     family.exited(2, 3)
     assert lives(family, 2) == HERE
-    family.tidy(3 + SECOND)
+    family.tidy(3 + SECOND, 9)
     assert len(family) == 2
-    family.tidy(4 + SECOND)
+    family.tidy(4 + SECOND, 9)
     assert len(family) == 1
+
+
+def test_few_ended_processes_are_forgotten_at_a_time(family: Tasks) -> None:
+    """All mappings wait meanwhile."""
+    for pid in range(10, 100):
+        family.forked(pid, 1, 2)
+    for pid in range(10, 60):
+        family.exited(pid, 3)
+    family.tidy(10 * SECOND, 20)
+    assert len(family) == 91 - 20
+    family.exited(60, 10 * SECOND)
+    assert len(family) == 91 - 22
 
 
 def test_a_process_number_that_is_used_again(family: Tasks) -> None:
@@ -111,7 +123,7 @@ def test_a_process_number_that_is_used_again(family: Tasks) -> None:
     family.entered(4, THERE, 4)
     family.forked(2, 4, 5)
     assert (lives(family, 2, 2), lives(family, 2, 6)) == (HERE, THERE)
-    family.tidy(10 * SECOND)  # of the end of the first one
+    family.tidy(10 * SECOND, 9)  # of the end of the first one
     assert lives(family, 2) == THERE
 
 
@@ -151,7 +163,7 @@ def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever has ended and was told so early or late.
     for pid in range(1000):
         family.exited(pid, pid + 10_000)
-    family.tidy(10 * SECOND)
+    family.tidy(10 * SECOND, 9)
     assert len(family) <= 101
 
 

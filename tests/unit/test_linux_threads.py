@@ -36,6 +36,22 @@ def test_all_are_closed_before_it_is_finished() -> None:
     assert not any(map(is_open, fds))
 
 
+def test_room_for_descriptors_is_made_before_it_is_needed() -> None:
+    """In a process of its own, because a table of descriptors never becomes smaller."""
+    program = """
+import re
+from buildidfs.linux import threads
+room = lambda: int(re.search("FDSize:(.*)", open("/proc/self/status").read())[1])
+before = room()
+threads.reserve_descriptors(1000)
+print(before, room())
+threads.reserve_descriptors(1 << 40)
+"""
+    done = run([sys.executable, "-c", program], check=True)
+    before, after = map(int, done.out.split())
+    assert before < 1000 <= after
+
+
 def test_one_that_is_not_open_does_not_stop_it() -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
+# The end of a process forgets two earlier ones; this is for a host on which few processes end.
+_FORGOTTEN_AT_ONCE: Final = 64
 # Threads for each CPU, because one may have to wait for a process in the middle of an exec.
 _LOOKOUTS: Final = 2
 _URGENT: Final = 2  # above the identifier thread, which has 1
@@ -102,26 +104,31 @@ class Catcher:
         ready = [fd for fd, _ in self._epoll.poll(timeout)]
         if self._socket.fileno() in ready and not self._listen():
             return False
-        with self._state.lock:
-            self._outbox.flush()
+        self._outbox.flush()
         return True
 
     def _tick(self) -> None:
         state = self._state
         with state.lock:
             state.follow()
-            state.tasks.tidy(time.monotonic_ns())
-            state.held.expire()
-            state.closer.relieve()
-            if self._rings.follow_cpus():
-                state.tasks.forget()  # a process may have entered other namespaces unseen
-                self._look_out()
-                self._outbox.put(Lost(0, "CPUs were turned on or off"))
+            state.tasks.tidy(time.monotonic_ns(), _FORGOTTEN_AT_ONCE)
+        state.held.expire()
+        state.closer.relieve()
+        if self._rings.cpus_changed():
+            self._follow_cpus()
+        with state.lock:
             self._tell_dropped()
             if state.counts != self._said:
                 self._said = msgspec.structs.replace(state.counts)
                 self._outbox.put(self._said)
-            self._outbox.flush()
+        self._outbox.flush()
+
+    def _follow_cpus(self) -> None:
+        with self._state.lock:
+            if self._rings.follow_cpus():
+                self._state.tasks.forget()  # a process may have entered other namespaces unseen
+                self._look_out()
+                self._outbox.put(Lost(0, "CPUs were turned on or off"))
 
     # --- threads ---------------------------------------------------------------------------
 
@@ -198,6 +205,8 @@ class Catcher:
 # If two threads have work, the waiting one runs after this time.
 _SWITCH_INTERVAL_S = 0.00002
 _STACK_BYTES = 256 << 10
+# More than it has open at any time, see `State`.
+_DESCRIPTORS = 1 << 14
 _PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
 
 
@@ -214,6 +223,7 @@ def main(argv: Sequence[str]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    threads.reserve_descriptors(_DESCRIPTORS)
     try:
         syscalls.end_with(owner, signal.SIGKILL)
         Catcher(sock).run()

@@ -55,6 +55,8 @@ class Rings:
         self.pollers: dict[int, select.epoll] = {}
         self._recheck = recheck
         self._checked = time.monotonic()
+        self._online: frozenset[int] = frozenset()
+        self._stopped: set[int] = set()
         self._later: list[Record] = []
         self._mappings: dict[int, Ring] = {}
         self._tasks: dict[int, Ring] = {}
@@ -68,21 +70,31 @@ class Rings:
         if not self._mappings:
             raise OSError(errno.ENODEV, "no CPU to watch")
 
+    def cpus_changed(self) -> bool:
+        """Return True if `follow_cpus` should be called. Other threads may read rings meanwhile.
+
+        Raises OSError.
+        """
+        self._online = perf_event.online_cpus()
+        if time.monotonic() - self._checked >= self._recheck:
+            self._checked = time.monotonic()
+            # Off and on again since the last call; when the machine sleeps all CPUs but one are.
+            self._stopped |= {cpu for cpu, ring in self._mappings.items() if not ring.is_counting()}
+        return bool(self._stopped) or self._online != self._mappings.keys()
+
     def follow_cpus(self) -> bool:
         """Open rings of CPUs that were turned on, close those of others; True if there were any.
 
         Events on a new CPU before this call are lost. Raises OSError.
         """
-        online = perf_event.online_cpus()
-        stale = self._mappings.keys() - online
-        if time.monotonic() - self._checked >= self._recheck:
-            self._checked = time.monotonic()
-            # Off and on again since the last call; when the machine sleeps all CPUs but one are.
-            stale |= {cpu for cpu, ring in self._mappings.items() if not ring.is_counting()}
+        if not self.cpus_changed():
+            return False
+        stale = self._mappings.keys() - self._online | self._stopped
+        self._stopped.clear()
         for cpu in stale:
             self._close(cpu)
         changed = bool(stale)
-        for cpu in sorted(online - self._mappings.keys()):
+        for cpu in sorted(self._online - self._mappings.keys()):
             changed |= self._open(cpu)
         return changed
 

@@ -100,10 +100,11 @@ _MEMORY: Final = (b"/memfd:", b"/dev/zero")
 class State:
     """The state that the threads of the catcher share.
 
-    ``lock`` guards all of it except ``closer``, ``host``, ``grips`` (the pinned files, and None at
-    the end), ``files``, ``shares``, ``held``, lookups in ``met``, and methods that say so. ``host``
-    is the mount namespace of the host. At most ``most_held`` files are open until they are sent,
-    and at most ``most_waiting`` wait for that.
+    ``lock`` guards all of it except ``outbox``, ``closer``, ``host``, ``grips`` (the pinned files,
+    and None at the end), ``files``, ``shares``, ``held``, lookups in ``met``, and methods that say
+    so. Each mapping waits for it, so no thread holds it for long. ``host`` is the mount namespace
+    of the host. At most ``most_held`` files are open until they are sent, and at most
+    ``most_waiting`` wait for that.
     """
 
     def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:

@@ -83,8 +83,7 @@ class Settler:
         return True
 
     def _flush(self) -> None:
-        with self._state.lock:
-            self._state.outbox.flush()
+        self._state.outbox.flush()
         if self._done:
             self._state.closer.close(self._done)
             self._done.clear()
@@ -159,7 +158,7 @@ class Settler:
                 if build_id is None:
                     return
             state.counts.caught += 1
-            state.outbox.put(message, fd)
+        state.outbox.put(message, fd)
 
     def _build_id(self, fd: int, identity: FileIdentity, home: Home) -> BuildId | None:
         """Return the build ID of a file that cannot stay open; None if reading the file
@@ -196,4 +195,4 @@ class Settler:
         )
         with self._state.lock:
             self._state.counts.missed += 1
-            self._state.outbox.put(message)
+        self._state.outbox.put(message)

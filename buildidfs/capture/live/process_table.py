@@ -139,6 +139,7 @@ class Tasks:
         if process is not None and process.since <= time:
             process.ended = time
             self._ended.append((time, pid))
+            self.tidy(time, 2)
 
     @property
     def has_strangers(self) -> bool:
@@ -160,9 +161,11 @@ class Tasks:
         newcomers, self._newcomers = self._newcomers, []
         return newcomers
 
-    def tidy(self, now: int) -> None:
-        """Forget processes that ended more than a second before ``now``."""
-        while self._ended and self._ended[0][0] < now - _REMEMBERED_NS:
+    def tidy(self, now: int, most: int) -> None:
+        """Forget at most that many processes that ended more than a second before ``now``."""
+        for _ in range(most):
+            if not self._ended or self._ended[0][0] >= now - _REMEMBERED_NS:
+                return
             time, pid = self._ended.popleft()
             process = self._processes.get(pid)
             if process is not None and process.ended == time:

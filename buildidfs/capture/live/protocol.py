@@ -12,6 +12,7 @@ import errno
 import os
 import select
 import socket
+import threading
 from collections import deque
 from typing import Final
 
@@ -172,6 +173,7 @@ _NO_ROOM: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 
 class Outbox:
     """Sends over a non-blocking socket; if there is no room, polls the socket with ``epoll``.
+    Thread-safe.
 
     ``held`` counts the waiting descriptors, which are closed after they are sent. The receiver
     keeps its copies for a moment, because the last process to close a file may have to unmount its
@@ -181,6 +183,7 @@ class Outbox:
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
         self._socket = sock
         self._epoll = epoll
+        self._lock = threading.Lock()
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._is_blocked = False
         self.held = 0
@@ -190,14 +193,24 @@ class Outbox:
 
     def put(self, message: Message, fd: int = -1) -> None:
         """Queue a message with a descriptor, which is closed after it is sent."""
-        self._waiting.append((encode(message), fd))
-        if fd >= 0:
-            self.held += 1
+        data = encode(message)
+        with self._lock:
+            self._waiting.append((data, fd))
+            if fd >= 0:
+                self.held += 1
         if len(self._waiting) > _AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         """Send as many messages as there is room for."""
+        with self._lock:
+            self._send_waiting()
+            if bool(self._waiting) != self._is_blocked:
+                self._is_blocked = not self._is_blocked
+                more = select.EPOLLOUT if self._is_blocked else 0
+                self._epoll.modify(self._socket.fileno(), select.EPOLLIN | more)
+
+    def _send_waiting(self) -> None:
         while self._waiting:
             data, fd = self._waiting[0]
             try:
@@ -212,7 +225,3 @@ class Outbox:
             if fd >= 0:
                 self.held -= 1
                 os.close(fd)
-        if bool(self._waiting) != self._is_blocked:
-            self._is_blocked = not self._is_blocked
-            more = select.EPOLLOUT if self._is_blocked else 0
-            self._epoll.modify(self._socket.fileno(), select.EPOLLIN | more)
