@@ -30,6 +30,7 @@ from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import file_ops, machine
 from buildidfs.model import NO_NAMES, QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
+from buildidfs.names import printable
 from buildidfs.store import NewCapture
 from buildidfs.store.blobs import files
 from buildidfs.store.bundle import (
@@ -39,7 +40,6 @@ from buildidfs.store.bundle import (
     sightings,
     write_bundle,
 )
-from buildidfs.store.errors import show
 from buildidfs.store.export import open_draft, open_through
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _opened(path: bytes) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+        raise UsageError(f"cannot read {printable(path)}: {error.strerror}") from error
 
 
 def _write_file(

@@ -16,7 +16,7 @@ from buildidfs import names
 from buildidfs.app import containers
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -286,7 +286,7 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
         units = f"{split.units} unit{'s' * (split.units != 1)}"
         missing.append(
             f"split DWARF: the .dwp file of {units}, the first of which was written to"
-            f" {show(split.files[0])}; put them into one with dwp(1), and add that"
+            f" {printable(split.files[0])}; put them into one with dwp(1), and add that"
         )
     digests = {each.digest for kept in variants.values() for each in kept}
     used = {digest: store.index.last_use(digest) for digest in digests}
@@ -351,9 +351,9 @@ def _missing(store: Store, ordinal: int) -> list[str]:
             continue
         link = file.debuglink
         if artifact is executable and debuginfo is None and link is not None:
-            found[-1] += f"; .gnu_debuglink names {show(link.name)}"
+            found[-1] += f"; .gnu_debuglink names {printable(link.name)}"
         # Strip leaves the reference in executables, but no debugger follows it there.
         has_dwarf = file.quality >= Quality.DEBUGINFO
         if has_dwarf and file.altlink and store.index.ordinal(file.altlink.build_id) is None:
-            found.append(f"dwz file {file.altlink.build_id}, {show(file.altlink.name)}")
+            found.append(f"dwz file {file.altlink.build_id}, {printable(file.altlink.name)}")
     return list(dict.fromkeys(found))

@@ -19,8 +19,8 @@ from buildidfs.app import capture
 from buildidfs.capture.base import PinnedFile
 from buildidfs.errors import StoreDamaged
 from buildidfs.linux import machine
+from buildidfs.names import printable
 from buildidfs.store import Store, layout, schema
-from buildidfs.store.errors import show
 from buildidfs.store.fsck import repair
 from buildidfs.store.fsck.faults import Fault
 from buildidfs.store.index.environment import is_readable
@@ -166,7 +166,9 @@ def _check_rows(checker: Checker, options: Options) -> Iterator[Result]:
 def _check_names(store: Store, options: Options) -> Iterator[Result]:
     """Check the files with names of generated code; remove those that are invalid."""
     for path in list(store.jit_maps.damaged()):
-        fault = Fault(f"jit/{show(os.path.basename(path))} does not say of which process it is")
+        fault = Fault(
+            f"jit/{printable(os.path.basename(path))} does not say of which process it is"
+        )
         if options.repair:
             store.jit_maps.remove(path)
         yield Result(fault, "repaired" if options.repair else "found")

@@ -20,7 +20,7 @@ from buildidfs.app.profile import reading
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf.headers import CPUMODE, USER
 from buildidfs.model import BuildId
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,7 +81,9 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
     if head[:4] == b"\x7fELF":
         kind = int.from_bytes(head[16:18], "big" if head[5:6] == b"\2" else "little")
         return _of_core(path) if kind == _ET_CORE else Named({_own(path): path})
-    raise UsageError(f"{show(path)} is neither a profile of perf, nor a core file, nor a binary")
+    raise UsageError(
+        f"{printable(path)} is neither a profile of perf, nor a core file, nor a binary"
+    )
 
 
 def _head(path: bytes) -> bytes:
@@ -95,10 +97,10 @@ def _head(path: bytes) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise UsageError(f"{show(path)} is not a regular file")
+                raise UsageError(f"{printable(path)} is not a regular file")
             return file.read(18)
     except OSError as error:
-        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+        raise UsageError(f"cannot read {printable(path)}: {error.strerror}") from error
 
 
 def named_by(
@@ -210,7 +212,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
                 if each.why != TOO_LONG  # perf cannot record it, but the store may have it
             ]
         if profile.truncated:
-            named.incomplete = f"{show(path)} is not whole: {profile.truncated}"
+            named.incomplete = f"{printable(path)} is not whole: {profile.truncated}"
     return named
 
 
@@ -234,7 +236,7 @@ def _of_core(path: bytes) -> Named:
             else:
                 named.nameless.append(Nameless(module.path, str(module.unknown)))
         if file.cut_off:
-            named.incomplete = f"{show(path)} is {file.cut_off}"
+            named.incomplete = f"{printable(path)} is {file.cut_off}"
     return named
 
 
@@ -245,7 +247,7 @@ def _own(path: bytes) -> BuildId:
     with open(path, "rb") as file:
         found = elf_file.identify(file.fileno())
     if isinstance(found, Absence):
-        raise UsageError(f"{show(path)}: {found.value}")
+        raise UsageError(f"{printable(path)}: {found.value}")
     return found
 
 
@@ -254,7 +256,7 @@ def build_id_of_binary(path: bytes) -> BuildId:
     try:
         return _own(path)
     except OSError as error:
-        raise UsageError(f"cannot read {show(path)}: {error.strerror}") from error
+        raise UsageError(f"cannot read {printable(path)}: {error.strerror}") from error
 
 
 def coverage_of_file(

@@ -16,7 +16,7 @@ from buildidfs.formats.elf.identity import is_typed
 from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Digest, Kind
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 if TYPE_CHECKING:
     from buildidfs.app.history import Place
@@ -133,7 +133,7 @@ def unless_file(store: Store, text: str) -> BuildId | None:
     except (ArtifactMissing, InvalidBuildId):
         if not is_path(text):
             raise
-        shown = show(os.fsencode(text))
+        shown = printable(os.fsencode(text))
         raise UsageError(
             f"{shown} is no file, no build ID, and nothing was ever seen there"
         ) from None
@@ -157,8 +157,8 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
         raise AmbiguousBuildId(_several(store, path, list(reversed(distinct.values()))))
     if present is not None:
         raise ArtifactMissing(
-            f"{show(path)} has build ID {present}, of which nothing is known:"
-            f" buildidfs add {show(path)} captures it"
+            f"{printable(path)} has build ID {present}, of which nothing is known:"
+            f" buildidfs add {printable(path)} captures it"
         )
     if b"/" not in path and not os.path.lexists(path):
         raise InvalidBuildId(f"no such file, and no build ID or the start of one: {text!r}")
@@ -167,8 +167,8 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
         where = ", and there is no such file"
     name = os.path.basename(text)
     raise ArtifactMissing(
-        f"nothing was ever seen at {show(path)}{where}; for a part of a path try"
-        f" buildidfs which --glob '*/{show(os.fsencode(name))}'"
+        f"nothing was ever seen at {printable(path)}{where}; for a part of a path try"
+        f" buildidfs which --glob '*/{printable(os.fsencode(name))}'"
     )
 
 
@@ -200,6 +200,6 @@ def _several(store: Store, path: bytes, places: list[Place]) -> str:
     ]
     more = ", ..." if len(places) > _MOST_SHOWN else ""
     return (
-        f"{len(places)} build IDs were seen at {show(path)}: {', '.join(shown)}{more};"
+        f"{len(places)} build IDs were seen at {printable(path)}: {', '.join(shown)}{more};"
         " give one of them, or the container"
     )

@@ -21,8 +21,8 @@ from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.names import printable
 from buildidfs.store import run_files
-from buildidfs.store.errors import show
 from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ class Explainer:
             rows = [row for row in rows if _fits(frame, row.path)]
         if frame is not None and not rows:
             raise ArtifactMissing(
-                f"no sample of {show(path)} is at {show(os.fsencode(frame))}; a frame is an address"
-                " (0x7f12ab34), or the path of its file, as perf script prints both"
+                f"no sample of {printable(path)} is at {printable(os.fsencode(frame))}; a frame is"
+                " an address (0x7f12ab34), or the path of its file, as perf script prints both"
             )
         whole = found.weight or 1
         files = [
@@ -202,7 +202,7 @@ class Explainer:
             found.append(
                 Finding(
                     "lost",
-                    f"a watch saw it at {show(lost.raw_path)} in {where} {_ago(lost.time_ns)},"
+                    f"a watch saw it at {printable(lost.raw_path)} in {where} {_ago(lost.time_ns)},"
                     f" and lost it: {lost.reason}",
                     remedies.of_loss(lost.reason),
                     "buildidfs journal --lost",
@@ -213,7 +213,8 @@ class Explainer:
         elif records:
             last = max(records, key=lambda each: each.last_seen_ns)
             where = self._names.short(last.container) or "the host"
-            seen = f"{remedies.NOT_KEPT} ({show(last.path)} in {where}, {_ago(last.last_seen_ns)})"
+            seen = f"{printable(last.path)} in {where}, {_ago(last.last_seen_ns)}"
+            seen = f"{remedies.NOT_KEPT} ({seen})"
             found.append(self._finding(remedies.NOT_KEPT, row, file, seen))
         elif not found:
             why = remedies.NOT_CAPTURED if file else remedies.NEVER_SEEN
@@ -253,7 +254,7 @@ class Explainer:
             return ""
         for each in run_files.present(self._store.path):
             if each.role == "mount" and (path := each.path("mountpoint")):
-                return show(path)
+                return printable(path)
         return ""
 
     def _paths_here(self, row: Row) -> list[bytes]:
@@ -307,7 +308,7 @@ def _word(path: bytes) -> str:
     """Return a path as a word of a command line that a person can copy."""
     import shlex
 
-    return shlex.quote(show(path)) if path else "PATH"
+    return shlex.quote(printable(path)) if path else "PATH"
 
 
 def _ago(nanoseconds: int) -> str:

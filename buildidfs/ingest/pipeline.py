@@ -24,8 +24,8 @@ from buildidfs.errors import BuildIdFsError
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import at_another_place
 from buildidfs.ingest.committer import FAILURES, Committer
+from buildidfs.names import printable
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
-from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
     from buildidfs.capture.base import PinnedFile, Unreadable
@@ -289,7 +289,7 @@ class Pipeline(ABC):
 
         log = logging.getLogger(__name__)
         if log.isEnabledFor(logging.INFO):
-            log.info("captured %s (%s)", show(capture.sighting.origin.path), capture.build_id)
+            log.info("captured %s (%s)", printable(capture.sighting.origin.path), capture.build_id)
 
     def _count(self, **more: int) -> None:
         """Add to the counts of these names."""

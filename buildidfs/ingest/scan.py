@@ -18,8 +18,8 @@ from buildidfs.ingest import staging
 from buildidfs.ingest.batch import BATCH_ROWS, Summary
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.model import Absence, BuildId, FileIdentity, Sighting
+from buildidfs.names import printable
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
-from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -250,7 +250,7 @@ class Scan(Pipeline):
         if absence not in (Absence.NOT_ELF, Absence.EMPTY):
             import logging  # rarely needed, and not by a scan that finds only known files
 
-            path = show(sighting.origin.path)
+            path = printable(sighting.origin.path)
             logging.getLogger(__name__).info("passed over %s: %s", path, absence)
 
     def _unreadable(self, jobs: list[Job], why: Unreadable) -> None:

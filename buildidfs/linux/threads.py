@@ -128,7 +128,7 @@ def reserve_descriptors(count: int) -> None:
     Source: expand_files() in fs/file.c of the kernel.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    fd = os.memfd_create("buildidfs")
+    fd = os.open(b"/", os.O_PATH | os.O_CLOEXEC)
     try:
         os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(count, limit) - 1))
     finally:

@@ -43,12 +43,12 @@ from buildidfs.model import (
     Sighting,
     Trust,
 )
+from buildidfs.names import printable
 from buildidfs.store import layout
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import BlobFile, Blobs, Staged, Standing
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.blobs.zstd import CompressedBlob, FrameWriter
-from buildidfs.store.errors import show
 from buildidfs.store.index import environment
 from buildidfs.store.store import Store
 from buildidfs.store.values import NewCapture
@@ -108,7 +108,9 @@ def _copy(
     while offset < member.size:
         chunk = pread(min(_CHUNK, member.size - offset), offset)
         if not chunk:
-            raise IntegrityError(f"{show(member.name)} has become shorter while it was bundled")
+            raise IntegrityError(
+                f"{printable(member.name)} has become shorter while it was bundled"
+            )
         hasher.update(chunk)
         writer.write(chunk)
         progress(len(chunk))
@@ -150,7 +152,7 @@ class BundleFile:
 
     def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
         """Raises `UsageError` if there is no such file, `IntegrityError` if it is not a bundle."""
-        self._shown = shown = show(os.fsencode(path))
+        self._shown = shown = printable(os.fsencode(path))
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:

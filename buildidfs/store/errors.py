@@ -9,28 +9,23 @@ import os
 from collections.abc import Iterator
 
 from buildidfs.errors import StoreError, StoreFull
+from buildidfs.names import printable
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def show(path: bytes) -> str:
-    """Return a path for a message: readable and on one line, whatever its bytes are."""
-    text = path.decode("utf-8", "backslashreplace")
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def full(path: bytes, code: int) -> StoreFull:
     """Return the error for a filesystem or a quota without room."""
     what = "quota exhausted" if code == errno.EDQUOT else "no space left on its filesystem"
     return StoreFull(
-        f"store {show(path)}: {what}: free some room, or move the store to a larger filesystem"
+        f"store {printable(path)}: {what}: free some room, or move the store to a larger filesystem"
     )
 
 
 def not_to_be_written(path: bytes) -> StoreError:
     """Return the error for writing to a store that is open for reading only."""
     return StoreError(
-        f"store {show(path)} was opened for reading only: its filesystem is read-only, or it"
+        f"store {printable(path)} was opened for reading only: its filesystem is read-only, or it"
         " belongs to another user"
     )
 
@@ -50,5 +45,7 @@ def translated(path: bytes) -> Iterator[None]:
     except OSError as error:
         if error.errno in FULL:
             raise full(path, error.errno) from error
-        where = f" ({show(os.fsencode(error.filename))})" if error.filename else ""
-        raise StoreError(f"store {show(path)}: {error.strerror}{where}{remedy(error)}") from error
+        where = f" ({printable(os.fsencode(error.filename))})" if error.filename else ""
+        raise StoreError(
+            f"store {printable(path)}: {error.strerror}{where}{remedy(error)}"
+        ) from error

@@ -12,7 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING, BinaryIO
 
 from buildidfs.errors import IntegrityError, UsageError
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def open_draft(path: str | bytes) -> int:
             return fd
         os.close(fd)
         if found.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, f"{show(os.fsencode(path))} belongs to another user")
+            raise OSError(errno.EPERM, f"{printable(os.fsencode(path))} belongs to another user")
         os.unlink(path)  # other processes may have it open
     return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
 
@@ -155,7 +155,9 @@ def _to_file(
             os.unlink(draft)
             raise
     except OSError as error:
-        raise UsageError(f"cannot write {show(os.fsencode(path))}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot write {printable(os.fsencode(path))}: {error.strerror}"
+        ) from error
 
 
 def _copy_verified(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
@@ -174,5 +176,5 @@ def _copy_verified(store: Store, artifact: Artifact, stream: BinaryIO) -> None:
 
 
 def _damaged(store: Store, artifact: Artifact) -> IntegrityError:
-    where = show(store.blobs.path(artifact.digest))
+    where = printable(store.blobs.path(artifact.digest))
     return IntegrityError(f"{where}: its bytes do not match their digest; capture the file again")

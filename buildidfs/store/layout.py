@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
+from buildidfs.names import printable
 from buildidfs.store import schema
-from buildidfs.store.errors import remedy, show, translated
+from buildidfs.store.errors import remedy, translated
 from buildidfs.store.index import environment
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def make(root: bytes, map_size: int | None) -> None:
         foreign = set(os.listdir(root)) - set(_PARTS)
         foreign = {name for name in foreign if not name.startswith(b".format.")}
         if foreign and not os.path.exists(os.path.join(root, _FORMAT)):
-            raise StoreError(f"{show(root)} is not a store, and not empty: name another (--store)")
+            raise StoreError(
+                f"{printable(root)} is not a store, and not empty: name another (--store)"
+            )
         os.chmod(root, 0o700)
         for part in (b"index", b"blobs", b"listeners"):
             os.makedirs(os.path.join(root, part), 0o700, exist_ok=True)
@@ -88,13 +91,13 @@ def read_format(root: bytes) -> int:
             text = file.read(64)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreMissing(
-            f"no store at {show(root)}: a scan makes one, --store names another"
+            f"no store at {printable(root)}: a scan makes one, --store names another"
         ) from error
     except OSError as error:
-        raise StoreError(f"store {show(root)}: {error.strerror}{remedy(error)}") from error
+        raise StoreError(f"store {printable(root)}: {error.strerror}{remedy(error)}") from error
     digits = text.removeprefix(schema.FORMAT_PREFIX).strip()
     if not text.startswith(schema.FORMAT_PREFIX) or not digits.isdigit():
-        raise StoreVersionError(f"store {show(root)}: its format file is not that of a store")
+        raise StoreVersionError(f"store {printable(root)}: its format file is not that of a store")
     return int(digits)
 
 
@@ -103,8 +106,9 @@ def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environmen
     version = read_format(root)
     if version != schema.FORMAT_VERSION:
         raise StoreVersionError(
-            f"store {show(root)} has format {version}, this program reads {schema.FORMAT_VERSION}:"
-            " use the buildidfs that wrote it, name another store (--store), or have buildidfs"
+            f"store {printable(root)} has format {version}, this program reads"
+            f" {schema.FORMAT_VERSION}: use the buildidfs that wrote it, name another store"
+            " (--store), or have buildidfs"
             " check --repair make a new index, which loses pins, journal and history"
         )
     env = environment.acquire(root, read_only=read_only, map_size=map_size)

@@ -39,7 +39,7 @@ import msgspec
 from buildidfs import __version__
 from buildidfs.errors import StoreError, StoreLocked
 from buildidfs.linux import statx
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Presence:
             os.makedirs(directory, 0o700, exist_ok=True)
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise StoreError(f"store {show(os.fsencode(root))}: {error.strerror}") from error
+            raise StoreError(f"store {printable(os.fsencode(root))}: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             for other in present(root, role):
@@ -145,7 +145,7 @@ class Presence:
         finally:
             os.close(fd)
         if presence.fileno() < 0:
-            raise StoreError(f"store {show(os.fsencode(root))} cannot be written")
+            raise StoreError(f"store {printable(os.fsencode(root))} cannot be written")
         return presence
 
     def fileno(self) -> int:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import StoreError
 from buildidfs.model import Kind
+from buildidfs.names import printable
 from buildidfs.store import layout
 from buildidfs.store.blobs.files import Blobs, Staged, digest_of
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
-from buildidfs.store.errors import not_to_be_written, show
+from buildidfs.store.errors import not_to_be_written
 from buildidfs.store.index import environment
 from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.environment import load_counters
@@ -562,5 +563,5 @@ class Store:
 
     def _opened(self) -> Environment:
         if self._env is None:
-            raise StoreError(f"store {show(self.path)} is closed")
+            raise StoreError(f"store {printable(self.path)} is closed")
         return self._env

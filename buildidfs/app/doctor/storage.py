@@ -14,7 +14,8 @@ from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
 from buildidfs.errors import BuildIdFsError, StoreVersionError
 from buildidfs.formats import proc_text
 from buildidfs.linux import credentials, file_ops, mounts
-from buildidfs.store.errors import FULL, show
+from buildidfs.names import printable
+from buildidfs.store.errors import FULL
 
 _FUSE = "fuse"
 
@@ -55,7 +56,7 @@ def fuse_probes() -> list[Probe]:
         return [*found, Probe(_FUSE, "mounts", lambda: ok("no store is mounted"))]
     for point in points:
         # Each mount may hang by itself.
-        name = f"mount {show(point)}"
+        name = f"mount {printable(point)}"
         found.append(Probe(_FUSE, name, functools.partial(_mounted, point), name))
     return found
 
@@ -145,7 +146,7 @@ def _mounted(point: bytes) -> Answer:
             raise
         return degraded(
             "its server is gone: every name in it is an error",
-            f"buildidfs unmount {show(point)}, or mount it again",
+            f"buildidfs unmount {printable(point)}, or mount it again",
         )
     return ok("answers")
 
@@ -182,7 +183,7 @@ def _place(root: bytes) -> bytes:
 
 
 def _directory(root: bytes) -> Answer:
-    shown = show(root)
+    shown = printable(root)
     try:
         status = os.stat(root)
     except FileNotFoundError:
@@ -223,7 +224,7 @@ def _filesystem(root: bytes) -> Answer:
     place = _place(root)
     mount = _mount_of(place)
     kind = mount.fstype.decode("utf-8", "backslashreplace")
-    where = f"{kind} at {show(mount.mount_point)}"
+    where = f"{kind} at {printable(mount.mount_point)}"
     if mount.fstype in _REMOTE or mount.fstype.partition(b".")[0] in (b"fuse", b"fuseblk"):
         return failed(
             f"{where}: an index that is mapped through a server is damaged sooner or later",
@@ -262,12 +263,12 @@ def _writing(root: bytes) -> Answer:
     place = _place(root)
     if os.statvfs(place).f_flag & os.ST_RDONLY:
         return failed(
-            f"{show(place)} is on a read-only filesystem: nothing can be captured into it",
+            f"{printable(place)} is on a read-only filesystem: nothing can be captured into it",
             "mount -o remount,rw, or name another: --store; if the disk failed, see dmesg",
         )
     if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
         return failed(
-            f"{show(place)} may not be written to by this user",
+            f"{printable(place)} may not be written to by this user",
             "run as its owner, or name another: --store",
         )
     return ok("allowed")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.errors import StoreError
 from buildidfs.model import BuildId, Digest, Kind, fingerprint
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +57,7 @@ class Ledger:
             os.makedirs(directory, 0o700, exist_ok=True)
             self._db = self._opened()
         except OSError as error:
-            raise StoreError(f"{show(directory)}: {error.strerror}") from error
+            raise StoreError(f"{printable(directory)}: {error.strerror}") from error
         self._known = {_key(*row) for row in self._rows("select build_id, kind, digest")}
 
     def _opened(self) -> sqlite3.Connection:
@@ -77,7 +77,7 @@ class Ledger:
                     os.unlink(self._path)  # damaged: it holds nothing of value
             else:
                 return database
-        raise StoreError(f"{show(self._path)} cannot be used")
+        raise StoreError(f"{printable(self._path)} cannot be used")
 
     def has(self, build_id: bytes, kind: Kind, digest: Digest) -> bool:
         """Return True if a file was pushed."""
@@ -185,7 +185,7 @@ class Ledger:
             with self._lock, self._db:
                 self._db.executemany(statement, rows)
         except sqlite3.Error as error:
-            raise StoreError(f"{show(self._path)}: {error}") from error
+            raise StoreError(f"{printable(self._path)}: {error}") from error
 
 
 def _key(build_id: bytes, kind: int, digest: bytes, *_: object) -> bytes:

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import BuildIdFsError
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,7 +227,7 @@ class JitFollower:
     def _failed(self, file: JitFile, error: Exception) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
-        path = show(file.process.origin.path)
+        path = printable(file.process.origin.path)
         _log.log(level, "names of generated code in %s are not kept: %s", path, error)
 
     def _end(self, followed: _Followed) -> None:

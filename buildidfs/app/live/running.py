@@ -13,8 +13,7 @@ from buildidfs.capture.origin import container_names
 from buildidfs.capture.origin.container import fits
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.errors import AmbiguousBuildId, InvalidBuildId
-from buildidfs.names import merged
-from buildidfs.store.errors import show
+from buildidfs.names import merged, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +39,8 @@ class Asked(NamedTuple):
     deleted: bool = False
 
     def __str__(self) -> str:
-        what = "a file" if self.id_or_path is None else show(os.fsencode(self.id_or_path))
-        where = "" if self.glob is None else f" at {show(os.fsencode(self.glob))}"
+        what = "a file" if self.id_or_path is None else printable(os.fsencode(self.id_or_path))
+        where = "" if self.glob is None else f" at {printable(os.fsencode(self.glob))}"
         lost = " that was deleted" if self.deleted else ""
         inside = "" if self.container is None else f" in container {self.container}"
         return f"{what}{where}{lost}{inside}"

@@ -53,8 +53,8 @@ from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
 from buildidfs.linux import machine
 from buildidfs.linux.sdnotify import Notifier
+from buildidfs.names import printable
 from buildidfs.store import run_files
-from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -369,7 +369,7 @@ class Watch(Listener):
         elif isinstance(message, Missed):
             label = self._sightings.label(message.place)
             self._losses.add(message.reason, label, message.place.mnt_ns_id, path=message.path)
-            _log.info("missed %s: %s", show(message.path), message.reason)
+            _log.info("missed %s: %s", printable(message.path), message.reason)
             if message.errno in DENIED:
                 self._scans.process(message.pid, label)
 
@@ -388,7 +388,7 @@ class Watch(Listener):
             _log.warning(
                 "%s maps new files faster than they can be taken (mount namespace %d, such as %s):"
                 " some of its own are missed",
-                where, place.namespaces.mnt, ", ".join(show(path) for path in message.paths[:2]),
+                where, place.namespaces.mnt, ", ".join(map(printable, message.paths[:2])),
             )  # fmt: skip
 
     # --- scans -----------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Watch(Listener):
                 # Around a catch the process is often gone.
                 if pids is not None and item.errno not in DENIED:
                     continue
-                _log.info("cannot read %s: %s", show(item.path), item.reason)
+                _log.info("cannot read %s: %s", printable(item.path), item.reason)
             elif not self.is_wanted(item.sighting):
                 if isinstance(item, PinnedFile):
                     item.close()
@@ -454,7 +454,7 @@ class Watch(Listener):
         self._named += 1
         level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
         where = f" in {origin.container}" if origin.container else ""
-        _log.log(level, "not captured: %s%s: %s", show(origin.path), where, reason)
+        _log.log(level, "not captured: %s%s: %s", printable(origin.path), where, reason)
 
     def unreadable(self, found: Unreadable) -> None:
         self._unreadable.append(found)

@@ -34,7 +34,7 @@ from buildidfs.formats.perf.attributes import CONTEXT_KERNEL, CONTEXT_USER, MAX_
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL, USER
 from buildidfs.formats.perf.records import KERNEL_PID, Events, Executed, Forked, Lost, Mapped
 from buildidfs.model import BuildId
-from buildidfs.store.errors import show
+from buildidfs.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -144,7 +144,7 @@ class Reading:
         found = [NOTHING_RECORDED] if NO_BUILD_ID in reasons else []
         if OTHER_HOST in reasons:
             host = self.host.encode("utf-8", "surrogateescape")
-            found.append(OTHER_MACHINE.format(host=show(host)))
+            found.append(OTHER_MACHINE.format(host=printable(host)))
         if NOT_CAPTURED in reasons:
             found.append(MAY_BE_HERE)
         return found

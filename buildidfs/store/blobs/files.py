@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import file_ops
 from buildidfs.model import Digest
+from buildidfs.names import printable
 from buildidfs.store import schema
-from buildidfs.store.errors import FULL, full, show, translated
+from buildidfs.store.errors import FULL, full, translated
 
 if TYPE_CHECKING:
     import hashlib
@@ -137,7 +138,7 @@ class Blobs:
             self._directory = os.open(self._directory_path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise StoreError(
-                f"{show(self._directory_path)}: {error.strerror}: the store is damaged"
+                f"{printable(self._directory_path)}: {error.strerror}: the store is damaged"
             ) from error
         self._anonymous = anonymous
         self._no_reflink: set[int] = set()
@@ -170,9 +171,11 @@ class Blobs:
         try:
             return os.open(_name(digest), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
         except FileNotFoundError as error:
-            raise IntegrityError(f"blob {digest} is missing from {show(self.root)}") from error
+            raise IntegrityError(f"blob {digest} is missing from {printable(self.root)}") from error
         except OSError as error:
-            raise StoreError(f"blob {digest} of {show(self.root)}: {error.strerror}") from error
+            raise StoreError(
+                f"blob {digest} of {printable(self.root)}: {error.strerror}"
+            ) from error
 
     def size(self, digest: Digest) -> int | None:
         """Return the size of a blob's file in bytes; None if there is no such file."""

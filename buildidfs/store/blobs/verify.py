@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Self
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import Digest
+from buildidfs.names import printable
 from buildidfs.store import schema
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import BlobFile, Standing
-from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -265,7 +265,7 @@ class VerifiedBlobs:
         except OSError as error:
             if error.errno == errno.EIO:  # the disk cannot read it, or fs-verity refuses the read
                 return False
-            where = show(self.files.path(digest))
+            where = printable(self.files.path(digest))
             raise StoreError(f"{where}: {error.strerror}") from error
 
     def read(self, digest: Digest) -> tuple[BlobFile, int | None] | None:
@@ -298,7 +298,7 @@ class VerifiedBlobs:
 
     def _damaged(self, digest: Digest) -> IntegrityError:
         return IntegrityError(
-            f"blob {digest} of {show(self.files.root)} has not the bytes that were captured:"
+            f"blob {digest} of {printable(self.files.root)} has not the bytes that were captured:"
             " run buildidfs check --repair"
         )
 

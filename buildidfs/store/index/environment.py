@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import lmdb
 
 from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
+from buildidfs.names import printable
 from buildidfs.store import schema
-from buildidfs.store.errors import FULL, full, not_to_be_written, show, translated
+from buildidfs.store.errors import FULL, full, not_to_be_written, translated
 from buildidfs.store.schema import ADDED_TABLES, TABLES
 
 if TYPE_CHECKING:
@@ -160,9 +161,9 @@ class Environment:
                     raise
                 if time.monotonic() >= deadline:
                     raise StoreLocked(
-                        f"store {show(self.root)}: a process of another PID namespace that has the"
-                        f" same number, {os.getpid()}, has its index open; run both in one PID"
-                        " namespace (--pid=host, hostPID: true), or end the other"
+                        f"store {printable(self.root)}: a process of another PID namespace that"
+                        f" has the same number, {os.getpid()}, has its index open; run both in one"
+                        " PID namespace (--pid=host, hostPID: true), or end the other"
                     ) from error
             time.sleep(_READER_RETRY_S)
 
@@ -276,14 +277,15 @@ class Environment:
 
     def _grow(self) -> None:
         if self._gate is None:
-            raise StoreError(f"store {show(self.root)}: its index has reached 1 TiB")
+            raise StoreError(f"store {printable(self.root)}: its index has reached 1 TiB")
         size = self._lmdb.info()["map_size"]
         try:
             self._lmdb.set_mapsize(size * 2)
         except (lmdb.Error, MemoryError, OverflowError) as error:
             self._lmdb.close()  # the map is lost: any use would crash the process
             raise StoreError(
-                f"store {show(self.root)}: no address space for an index of more than {size} bytes"
+                f"store {printable(self.root)}: no address space for an index of more than {size}"
+                " bytes"
             ) from error
 
     # --- errors ----------------------------------------------------------------------------
@@ -304,7 +306,7 @@ class Environment:
         if code == errno.EIO and (found := self._probe()):
             return full(self.root, found)  # LMDB reports a short write as EIO
         if isinstance(error, lmdb.LockError):
-            return StoreLocked(f"store {show(self.root)}: its index is locked: {reason}")
+            return StoreLocked(f"store {printable(self.root)}: its index is locked: {reason}")
         if isinstance(
             error,
             lmdb.InvalidError
@@ -315,7 +317,7 @@ class Environment:
             | lmdb.IncompatibleError,
         ):
             return damaged(self.root, f"is damaged: {reason}")
-        return StoreError(f"store {show(self.root)}: its index: {reason}")
+        return StoreError(f"store {printable(self.root)}: its index: {reason}")
 
     def _probe(self) -> int:
         """Write to the filesystem to find out if it is full; return ENOSPC or EDQUOT if
@@ -364,7 +366,7 @@ def acquire(
             _open[key] = found
             return found
         if found.read_only and not read_only:
-            raise StoreError(f"store {show(root)} is open for reading only in this process")
+            raise StoreError(f"store {printable(root)} is open for reading only in this process")
         found.users += 1
         return found
 
@@ -372,7 +374,7 @@ def acquire(
 def damaged(root: bytes, how: str) -> StoreDamaged:
     """Return the error for an index that cannot be used."""
     return StoreDamaged(
-        f"store {show(root)}: its index {how}: buildidfs check --repair makes a new one"
+        f"store {printable(root)}: its index {how}: buildidfs check --repair makes a new one"
     )
 
 
@@ -405,14 +407,14 @@ def exclusive(root: bytes) -> Iterator[None]:
     """
     with _open_lock:
         if _key(root) in _open:
-            raise StoreLocked(f"store {show(root)} is open in this process")
+            raise StoreLocked(f"store {printable(root)} is open in this process")
         with translated(root):
             fd = os.open(os.path.join(root, b"index", b"lock.mdb"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
             except (BlockingIOError, PermissionError):
-                raise StoreLocked(f"store {show(root)} is in use") from None
+                raise StoreLocked(f"store {printable(root)} is in use") from None
             yield
         finally:
             os.close(fd)

@@ -23,8 +23,8 @@ import msgspec
 
 from buildidfs.errors import Recapturable, StoreFull
 from buildidfs.model import BuildId, Digest, Sighting
+from buildidfs.names import printable
 from buildidfs.store import schema
-from buildidfs.store.errors import show
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import Journal
 from buildidfs.store.retention import eviction, removal
@@ -431,7 +431,7 @@ class Keeper:
             why = "what was used within a day does not make room for a file in a directory"
         if error is not None:
             return StoreFull(f"{error}; {why}")
-        store, usage = f"store {show(self._env.root)}", look(self._env, self._blobs)
+        store, usage = f"store {printable(self._env.root)}", look(self._env, self._blobs)
         if self.policy.max_size is not None:
             over = usage.taken.bytes + self._staged.bytes - self.policy.max_size
             if over + _EACH_BYTES > 0 or usage.free.bytes > self.policy.keep_free:
@@ -738,5 +738,5 @@ def _tell(gone: Sequence[Evicted]) -> None:
         _log.info("removed %d blobs, %d bytes, that can be captured again", len(again), size)
     for each in gone:
         if not each.again:
-            what = (each.build_id.hex(), show(each.path), each.size)
+            what = (each.build_id.hex(), printable(each.path), each.size)
             _log.info("removed %s %s, %d bytes, which cannot be captured again", *what)

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import Digest, Trust
+from buildidfs.names import printable
 from buildidfs.store import schema
-from buildidfs.store.errors import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -174,7 +174,9 @@ def _read(path: bytes) -> tuple[int, list[Digest]]:
     if not data.startswith(_HEAD) or (len(data) - start) % 32:
         import logging
 
-        logging.getLogger(__name__).warning("%s is not a record of uses: passed over", show(path))
+        logging.getLogger(__name__).warning(
+            "%s is not a record of uses: passed over", printable(path)
+        )
         return 0, []
     (stamp,) = schema.U32.unpack_from(data, len(_HEAD))
     # Otherwise a clock that was ahead for a while would protect them for ever.
