@@ -121,18 +121,21 @@ class Closer:
 
 
 def reserve_descriptors(count: int) -> None:
-    """Make room for that many descriptors, at 8 bytes each; call it before the first thread starts.
+    """Make room for that many descriptors if the limits allow it; each takes 8 bytes.
+
+    Call this before the first thread starts.
 
     If the table of descriptors is full, a process with threads waits for an RCU grace period before
     it gets a larger one: 3 to 8 ms by measurement. All its threads that open a file wait meanwhile.
     Source: expand_files() in fs/file.c of the kernel.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    fd = os.open(b"/", os.O_PATH | os.O_CLOEXEC)
-    try:
-        os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(count, limit) - 1))
-    finally:
-        os.close(fd)
+    with contextlib.suppress(OSError):
+        fd = os.open(b"/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(count, limit) - 1))
+        finally:
+            os.close(fd)
 
 
 _NICE = -15

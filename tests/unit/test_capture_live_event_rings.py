@@ -218,6 +218,19 @@ def test_a_cpu_that_is_off_for_a_while(rings: Rings) -> None:
 
 @pytest.mark.watch  # those that watch would lose what happens on that CPU
 @needs_hotplug
+def test_a_cpu_that_is_on_again_before_its_rings_are_closed(rings: Rings) -> None:
+    program = cat_program()
+    with cpu1_can_be_turned_off():
+        CPU1.write_text("0")
+        assert rings.cpus_changed()
+        CPU1.write_text("1")
+        assert rings.follow_cpus()
+        run_on(1, program)
+        assert seen(rings, program)
+
+
+@pytest.mark.watch  # those that watch would lose what happens on that CPU
+@needs_hotplug
 def test_a_cpu_that_is_off_for_a_moment() -> None:
     """Nothing else tells that its events are gone: neither the list of CPUs nor a descriptor."""
     program = cat_program()

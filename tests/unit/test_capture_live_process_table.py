@@ -96,11 +96,22 @@ def test_a_mapping_told_after_the_move_it_was_before(family: Tasks) -> None:
 
 def test_who_has_ended_is_known_for_a_moment(family: Tasks) -> None:
     family.forked(2, 1, 2)
-    family.exited(2, 3)
+    family.exited(2, 3, 3)
     assert lives(family, 2) == HERE
     family.tidy(3 + SECOND, 9)
     assert len(family) == 2
     family.tidy(4 + SECOND, 9)
+    assert len(family) == 1
+
+
+def test_who_ended_long_ago_is_known_for_a_moment_after_it_was_told(family: Tasks) -> None:
+    """The catcher may have been stopped in between, with mappings left to look at."""
+    family.forked(2, 1, 2)
+    family.forked(3, 1, 2)
+    family.exited(2, 3, 5 * SECOND)
+    family.exited(3, 4 * SECOND, 5 * SECOND)
+    assert lives(family, 2) == HERE
+    family.tidy(6 * SECOND + 1, 9)
     assert len(family) == 1
 
 
@@ -109,16 +120,16 @@ def test_few_ended_processes_are_forgotten_at_a_time(family: Tasks) -> None:
     for pid in range(10, 100):
         family.forked(pid, 1, 2)
     for pid in range(10, 60):
-        family.exited(pid, 3)
+        family.exited(pid, 3, 3)
     family.tidy(10 * SECOND, 20)
     assert len(family) == 91 - 20
-    family.exited(60, 10 * SECOND)
+    family.exited(60, 4, 10 * SECOND)
     assert len(family) == 91 - 22
 
 
 def test_a_process_number_that_is_used_again(family: Tasks) -> None:
     family.forked(2, 1, 2)
-    family.exited(2, 3)
+    family.exited(2, 3, 3)
     family.forked(4, 1, 4)
     family.entered(4, THERE, 4)
     family.forked(2, 4, 5)
@@ -138,7 +149,7 @@ def test_what_was_lost_may_have_been_anything(family: Tasks) -> None:
 def test_the_parent_is_a_neighbour_for_ever(family: Tasks) -> None:
     for child in range(100, 200):
         family.forked(child, 1, child)
-        family.exited(child, child)
+        family.exited(child, child, child)
     assert 1 in family.home_at(1, 300).pids
     assert len(family.home_at(1, 300).pids) <= 4
 
@@ -162,7 +173,7 @@ def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(family) <= 101
     # Whoever has ended and was told so early or late.
     for pid in range(1000):
-        family.exited(pid, pid + 10_000)
+        family.exited(pid, pid + 10_000, pid + 10_000)
     family.tidy(10 * SECOND, 9)
     assert len(family) <= 101
 

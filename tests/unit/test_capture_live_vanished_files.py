@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -149,7 +150,7 @@ def test_in_the_namespace_it_was_in(tmp_path: Path) -> None:
 @pytest.mark.root
 @needs_root("mounts in a namespace of its own")
 def test_held_namespace_outlives_its_processes(tmp_path: Path) -> None:
-    held = HeldNamespaces(close_all)
+    held = HeldNamespaces(close_all, most=512)
     with private_cat(tmp_path) as child:
         inode = os.stat(f"/proc/{child.pid}/exe").st_ino
         home = home_of(child.pid)
@@ -164,11 +165,26 @@ def test_held_namespace_outlives_its_processes(tmp_path: Path) -> None:
     assert held.borrow(home) == -1
 
 
+def test_no_descriptor_is_left_for_a_copy() -> None:
+    held, home = HeldNamespaces(close_all, most=512), home_of(os.getpid())
+    held.hold(home, os.getpid())
+    assert len(held) == 1
+    free = os.open("/", os.O_PATH)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        assert held.borrow(home) == -1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    until(lambda: held.expire() or not len(held), "the end of the hold")
+
+
 @pytest.mark.root
 @needs_root("mounts in a namespace of its own")
 def test_path_below_a_mount_that_was_the_root_of_the_process(tmp_path: Path) -> None:
     """chroot(2) into a mount: the path of the record begins there."""
-    held = HeldNamespaces(close_all)
+    held = HeldNamespaces(close_all, most=512)
     with private_cat(tmp_path) as child:
         status = os.stat(f"/proc/{child.pid}/exe")
         home = home_of(child.pid)
@@ -252,7 +268,7 @@ def test_filesystem_that_never_answers_delays_nothing(tmp_path: Path, is_root: b
     silent, private = tmp_path / "silent", tmp_path / "private"
     silent.mkdir()
     private.mkdir()
-    held = HeldNamespaces(close_all)
+    held = HeldNamespaces(close_all, most=512)
     pivot = [tool("unshare"), "-m", sys.executable, "-I", "-S", "-c", _PIVOT, os.fspath(silent)]
     with silentfs.served(silent, cat_program()) as server:
         with (
@@ -281,7 +297,7 @@ def test_filesystem_that_never_answers_delays_nothing(tmp_path: Path, is_root: b
 
 
 def test_namespace_that_the_process_has_left_is_not_held() -> None:
-    held = HeldNamespaces(close_all)
+    held = HeldNamespaces(close_all, most=512)
     moved = Home(NamespaceSet(mnt=own_namespaces().mnt + 1))
     held.hold(moved, os.getpid())
     held.hold(home_of(os.getpid()), GONE)  # through a neighbour

@@ -76,6 +76,8 @@ class Rings:
         Raises OSError.
         """
         self._online = perf_event.online_cpus()
+        # A CPU that was off needs new rings, also if it is on again by the time they are opened.
+        self._stopped |= self._mappings.keys() - self._online
         if time.monotonic() - self._checked >= self._recheck:
             self._checked = time.monotonic()
             # Off and on again since the last call; when the machine sleeps all CPUs but one are.
@@ -89,11 +91,10 @@ class Rings:
         """
         if not self.cpus_changed():
             return False
-        stale = self._mappings.keys() - self._online | self._stopped
-        self._stopped.clear()
-        for cpu in stale:
+        changed = bool(self._stopped)
+        for cpu in self._stopped:
             self._close(cpu)
-        changed = bool(stale)
+        self._stopped.clear()
         for cpu in sorted(self._online - self._mappings.keys()):
             changed |= self._open(cpu)
         return changed
@@ -112,7 +113,10 @@ class Rings:
         without mappings.
         """
         ring = self._tasks.get(cpu)
-        return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
+        try:
+            return ring is not None and ring.has_records(self._pages * perf_event.PAGE // _HALF)
+        except ValueError:  # the CPU was turned off just now
+            return False
 
     def changes(self) -> list[Record]:
         """Return the changes of processes, each after its cause; for one thread at a time.

@@ -81,6 +81,7 @@ Grip = tuple[Mapped, Home, int, OSError | None]
 
 _OPEN_FILES: Final = 1024
 _WAITING: Final = 8192
+_NAMESPACES: Final = 512
 _SPARE_FILES: Final = 256
 # Delay between the last mapping and the first look for new mount namespaces; each further delay is
 # twice as long.
@@ -119,13 +120,14 @@ class State:
         self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
         self.grips: SimpleQueue[Grip | None] = SimpleQueue()
         self.closer = Closer(urgent=True)
-        self.held = HeldNamespaces(self.closer.close)
+        self.held = HeldNamespaces(self.closer.close, most=min(_NAMESPACES, limit // 8))
         self.files = HostFiles()
         self.shares = FairShare()
         self.tasks = process_table.Tasks()
         self.counts = Counts()
         self.ended = False
         self._followed = 0.0
+        self._has_reports = False
         self._generated: dict[int, int] = {}
 
     def waiting(self) -> int:
@@ -137,6 +139,7 @@ class State:
         if time.monotonic() - self._followed >= _STARTING_PAUSE_S / 2:
             with self.lock:
                 self.follow()
+            self.send_reports()
 
     def follow(self) -> None:
         """Apply the changes of processes since the last call."""
@@ -149,7 +152,7 @@ class State:
         if isinstance(record, Forked):
             self.tasks.forked(record.pid, record.parent, record.time)
         elif isinstance(record, Exited):
-            self.tasks.exited(record.pid, record.time)
+            self.tasks.exited(record.pid, record.time, time.monotonic_ns())
             self._generated.pop(record.pid, None)
         elif isinstance(record, Entered):
             self.tasks.entered(record.pid, record.namespaces, record.time)
@@ -178,7 +181,13 @@ class State:
             self._generated.clear()
         self._generated[pid] = time
         self.outbox.put(Generated(pid))
-        self.outbox.flush()
+        self._has_reports = True
+
+    def send_reports(self) -> None:
+        """Send the reports of generated code; takes no lock, because sending takes a while."""
+        if self._has_reports:
+            self._has_reports = False
+            self.outbox.flush()
 
     def look_around(self, close: Callable[[int], None]) -> None:
         """Look up homes of processes in /proc, and hold new mount namespaces. Takes no lock."""
@@ -260,6 +269,7 @@ class Lookout:
                     self._started = time.monotonic()
                 else:
                     state.apply(record)
+        state.send_reports()
         if state.shares.is_pressed:
             state.shares.refill(time.monotonic())
         for record, home in found:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
 
 _REMEMBERED: Final = 1024
+_AT_ONCE: Final = 1024
 _MOST_HELD: Final = 256
+_MOST_VANISHED: Final = 8192
 _DELETED: Final = b" (deleted)"
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
@@ -59,7 +61,7 @@ class Settler:
             if grip[3] is not None and not state.grips.empty() and self._postpone(grip):
                 continue
             self._settle(*grip)
-            if state.grips.empty():
+            if state.grips.empty() or len(state.outbox) > _AT_ONCE:
                 self._flush()
 
     def _next(self) -> Grip | None:
@@ -73,13 +75,11 @@ class Settler:
         return self._state.grips.get()
 
     def _postpone(self, grip: Grip) -> bool:
-        """Queue a vanished file for later; return False if too many descriptors would wait."""
-        if grip[2] < 0:
-            self._vanished.append(grip)
-        elif len(self._held) < _MOST_HELD:
-            self._held.append(grip)
-        else:
+        """Queue a vanished file for later; return False if too many would wait."""
+        queue, most = (self._vanished, _MOST_VANISHED) if grip[2] < 0 else (self._held, _MOST_HELD)
+        if len(queue) >= most:
             return False
+        queue.append(grip)
         return True
 
     def _flush(self) -> None:

@@ -133,13 +133,13 @@ class Tasks:
             if len(self._newcomers) < _MOST_NEWCOMERS:
                 self._newcomers.append((pid, home))
 
-    def exited(self, pid: int, time: int) -> None:
-        """Record the end of a process."""
+    def exited(self, pid: int, time: int, now: int) -> None:
+        """Record the end of a process, which is remembered for a second after ``now``."""
         process = self._processes.get(pid)
         if process is not None and process.since <= time:
-            process.ended = time
-            self._ended.append((time, pid))
-            self.tidy(time, 2)
+            process.ended = now
+            self._ended.append((now, pid))
+            self.tidy(now, 2)
 
     @property
     def has_strangers(self) -> bool:
@@ -162,13 +162,15 @@ class Tasks:
         return newcomers
 
     def tidy(self, now: int, most: int) -> None:
-        """Forget at most that many processes that ended more than a second before ``now``."""
+        """Forget at most that many of the processes whose end was told more than a second before
+        ``now``.
+        """
         for _ in range(most):
             if not self._ended or self._ended[0][0] >= now - _REMEMBERED_NS:
                 return
-            time, pid = self._ended.popleft()
+            told, pid = self._ended.popleft()
             process = self._processes.get(pid)
-            if process is not None and process.ended == time:
+            if process is not None and process.ended == told:
                 del self._processes[pid]
 
     def forget(self) -> None:

@@ -167,7 +167,6 @@ def receive(sock: socket.socket) -> tuple[Message, int] | None:
         raise ValueError(f"not a message: {error}") from error
 
 
-_AT_ONCE: Final = 1024
 _NO_ROOM: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
 
 
@@ -177,7 +176,8 @@ class Outbox:
 
     ``held`` counts the waiting descriptors, which are closed after they are sent. The receiver
     keeps its copies for a moment, because the last process to close a file may have to unmount its
-    filesystem. `flush` raises BrokenPipeError if the other end is closed.
+    filesystem. `put` does not wait for a `flush` of another thread, unless it has a descriptor.
+    `flush` raises BrokenPipeError if the other end is closed.
     """
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
@@ -193,13 +193,10 @@ class Outbox:
 
     def put(self, message: Message, fd: int = -1) -> None:
         """Queue a message with a descriptor, which is closed after it is sent."""
-        data = encode(message)
-        with self._lock:
-            self._waiting.append((data, fd))
-            if fd >= 0:
+        if fd >= 0:
+            with self._lock:
                 self.held += 1
-        if len(self._waiting) > _AT_ONCE:
-            self.flush()
+        self._waiting.append((encode(message), fd))
 
     def flush(self) -> None:
         """Send as many messages as there is room for."""

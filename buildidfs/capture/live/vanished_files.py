@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 HOLD_S: Final = 0.2
 """Seconds for which a mount namespace is held: longer than a file waits for its lookup."""
 
-_MOST_HELD: Final = 512
 _MOST_MOUNTS: Final = 8
 _MOST_TEXT: Final = 64 << 10
 
@@ -42,7 +41,7 @@ class HeldNamespaces:
     takes milliseconds, or longer if a filesystem is slow to unmount.
     """
 
-    def __init__(self, close: Callable[[Iterable[int]], None], most: int = _MOST_HELD) -> None:
+    def __init__(self, close: Callable[[Iterable[int]], None], most: int) -> None:
         self._close = close
         self._most = most
         self._lock = threading.Lock()
@@ -70,7 +69,10 @@ class HeldNamespaces:
         """Return a new descriptor of the namespace of a home, -1 if it is not held."""
         with self._lock:
             held = self._held.get(home)
-            return os.dup(held[0]) if held is not None else -1
+            if held is not None:
+                with contextlib.suppress(OSError):  # the limit of descriptors is reached
+                    return os.dup(held[0])
+            return -1
 
     def expire(self) -> None:
         """Close the namespaces that were not used for `HOLD_S`."""
@@ -174,7 +176,8 @@ class Finder:
         except OSError:
             return
         try:
-            yield os.dup(root_fd)
+            with contextlib.suppress(OSError):
+                yield os.dup(root_fd)
             text = self._visitor.mountinfo(namespace_fd, _MOST_TEXT)
             mounts = [each for each in proc_text.mounts_in(text) if each.dev == record.dev]
             for mount in mounts[:_MOST_MOUNTS]:
