@@ -358,7 +358,10 @@ class Deriver:
 
 
 def main(words: Sequence[str]) -> None:
-    """Make the debug files that a store requests. The arguments are those of `Deriver`."""
+    """Make the debug files that a store requests.
+
+    ``words`` are the path of the store in hex, and the settings as JSON.
+    """
     from buildidfs.ingest import derived
 
     path, settings = words

@@ -51,10 +51,11 @@ _NOT_THERE: Final = frozenset(
 class Companion(msgspec.Struct):
     """A file that belongs to a binary. ``path`` is its path in the container's root.
 
-    ``path_fd`` (O_PATH) refers to it, ``fd`` reads it. ``known`` is the result of the memo; ``fd``
-    is then -1. ``kind`` and ``build_id`` are set if the file has no build ID of its own, see
-    `capture.base.PinnedFile`; ``is_copy`` likewise. As a context manager it closes both
-    descriptors, except ``fd`` if `release` was called.
+    ``path_fd`` (O_PATH) refers to it, ``fd`` reads it. If `capture.base.Memo` remembers the file
+    from an earlier capture, ``known`` is set, and ``fd`` is -1. ``kind``, ``build_id`` and
+    ``is_copy`` mean the same as in `capture.base.PinnedFile`; the first two are set only if the
+    file has no build ID of its own. As a context manager it closes both descriptors, except ``fd``
+    if `release` was called.
     """
 
     path: bytes

@@ -10,7 +10,8 @@ means the same bytes for ever: a better variant is another node.
     path       2<<60 | path number (31 bits)                     a directory of perf's tree
     dwz        3<<60 | hash of its name (60 bits)                a directory below debug/.dwz
     perf's ID  1<<62 | path number (31 bits) << 31 | ordinal     perf/<path>/<id>
-    browsing   1<<59 | form (3 bits) << 56 | number or container (28 bits) << 28 | number
+    browsing   1<<59 | form (3 bits) << 56 | A (28 bits) << 28 | B (28 bits)
+               A is a number, or a container, and then B is a number within it (`of_browsing`)
 
 0 is not a node. All numbers are below 2**63, because offsets of listings are signed.
 """

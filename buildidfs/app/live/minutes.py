@@ -114,6 +114,6 @@ def _groups(survey: Survey) -> Iterator[HistoryGroup]:
 
 
 def group_name(name: str) -> str:
-    """Return the name of a container or image in the form for a row."""
+    """Return the name of a container or image as rows have it: valid UTF-8 of limited length."""
     plain = name.encode("utf-8", "surrogateescape")[:MAX_HISTORY_NAME]
     return plain.decode("utf-8", "replace")

@@ -353,9 +353,9 @@ class DroppedFile(msgspec.Struct):
 
 
 class Dropped(msgspec.Struct):
-    """The share of an upload that public files can name, and the files in the upload, the worst
-    first.
+    """The share of an upload that public files can name, and the files that the upload names.
 
+    Files without symbols come first, then those with the largest ``weight``.
     ``weight`` counts samples, mappings or files, as ``unit`` says. ``incomplete`` is the reason if
     part of the upload could not be read.
     """

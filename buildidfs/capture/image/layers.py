@@ -178,7 +178,7 @@ class DirectoryLayer:
         self._path = path
 
     def verify(self) -> None:
-        """See `Layer`: the directory must exist."""
+        """Check that the directory exists; its bytes cannot be verified. Raises OSError."""
         os.close(self._open())
 
     def access(self) -> Access:

@@ -55,7 +55,10 @@ class Mounter(msgspec.Struct, frozen=True):
 
 
 def mounters(text: bytes) -> dict[Device, Mounter]:
-    """Return the FUSE filesystems of a mountinfo text by (major, minor), without ours."""
+    """Return who mounted each FUSE filesystem of a mountinfo text, by (major, minor).
+
+    Mounts of buildidfs are left out.
+    """
     found = {}
     for mount in proc_text.mounts_in(text):
         if mount.fstype in (mounts.FILESYSTEM_TYPE, b"fusectl"):

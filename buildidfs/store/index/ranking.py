@@ -34,10 +34,10 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
 
 
 def is_settled(artifact: Artifact) -> bool:
-    """Return True if no other file may replace the variant seen first, whatever its quality.
+    """Return True if, among files of equal trust and standing, the one seen first is served.
 
     This holds for the host's executables: a container that can write to a directory of the host can
-    make a file of any quality. Files that the operator gave may replace them.
+    make a file of any quality. Among files that the operator gave, the quality decides.
     """
     return (
         artifact.kind is Kind.EXECUTABLE
