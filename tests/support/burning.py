@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tests.support import clients
+from tests.support import clients, quiet
 from tests.support.clients import Argument, perf_tool, run, tool
 from tests.support.programs import build_id_of
 from tests.support.waiting import lines
@@ -123,6 +123,7 @@ def recording(output: Path, *options: str) -> Iterator[None]:
     if "-" not in options:
         argv += ["-o", output]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet.recording_turn(options))
         log = stack.enter_context(output.with_suffix(".log").open("w+b"))
         out = stack.enter_context(output.open("wb")) if "-" in options else log
         control, commands = (stack.enter_context(file) for file in _pipe())

@@ -25,6 +25,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests.support import quiet
+
 Argument = str | bytes | os.PathLike[str]
 
 # name on Debian and Ubuntu of the package that has the tool, where it is not the tool's own
@@ -208,7 +210,8 @@ def perf_record(
     if buildid_dir is not None:
         argv += ["--buildid-dir", buildid_dir]
     argv += ["record", "-o", output, "-e", "cpu-clock", "-F", "997", "--buildid-mmap"]
-    return run([*argv, *options, "--", *command])
+    with quiet.recording_turn(argv):
+        return run([*argv, *options, "--", *command])
 
 
 def perf(mount: Path, *arguments: Argument, timeout: float = 60) -> Result:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support import quiet
 from tests.support.clients import LLDB, Argument, perf_tool, tool
 from tests.support.mounts import COMMAND
 
@@ -44,7 +45,7 @@ def client_directory(directory: Path) -> Path:
     calling(directory / "lldb", [tool("timeout"), "-k", "5", "60", tool(*LLDB)])
     drgn = shutil.which("drgn", path=str(Path(sys.executable).parent)) or tool("drgn")
     calling(directory / "drgn", [drgn])
-    calling(directory / "perf", [perf_tool()])
+    calling(directory / "perf", [tool("flock"), "--close", str(quiet.RECORDINGS), perf_tool()])
     return directory
 
 

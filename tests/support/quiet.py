@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One watch of this host at a time: a lock that all test runs of a machine share.
+"""One watch of this host at a time: locks that all test runs of a machine share.
 
 A watch opens each file that is executed anywhere, so a mount that another test has made is busy
 for a moment, and a namespace lives longer than its processes. A test marked ``watch`` runs while no
@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +72,25 @@ class Quiet:
 
 HOST: Final = Quiet()
 """The share of this process."""
+
+RECORDINGS: Final = Path(tempfile.gettempdir()) / "buildidfs-perf.lock"
+"""Locked by each recording of perf: alone by one with build IDs, together by the others.
+
+On Linux 6.18 an event with build IDs corrupts the records of other recordings, and perf 6.1 aborts
+("assertion failed at util/build-id.c").
+"""
+
+
+@contextlib.contextmanager
+def recording_turn(options: Sequence[object]) -> Iterator[None]:
+    """Wait until perf may record with these options."""
+    fd = _open(RECORDINGS)
+    try:
+        has_build_ids = "--buildid-mmap" in options
+        fcntl.flock(fd, fcntl.LOCK_EX if has_build_ids else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
 
 
 def expect_alone() -> None:

@@ -432,8 +432,7 @@ def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -
 @pytest.mark.client
 def test_a_profile_pins_what_it_names(buildidfs: BuildIdFs, directory: Path) -> None:
     data = directory / "perf.data"
-    run([clients.perf_tool(), "record", "-q", "-e", "cpu-clock", "-o", data, "--buildid-mmap",
-         tool("ls"), "/usr/bin"], check=True)  # fmt: skip
+    assert clients.perf_record(data, [tool("ls"), "/usr/bin"]).rc == 0
     buildidfs("scan", "tree", tool("ls"))
     buildidfs("pin", data)
     listed = objects(buildidfs("pin", "--list", "--json", "--name", data).out)
