@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from buildidfs.model import NamespaceSet
 
-# Makefile exports the store and the mount point of `make up`, which are the user's own.
-_MAKE = ("MAKE", "MFLAGS", "STORE", "MOUNTPOINT")
+# Makefile exports the store and the mount point of `make up`; all of these are the user's own.
+_MAKE = ("MAKE", "MFLAGS", "STORE", "MOUNTPOINT", "PREFIX")
 _FOREIGN = ("DEBUGINFOD_", "BUILDIDFS", "BCC_", "PERF_", "XDG_", "LLVM_", "GDB", *_MAKE)
 
 # Each commit of a store waits for its disk several times, and memory does not let it wait.
