@@ -183,7 +183,8 @@ class Session:
     def open_store(self, *, create: bool = False) -> Store:
         """Open the store for reading and writing; on a read-only filesystem for reading.
 
-        With ``create``, for captures, the store makes room from then on, see ``[retention]``.
+        With ``create``, which captures give, a missing store is made, and the store keeps the
+        limits of ``[retention]`` from now on.
         """
         from buildidfs.linux import machine
         from buildidfs.store import Store

@@ -87,7 +87,7 @@ class Debuginfod:
     def answer(self, request: Request) -> Answer:
         """Return the answer to a request whose path begins with ``/buildid/``.
 
-        Raises OSError, and errors of the store if the answer cannot be found.
+        Raises OSError and errors of the store if the store cannot be read.
         """
         parts = request.path.split(b"/", 4)
         name = parts[2].lower()  # any spelling of an ID is accepted

@@ -34,7 +34,7 @@ _FORMAT = b"format"
 def make(root: bytes, map_size: int | None) -> None:
     """Lay out a store; the file ``format`` is written last. Raises `StoreError`.
 
-    If a store has lost only this file, it is restored with all its content.
+    In a store that lacks only this file, the file is written anew, and all content stays.
     """
     with translated(root):
         os.makedirs(root, 0o700, exist_ok=True)

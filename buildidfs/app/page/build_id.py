@@ -111,7 +111,10 @@ def public_variants(store: Store, ordinal: int, kind: Kind) -> list[Artifact]:
 def variants_of(
     store: Store, build_id: BuildId, kind: Kind, kept: list[Artifact]
 ) -> list[answers.Variant]:
-    """Return the entries of some files of a kind. Raises `StoreError`, `IntegrityError`."""
+    """Return entries for the files ``kept``, which a build ID has of one kind.
+
+    Raises `StoreError`, `IntegrityError`.
+    """
     variants = {kind: kept}
     return _variants(catalog.known(store, build_id, variants), variants)
 

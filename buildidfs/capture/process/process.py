@@ -341,8 +341,8 @@ def is_dump(path: bytes) -> bool:
 
 
 def out_of_sight() -> list[Unreadable]:
-    """Return one entry for the processes of this machine that no scan from here can
-    see; or none.
+    """Return one entry if a scan from here cannot see all processes of this machine; else an empty
+    list.
     """
     spot = machine.blind_spot()
     return [] if spot is None else [Unreadable(b"/proc", f"{spot.unseen}: {spot.remedy}")]

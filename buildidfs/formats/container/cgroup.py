@@ -127,11 +127,10 @@ def container_id(cgroup_path: bytes) -> str:
 
 
 def place(cgroup_path: bytes) -> bytes:
-    """Return the beginning of a path that an imitated label in another part of the tree cannot
-    have.
+    """Return the part of a path that tells a container from an imitation elsewhere in the tree.
 
-    It ends with the ID of the container; without an ID, with the control group of its user, or with
-    the root. Empty if unknown.
+    The part ends with the ID of the container. If the path has no ID, the part is the control group
+    of its user, or else the root. The result is empty if the path is.
     """
     if found := _innermost(cgroup_path):
         return cgroup_path[: found.end()]

@@ -301,11 +301,11 @@ _DEBUG_ID: Final = re.compile(r"([0-9A-Fa-f]{32})[0-9A-Fa-f]{1,8}")
 
 
 def beginnings(debug_id: str) -> list[bytes]:
-    """Return the first 16 bytes of the build ID that a debug ID of Breakpad may stand for.
+    """Return the build IDs that a debug ID of Breakpad may stand for, the first 16 bytes of each.
 
-    Shorter build IDs are padded with zeros. The first result is for files of little-endian
-    machines, where the bytes of the first three fields of a GUID are swapped. The result is empty
-    if the text is not a debug ID.
+    Shorter build IDs are padded with zeros. A debug ID is a GUID: the first result is for files of
+    little-endian machines, where the bytes of its first three fields are swapped, the second one
+    for all others. The list is empty if the text is not a debug ID.
     """
     match = _DEBUG_ID.fullmatch(debug_id)
     if match is None:

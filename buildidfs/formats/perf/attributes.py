@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of perf events, and the places in each record of the fields that the attributes
-request.
+"""Attributes of perf events. They request fields, and decide where each field is in a record.
 
 `pack_attr` makes struct perf_event_attr for an event of this machine, `parse_attr` reads that of a
 profile. A sample has the fields in its event's ``sample_type``, in a fixed order; other records end

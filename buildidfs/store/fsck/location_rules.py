@@ -34,7 +34,7 @@ _DIGEST_BYTES: Final = 32
 
 
 def origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """A place belongs to a build ID, and its key is right."""
+    """The build ID of an origin exists and has, or had, its blob; the key is right for the row."""
     digest = location_rows.place_of(key, value)
     if not rows.is_there(key[:8]):
         yield stray(f"origin {key.hex()} is of an unknown build ID", "origins", key, digest=digest)

@@ -178,7 +178,7 @@ class _Remover:
         self.counters.stored_bytes -= row.taken
 
     def finish(self) -> None:
-        """Write the counters."""
+        """Write the counters of the store if rows were removed."""
         if self.rows:
             self.counters.announced += bool(self.changed)
             self._txn.put(schema.COUNTERS_KEY, self.counters.pack(), db=self._tables["meta"])
