@@ -90,7 +90,7 @@ def which(session: Session, path: str, layout: table.Layout) -> None:
 
     rows = questions.which(questions.bucket_of(session.settings.remote), path)
     if not layout.print(_LOCATIONS, rows, _location_fields):
-        session.say_why_empty(f"no host has told of a file at {one_line(path)}")
+        session.say_why_empty(f"no manifest of a host lists a file at {one_line(path)}")
 
 
 @fleet.command(

@@ -160,7 +160,7 @@ class Agent:
             child = self._child
             self._drop()
         if child is not None and child.wait(_END_S) is None:
-            log.warning("the process that fetches does not end, and is killed")
+            log.warning("the process that fetches did not end in time, and is killed")
             child.end(_END_S)
 
     def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[Answer]:
@@ -219,7 +219,7 @@ class Agent:
                     break
         with self._lock:
             if not self._closed:
-                log.warning("the process that fetches has ended; the next file starts it again")
+                log.warning("the process that fetches has ended; the next request starts it again")
             self._drop()
 
     def _take(self, answer: Answer) -> None:
@@ -250,7 +250,7 @@ class Agent:
             if len(self._said) > _MOST_WAITING:
                 self._said.clear()
             self._said[why] = now + _SAID_S
-            log.warning("cannot fetch what the store lacks: %s", why)
+            log.warning("cannot fetch a file that the store lacks: %s", why)
 
     def _drop(self) -> None:
         """Answer all open questions, because the process does not any more; the caller holds the

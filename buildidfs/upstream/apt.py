@@ -290,7 +290,7 @@ class AptMirror:
             fd = self._get(path, _LISTS_BYTES, wanted)
             stack.callback(os.close, fd)
             if digest and _hash(fd) != digest:
-                raise Unavailable(f"has a list that does not fit its Release: {path.decode()}")
+                raise Unavailable(f"has a list whose hash is not that in Release: {path.decode()}")
             size = os.fstat(fd).st_size
             yield from apt_lists.packages(unpacked(Region(fd, 0, size), _LISTS_BYTES).all())
 
@@ -312,7 +312,7 @@ class AptMirror:
             try:
                 if _hash(fd) != entry.sha256:
                     path = os.fsdecode(entry.path)
-                    raise Unavailable(f"has a package that does not fit its list: {path}")
+                    raise Unavailable(f"has a package whose hash is not that in its list: {path}")
                 ours = os.dup(fd)
             except BaseException:
                 os.close(fd)

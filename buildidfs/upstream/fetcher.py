@@ -163,14 +163,14 @@ class Upstreams:
         if again:
             self._absences.forget(build_id, kind)
         elif self._absences.has(build_id, kind):
-            why = "no server had it when it was asked for last"
+            why = "no server had it when the servers were last asked"
             return Fetched(build_id, kind, State.ABSENT, why=why)
         reasons: list[str] = []
         is_known = True
         for server, breaker in self._servers:
             try:
                 if not breaker.admits():
-                    raise Unavailable(f"left alone for a while, because it {breaker.why}")
+                    raise Unavailable(f"not asked for a while after a failure: {breaker.why}")
                 found = self._ask(server, breaker, wanted)
                 size = self._take(server, wanted, found)
             except NotThere:
@@ -231,7 +231,7 @@ class Upstreams:
         )
         self._commit(origin, found)
         if not self.is_held(wanted.build_id, wanted.kind):
-            raise Unacceptable("sent a file that ranks behind what is known (buildidfs show)")
+            raise Unacceptable("sent a file that ranks behind a known one (buildidfs show)")
         return size
 
     def _commit(self, origin: Origin, found: Found) -> None:
@@ -271,16 +271,16 @@ def _check(fd: int, wanted: Wanted) -> ElfFile:
     """Describe a file, and check that it is the requested one. Raises `Unacceptable`, OSError."""
     own = elf_file.own_id(fd)
     if isinstance(own, Absence):
-        raise Unacceptable(f"sent something else: {own}")
+        raise Unacceptable(f"sent a file that is unusable: {own}")
     if own != wanted.build_id:
-        raise Unacceptable(f"sent the file of another build ID, {own}")
+        raise Unacceptable(f"sent a file with another build ID, {own}")
     described = elf_file.describe(fd)
     if isinstance(described, Absence):
-        raise Unacceptable(f"sent something else: {described}")
+        raise Unacceptable(f"sent a file that is unusable: {described}")
     if described.truncated:
-        raise Unacceptable(f"sent part of a file: {described.truncated}")
+        raise Unacceptable(f"sent only part of a file: {described.truncated}")
     if wanted.kind not in described.kinds:
-        raise Unacceptable(f"sent a file that is no {wanted.kind.name.lower()}")
+        raise Unacceptable(f"sent a file of another kind, not {wanted.kind.name.lower()}")
     return described
 
 

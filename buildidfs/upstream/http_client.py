@@ -310,7 +310,10 @@ class _Request:
             to = url.join(response.headers.get("location", ""))
             response.close()
             if to.scheme not in ("http", "https") or (url.scheme, to.scheme) == ("https", "http"):
-                raise Unavailable("redirects to where it must not", lasting=True)
+                raise Unavailable(
+                    f"redirects from {url.scheme} to {to.scheme[:20]}, which is not allowed",
+                    lasting=True,
+                )
             url = to
         raise Unavailable(f"more than {_REDIRECTS} redirects", lasting=True)
 
@@ -327,7 +330,7 @@ class _Request:
         if packing in ("gzip", "x-gzip"):
             pieces = _unpacked(pieces)
         elif packing != "identity":
-            raise Unacceptable(f"is sent in a form that was not asked for: {packing[:20]!r}")
+            raise Unacceptable(f"sent a content encoding that was not requested: {packing[:20]!r}")
         size = 0
         for piece in pieces:
             size += len(piece)
@@ -336,7 +339,7 @@ class _Request:
             file_ops.write_fully(fd, piece)
             progress(len(piece))
         if claimed is not None and size != claimed:
-            raise Unavailable(f"sent {size} bytes of {claimed}", transient=True)
+            raise Unavailable(f"sent only {size} of {claimed} bytes", transient=True)
         return Download(size, _time(response.headers.get("last-modified", "")))
 
     def _pieces(self, response: httpx2.Response, most: int) -> Iterator[bytes]:
@@ -377,7 +380,7 @@ def _check_status(response: httpx2.Response) -> None:
     if status in _GONE:
         raise NotThere
     if status == _TOO_LARGE:
-        raise Unacceptable("is larger than max-size, the server says")
+        raise Unacceptable("says that the file is larger than max-size")
     if status in _FORBIDDEN:
         raise Unavailable(f"refuses us: {_said(response)}", lasting=True)
     after = _number(response.headers.get("retry-after", "")) or 0
@@ -397,7 +400,7 @@ def _closed() -> Unavailable:
 def _failure(error: Exception) -> Unavailable:
     """Translate a failure of the network or the protocol into `Unavailable`."""
     if isinstance(error, ValueError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
-        return Unavailable(f"is no URL that can be asked: {error}"[:_WHY_BYTES], lasting=True)
+        return Unavailable(f"leads to an invalid URL: {error}"[:_WHY_BYTES], lasting=True)
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -412,8 +415,8 @@ def _failure(error: Exception) -> Unavailable:
 
 
 def _too_large(size: int | None, most: int) -> Unacceptable:
-    has = "more" if size is None else f"{size} bytes, more"
-    return Unacceptable(f"has {has} than the {most} that it may have (max-size, or a full disk)")
+    sent = "more bytes" if size is None else f"a file of {size} bytes, more"
+    return Unacceptable(f"sends {sent} than the {most} that are allowed (max-size, or a full disk)")
 
 
 def _number(text: str) -> int | None:
@@ -440,6 +443,6 @@ def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
             if decoder.eof:
                 return  # the server may send other data for ever
     except zlib.error as error:
-        raise Unacceptable(f"is no gzip stream, as it was announced: {error}") from error
+        raise Unacceptable(f"sent a damaged gzip stream: {error}") from error
     if not decoder.eof:
         raise Unavailable("sent only part of a gzip stream", transient=True)

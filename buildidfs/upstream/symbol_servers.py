@@ -148,7 +148,7 @@ class SymbolServer(ABC):
         )
         found = _object(answer.body)
         if found is None:
-            raise RemoteDenied(f"{self.label} answers without JSON at {path}: check the URL")
+            raise RemoteDenied(f"{self.label}: the answer at {path} is not JSON: check the URL")
         return found
 
     def _sent(
@@ -182,7 +182,7 @@ class SymbolServer(ABC):
         found = _object(answer.body)
         if found is None and answer.status in _NO_SERVICE:
             path = urllib.parse.urlsplit(url).path
-            raise _Fault(f"it has no {path}; check the URL", is_foreign=True)
+            raise _Fault(f"the server has no {path}; check the URL", is_foreign=True)
         found = found or {}
         text = str(found.get("message") or "") or answer.body.decode("utf-8", "replace")
         raise _Fault(f"{answer.said}: {_printable(text)}", found.get("code"))
@@ -194,7 +194,7 @@ class SymbolServer(ABC):
         error = RemoteDenied if fault.is_foreign else RemoteRefused
         is_late = any(words in fault.said for words in _TOO_LATE_WORDS)
         hint = f"; is {self.time_limit} of the server too short for that?" if is_late else ""
-        return error(f"{self.label} refuses it: {fault.said}{hint}")
+        return error(f"{self.label} refuses the file: {fault.said}{hint}")
 
     def _wants(self, said: dict[str, Any]) -> bool:
         """Return True if the server wants the file, according to its answer.
@@ -202,7 +202,7 @@ class SymbolServer(ABC):
         Raises `RemoteDenied` if the answer does not say.
         """
         if not said.keys() & {"shouldInitiateUpload", "reason"}:
-            raise RemoteDenied(f"{self.label} answers something else: check the URL")
+            raise RemoteDenied(f"{self.label} does not say if it wants the file: check the URL")
         return said.get("shouldInitiateUpload") is True
 
     def _declined(self, reason: object) -> Declined:
@@ -226,8 +226,8 @@ class Parca(SymbolServer):
     """The codes of gRPC ALREADY_EXISTS and FAILED_PRECONDITION."""
 
     def misfit(self, build_id: BuildId, *, is_adopted: bool) -> str:
-        """Return an empty text: Parca takes all build IDs, and its agent sends an adopted one as a
-        hash.
+        """Return an empty text: Parca takes all build IDs, adopted ones as hashes, as its agent
+        sends them.
         """
         return ""
 
@@ -265,15 +265,15 @@ class Parca(SymbolServer):
         upload_id, url = told.get("uploadId"), told.get("signedUrl")
         strategy = told.get("uploadStrategy")
         if not isinstance(upload_id, str) or not upload_id:
-            raise RemoteRefused(f"{self.label} wants the file, and gives its upload no ID")
+            raise RemoteRefused(f"{self.label} wants the file, but gives no ID for its upload")
         if strategy == "UPLOAD_STRATEGY_GRPC":
             return Upload(upload_id)
         if strategy != "UPLOAD_STRATEGY_SIGNED_URL" or not isinstance(url, str):
             shown = _printable(str(strategy))
-            raise RemoteRefused(f"{self.label} wants an upload of an unknown kind: {shown}")
+            raise RemoteRefused(f"{self.label} requests an upload of an unknown kind: {shown}")
         allowed = ("https://",) if self.url.startswith("https:") else ("https://", "http://")
         if not url.startswith(allowed):
-            raise RemoteRefused(f"{self.label} wants the file to go to a URL without TLS")
+            raise RemoteRefused(f"{self.label} requests an upload to a URL without TLS")
         return Upload(upload_id, url)
 
     def send(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> None:
@@ -284,7 +284,7 @@ class Parca(SymbolServer):
                 self._sent("PUT", upload.url, pieces, (_BYTES, length), is_own=False)
             except _Fault as fault:
                 raise RemoteRefused(
-                    f"the storage of {self.label} refuses it: {fault.said}"
+                    f"the storage of {self.label} refuses the file: {fault.said}"
                 ) from fault
             return
         url = f"{self.url}/api/upload"
@@ -295,7 +295,7 @@ class Parca(SymbolServer):
         size = (_object(answer.body) or {}).get("size")
         if str(size) != str(file.size):
             shown = _printable(str(size))
-            raise RemoteUnavailable(f"{self.label} took {shown} bytes of {file.size}")
+            raise RemoteUnavailable(f"{self.label} has received {shown} of {file.size} bytes")
 
     def _messages(self, upload: Upload, file: File, pieces: Iterable[bytes]) -> Iterator[bytes]:
         info = {
@@ -318,7 +318,7 @@ class Parca(SymbolServer):
             self._call("/api/markuploadfinished", message)
         except _Fault as fault:
             # It also answers 404 for an unknown upload.
-            raise RemoteRefused(f"{self.label} does not finish it: {fault.said}") from fault
+            raise RemoteRefused(f"{self.label} cannot finish the upload: {fault.said}") from fault
 
 
 class Pyroscope(SymbolServer):
@@ -340,7 +340,7 @@ class Pyroscope(SymbolServer):
         at most 20 bytes.
         """
         if is_adopted:
-            return "Pyroscope knows no file without a build ID of its own"
+            return "Pyroscope takes only files with a build ID of their own"
         if len(build_id) > self._MOST_ID_BYTES:
             return f"Pyroscope takes build IDs of at most {self._MOST_ID_BYTES} bytes"
         return ""

@@ -131,7 +131,7 @@ def test_why_names_the_reason(tmp_path: Path, storage: ObjectStorage) -> None:
 @pytest.mark.usefixtures("hosts")
 def test_why_takes_the_beginning_of_a_build_id(tmp_path: Path) -> None:
     assert _run(tmp_path, "why", "abab") == _run(tmp_path, "why", str(APP))
-    with pytest.raises(ArtifactMissing, match="no host has told of cccc; give all digits"):
+    with pytest.raises(ArtifactMissing, match="no manifest lists cccc; give the whole ID"):
         _run(tmp_path, "why", "cccc")
 
 

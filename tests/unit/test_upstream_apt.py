@@ -133,14 +133,14 @@ def test_package_that_is_not_the_one_of_the_list(store: Store, broken: Path) -> 
     deb = broken / "pool/main/one-dbgsym_1_amd64.deb"
     deb.write_bytes(deb.read_bytes()[:-1] + b"\xff")
     (done,) = fetched(store, line(str(broken)), IDS[0])
-    assert (done.state, "does not fit its list" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "hash is not that in its list" in done.why) == (State.UNAVAILABLE, True)
 
 
 def test_list_that_is_not_the_one_of_the_release(store: Store, broken: Path) -> None:
     listed = broken / f"dists/{SUITE}/main/binary-amd64/Packages.xz"
     listed.write_bytes(listed.read_bytes() + b"\0")
     (done,) = fetched(store, line(str(broken)), IDS[0])
-    assert (done.state, "does not fit its Release" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "hash is not that in Release" in done.why) == (State.UNAVAILABLE, True)
 
 
 def test_list_that_is_damaged(store: Store, broken: Path) -> None:
@@ -210,7 +210,7 @@ def test_lists_outside_of_the_signed_text_do_not_count(
     signed = (place / "InRelease").read_bytes()
     (place / "InRelease").write_bytes(signed + (place / "Release").read_bytes())
     (done,) = fetched(store, f"{line(str(broken))} signed-by={key.keyring}", IDS[0])
-    assert (done.state, "does not fit its Release" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "hash is not that in Release" in done.why) == (State.UNAVAILABLE, True)
 
 
 def test_suite_without_a_signature(store: Store, broken: Path, key: Signer) -> None:

@@ -81,7 +81,7 @@ class Target:
         Raises `RemoteError`.
         """
         if not self.ledger.recognise(self.bucket.identity(create=True)):
-            _log.warning("%s was made anew: all files are compared with it", self.bucket.url)
+            _log.warning("%s is a new bucket: each file is looked up in it", self.bucket.url)
             self._filter = Filter(self.bucket)
         self._filter.refresh()
         if self._filter.generation is None:
@@ -265,7 +265,7 @@ class Pusher(Uploader[_Job]):
         key = objects.variant_key(job.build_id, artifact.kind, artifact.digest)
         put = self._put(target.bucket, key, job, ask=True)
         if put == "other":
-            raise IntegrityError(f"{target.bucket.url}/{key} has other bytes than its name says")
+            raise IntegrityError(f"{target.bucket.url}/{key}: its name states another SHA-256")
         return VARIANT, put
 
     def _put(self, bucket: Bucket, key: str, job: _Job, *, ask: bool) -> Put:
@@ -388,7 +388,7 @@ class Pusher(Uploader[_Job]):
                 manifests.write(self._public.bucket, self._host, some)
                 del self._rows[: len(some)]
         except RemoteError as error:
-            _log.warning("the next push completes the manifest and the filter: %s", error)
+            _log.warning("the next push must complete the manifest and the filter: %s", error)
             # The next pass over all files queues all of them again.
             self._rows.clear()
             self._public.ledger.set_value("told", "0")

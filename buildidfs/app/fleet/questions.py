@@ -128,7 +128,8 @@ def which(bucket: Bucket, pattern: str) -> list[Location]:
 
 
 def where(bucket: Bucket, text: str) -> list[Location]:
-    """Return the places of a build ID, or the beginning of one, the one seen last first.
+    """Return the places of a build ID, the one that was seen last first. ``text`` may be the
+    beginning of the ID.
 
     Raises `RemoteError`, `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
     """
@@ -139,7 +140,7 @@ def where(bucket: Bucket, text: str) -> list[Location]:
         _only(prefix, ids)
     if not found:
         raise ArtifactMissing(
-            f"no host has told of a place of {prefix}: buildidfs fleet why says more of a whole ID"
+            f"no manifest lists a place of {prefix}; for a whole ID, buildidfs fleet why says more"
         )
     return [each for each in found if prefix not in ids or each.build_id == prefix]
 
@@ -172,7 +173,7 @@ def _told(bucket: Bucket, text: str) -> BuildId:
     if prefix not in ids and (found := _only(prefix, ids)):
         return BuildId.from_hex(found)
     if prefix not in ids and len(prefix) < _WHOLE:
-        raise ArtifactMissing(f"no host has told of {prefix}; give all digits of a private file")
+        raise ArtifactMissing(f"no manifest lists {prefix}; give the whole ID of a private file")
     return BuildId.from_hex(prefix)
 
 
@@ -213,24 +214,24 @@ def _reason(
         return Reason(
             name,
             "removed",
-            f"{_some(hosts[PUSHED])} had pushed it, and it was removed from the bucket",
+            f"{_some(hosts[PUSHED])} pushed it, but it was removed from the bucket",
             "buildidfs push --verify on such a host pushes it again",
         )
     if hosts[VARIANT]:
         return Reason(
-            name, "variant", f"only variants of it are in the bucket, of {_some(hosts[VARIANT])}"
+            name, "variant", f"the bucket has only variants of it, from {_some(hosts[VARIANT])}"
         )
     if hosts[PRIVATE]:
         return Reason(
             name,
             "private",
-            f"{_some(hosts[PRIVATE])} has it, and not every user may read it there",
+            f"{_some(hosts[PRIVATE])} has it, but not every user may read it there",
             "private in [remote] names a bucket for such files",
         )
     if of_kind or not rows:
-        text = "no host has told of it"
+        text = "no manifest of a host lists it"
     else:
-        text = "hosts have other files of this build ID, and not this one"
+        text = "hosts have other files of this build ID, but not this kind"
     remedy = "push it from a host that has it, or from the build: buildidfs add FILE, then push"
     return Reason(name, "unknown", text, remedy)
 

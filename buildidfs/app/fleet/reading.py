@@ -116,7 +116,7 @@ class Keeper:
             try:
                 self._commit(file, fd)
             except OSError as error:
-                _log.warning("cannot keep %s: %s", file.key, error.strerror)
+                _log.warning("cannot store %s: %s", file.key, error.strerror)
             finally:
                 os.close(fd)
 
@@ -143,7 +143,7 @@ class Keeper:
             )
         if started.wait(_COMMIT_S) is None:
             started.end(1.0)
-            _log.warning("a file of a bucket is not kept, the store takes too long: %s", file.key)
+            _log.warning("cannot store %s: the store takes too long", file.key)
 
 
 def main(words: Sequence[str]) -> None:
@@ -166,4 +166,4 @@ def main(words: Sequence[str]) -> None:
         with upkeep.open_for_capture(order.store, settings) as store:
             Ingest(store).run([pinned])
     except BuildIdFsError as error:
-        raise SystemExit(f"buildidfs: a file of a bucket is not kept: {error}") from None
+        raise SystemExit(f"buildidfs: cannot store a file of the bucket: {error}") from None

@@ -41,8 +41,8 @@ _ASK_AGAIN_S: Final = 86_400
 _STALE_S: Final = 3600
 """After this time a server lets others upload a file whose upload was not finished."""
 
-_NAMELESS: Final = "it has no symbols that help, and no debuginfo was captured"
-_TRUNCATED: Final = "half of it is missing"
+_NAMELESS: Final = "it has no useful symbols, and no debuginfo was captured"
+_TRUNCATED: Final = "the file is truncated"
 
 _BEGUN: Final = "begun"
 _PUSHED: Final = "pushed"
@@ -95,7 +95,7 @@ class SymbolPusher(Uploader[_Job]):
         for ordinal, build_id in chosen:
             if self._store.aliases.is_ambiguous(ordinal):
                 summary.ambiguous += 1
-                _log.info("left out %s: unrelated programs have it", build_id)
+                _log.info("left out %s: unrelated programs share this build ID", build_id)
                 continue
             for slot, artifact in self._fitting(ordinal, build_id, summary):
                 if self._is_done(build_id, slot, artifact):

@@ -188,7 +188,7 @@ class Page:
         found = overview.container_page(self._store, name)
         if found is None:
             self._backend.check()
-            error = "no container of that name is known to every user"
+            error = "no container that every user may know has that name"
             return _problem("No such container", error, 404, is_api)
         return _json(found) if is_api else _html("container.html", c=found)
 
@@ -197,7 +197,7 @@ class Page:
         parsed = names.parse(parts[0].lower())
         digests = [digest for each in parts[1:] if (digest := names.parse_digest(each))]
         if parsed is None or len(parts) != 3 or len(digests) != 2:
-            raise BadRequest("what is compared is a build ID and the SHA-256 of two of its files")
+            raise BadRequest("give a build ID and the SHA-256 of two of its files")
         found = build_id.compared(self._store, parsed, *digests)
         if found is None:
             return self._not_served(parsed, is_api)
@@ -211,17 +211,17 @@ class Page:
         """Return the form for uploads, or the result of an upload."""
         if request.method != b"POST":
             if is_api:
-                return _json(answers.Problem("only POST"), 405)
+                return _json(answers.Problem("this path takes only POST"), 405)
             return _html("drop.html", most=drop.MOST_BYTES)
         if request.header(b"sec-fetch-site") not in (b"", b"same-origin", b"none"):
-            return _problem("Not from here", "a form of another site cannot upload", 400, is_api)
+            return _problem("Not uploaded", "a form of another site cannot upload", 400, is_api)
 
         def work() -> Response:
             try:
                 content = drop.file_in(request.body, request.header(b"content-type"))
                 found = drop.measure(self._store, content)
             except BadRequest as error:
-                return _problem("This cannot be read", str(error), 400, is_api)
+                return _problem("The upload cannot be read", str(error), 400, is_api)
             return _json(found) if is_api else _html("dropped.html", d=found)
 
         return _later(work, is_api, slow=True)
