@@ -6,11 +6,17 @@ table each package imports only from lower lines:
 
     service                             up, down and status
     page                                the page for people, its JSON, the report
-    live, doctor                        the watch, the examination of the machine
+    live, doctor, why                   the watch, the examination of the machine, missing names
+    fleet                               pushes, fetches, and questions about all hosts
     inputs, bundle, upkeep              use cases that combine several of those below
     profile, cores, check               profiles of perf, core files, the check of a store
-    symbolize, symbolizers              names for addresses, and the programs that know them
-    capture, sources, coverage, catalog, history     scans, and questions to a store
+    symbolize                           names for addresses, and the programs that know them
+    catalog                             lists of artifacts
+    resolve                             the build ID that a user means
+    history, survey                     the build IDs that a path had, counts of a store
+    containers                          names and files of containers
+    capture, coverage, sources          scans, shares of profiles, source files
+    remedies                            reasons for missing names
 
 Nothing here reads argv or the terminal, decodes bytes, or uses lmdb.
 """

@@ -11,7 +11,8 @@ samply, `/source/v1` and `/asm/v1` report errors with status 200 and ``{"error":
 profiler shows the text of no other status.
 
 One thread answers, because a symbolizer answers one question at a time. Answers come only from
-files that all users may read.
+files that all users may read. The command passes the symbolizer in (`Engine`), because this layer
+may not import `app.symbolize`.
 """
 
 from __future__ import annotations

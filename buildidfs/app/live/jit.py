@@ -5,6 +5,9 @@ The catcher reports the processes that have made anonymous memory executable; ot
 no work. `JitFollower` looks at each of them a few times soon, since a compiler makes its file
 before or after the first mapping, and from then on once a minute. A pidfd reports the end of the
 process; the open file still has all names then, even if its filesystem is gone.
+
+No descriptor of the root directory of a process is kept: it would keep mounts busy, and would not
+give access to files on other mounts of the namespace.
 """
 
 from __future__ import annotations

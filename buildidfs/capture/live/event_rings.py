@@ -5,7 +5,8 @@ Each CPU has two rings. The first has executable mappings, and each record in it
 because the mapping must be examined before the process ends. A new control group also wakes a
 thread; it is rare, and means that a container starts. The second has forks, exits and namespaces,
 which only explain mappings: it is read along with the first and wakes a thread when it is half
-full. Waking is most of the cost of watching for other processes.
+full. Waking is most of the cost of watching for other processes. No ring has comm records: the
+kernel writes one at each exec, and no module needs to know of an exec.
 
 Rings are read one after the other while processes run and move between CPUs. The second rings are
 read after the first: the cause of a mapping is there by then, because a process waits until its
