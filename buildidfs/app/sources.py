@@ -5,6 +5,10 @@ Debug information is a claim: a file of a stranger may name any file of the host
 source file is captured only below directories that the operator gave, and only if all users can
 read it; no path is resolved outside of these directories. If the line table has an MD5 for a file,
 the file must match it.
+
+A package brings sources only for debuginfo in the packages of the same command. An image brings
+sources only for debuginfo that it contains, if this was captured at no better place and has no
+sources yet. Packages and images that not all users can read bring no sources.
 """
 
 from __future__ import annotations

@@ -180,7 +180,11 @@ def _limit(memory: int, addresses: int, seconds: int) -> None:
 
 
 def _become_another() -> Iterator[str]:
-    """Become a user with an unused ID, in one group with an unused ID."""
+    """Become a user with an unused ID, in one group with an unused ID.
+
+    No other process of the host then has the right to trace the program, to signal it, or to read
+    its open files.
+    """
     groups = _failure(os.setgroups, [])
     gid = _failure(_take, "/proc/self/gid_map", lambda number: os.setresgid(*[number] * 3))
     uid = _failure(_take, "/proc/self/uid_map", lambda number: os.setresuid(*[number] * 3))

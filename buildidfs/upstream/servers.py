@@ -9,7 +9,7 @@ directory has files by build ID in any layout that clients and servers use:
     buildid/ID/{executable,debuginfo}              a bucket; what file:// in DEBUGINFOD_URLS names
     ID/{executable,debuginfo}                      the cache of debuginfod clients
 
-Links are followed within the directory only.
+Links are followed within the directory only. The files keep the permissions that they have there.
 """
 
 from __future__ import annotations

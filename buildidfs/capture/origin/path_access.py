@@ -6,8 +6,18 @@ A copy of the file is shown elsewhere, with the owner, group and mode of the fil
 *every* member of the class could search every directory down to the file. The path begins at the
 root of the file's mount namespace; for a process in a chroot this is above its own root. If a mount
 namespace shows a directory of a filesystem that the host has mounted, too, the path to that
-directory on the host counts as well (`Reach._outside` has the exceptions). If the three classes
-cannot express the permissions, the result allows less:
+directory on the host counts as well: at least one path to it on the host must have only directories
+that the users can search. Two groups of files are exempt, because engines keep them below
+directories of mode 0700:
+
+- files in the root filesystem of a container whose mount namespace root has made. The root of a
+  rootless container, or of ``unshare -Urm``, is not exempt. But if it is an overlay that the host
+  has not mounted, the check starts at that root;
+- files that lie only in the storage directories of engines (`ownership.CONTAINER_STORAGE`).
+
+Every other overlay that the host has not mounted is for the owners of its files, because the
+directories above its layers are unknown. If the three classes cannot express the permissions, the
+result allows less:
 
 - the owner of a directory, or a member of its group, may be in any class of a file that belongs to
   another user;
@@ -355,7 +365,7 @@ class Reach:
         The result is empty if the host does not have that filesystem, which then belongs to the
         container. It is also empty for the root directory that root has given to a container, and
         for the directories in which engines keep the data of containers: for these files, the
-        container's own users count, see SECURITY.md. Raises OSError, and ValueError if the answer
+        container's own users count, see the module. Raises OSError, and ValueError if the answer
         cannot be found.
         """
         assert root.maker is not None
