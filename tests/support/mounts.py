@@ -25,7 +25,9 @@ from tests.support.clients import Argument, Result, run, tool
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from tests.support.warm import Warm
+    from tests.support.warm import Started, Warm
+
+    Process = subprocess.Popen[bytes] | Started
 
 COMMAND: list[str] = [sys.executable, "-m", "buildidfs"]
 """What runs the program; a list so that it can be another program of the same interface."""
@@ -87,9 +89,7 @@ class BuildIdFs:
             "--foreground", *options,
         ]  # fmt: skip
         with self._log.open("wb") as log:
-            server = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_repository()
-            )
+            server = start(words, log.fileno())
         try:
             until(lambda: self._is_up(server), f"a mount at {self.mountpoint}")
             yield self.mountpoint
@@ -110,10 +110,31 @@ class BuildIdFs:
         """What the mount process wrote to its outputs."""
         return self._log.read_text(errors="replace")
 
-    def _is_up(self, server: subprocess.Popen[bytes]) -> bool:
+    def _is_up(self, server: Process) -> bool:
         code = server.poll()
         assert code is None, f"mount ended with {code}: {self.log()}"
         return is_mountpoint(self.mountpoint)
+
+
+def start(
+    argv: Sequence[Argument],
+    output: int,
+    env: Mapping[str, str] = os.environ,
+    *,
+    is_new: bool = False,
+) -> Process:
+    """Start a command without input, which writes to a descriptor.
+
+    A command of the program (`COMMAND`) is forked from the warm server if there is one, unless
+    ``is_new``. A forked process has more modules in memory than one that a user starts.
+    """
+    words = [os.fsdecode(word) for word in argv]
+    warm, count = BuildIdFs.warm, len(COMMAND)
+    if warm is not None and not is_new and words[:count] == COMMAND and warm.can_start(env):
+        return warm.start(words[count:], output, output, env)
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=_repository(), env=env
+    )
 
 
 def _text(output: bytes) -> str:

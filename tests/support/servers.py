@@ -7,13 +7,15 @@ import contextlib
 import dataclasses
 import json
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND
+from tests.support.mounts import COMMAND, start
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from tests.support.mounts import Process
 
 _PATIENCE_S = 30.0
 
@@ -125,7 +127,7 @@ class Client:
 class Server:
     """A running server. ``process`` is its owner, ``log`` what it writes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, listen: str) -> None:
+    def __init__(self, process: Process, log: Path, listen: str) -> None:
         self.process = process
         self.listen = listen
         self._log = log
@@ -184,9 +186,7 @@ def serving(
     words = [*under, *COMMAND, "--config", str(settings), "--store", str(store)]
     words += ["serve", "--listen", listen, *options]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT
-        )
+        process = start(words, output.fileno())
     server = Server(process, log, listen)
     try:
         until(lambda: _is_up(server), "an answer of the server", seconds=_PATIENCE_S)

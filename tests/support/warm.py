@@ -2,13 +2,14 @@
 """The program without its start: a process that has imported all of it, and forks for a command.
 
 To start Python and import the program is most of what a short command costs, and the tests run
-thousands. Each command is still a process of its own, with its session, outputs and exit code; its
-command line in /proc is that of the server, ``python -m tests.support.warm FD``.
+thousands. Each command is still a process of its own, with its session, outputs, exit code and
+command line in /proc.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -26,8 +27,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LASTING = frozenset({"up", "mount", "watch"})
-"""Commands that go on in the background, where they are looked for by their command line."""
+_FORKING = frozenset({"up", "mount", "watch"})
+"""Commands that `Warm.run` does not run: their processes go on when they have ended."""
+
+_ROOM = "-" * 4096
+"""Place for the words of a command, see `_show`."""
 
 # What Python itself looks at when it starts.
 _AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
@@ -41,6 +45,47 @@ class Done(NamedTuple):
     err: bytes
 
 
+class Started:
+    """A process that a server has forked, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, reply: socket.socket) -> None:
+        """``reply`` gets the exit code."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._reply = reply
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while the process runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code. Raises `subprocess.TimeoutExpired`."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal if the process runs."""
+        # The server has not waited for the process, so nothing else has its number.
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._reply], [], [], timeout)[0]:
+            self.returncode = int(self._reply.recv(64))
+            self._reply.close()
+        return self.returncode
+
+
 class Warm:
     """A server that is started with the first command, and ends with this process at the latest."""
 
@@ -48,7 +93,7 @@ class Warm:
         """``root`` is the working directory of the commands, where the program is imported."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
-            argv = [sys.executable, "-m", "tests.support.warm", str(its.fileno())]
+            argv = [sys.executable, "-m", "tests.support.warm", str(its.fileno()), _ROOM]
             self._server = subprocess.Popen(
                 argv, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=root
             )
@@ -56,37 +101,48 @@ class Warm:
         self._environment = _at_start(os.environ)
 
     def suits(self, words: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
-        """Return False if a command or the environment is one for a Python that starts anew."""
-        return _at_start(environ) == self._environment and not _LASTING.intersection(words)
+        """Return False if `run` cannot run a command, or `can_start` refuses the environment."""
+        return self.can_start(environ) and not _FORKING.intersection(words)
+
+    def can_start(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Return False if the environment is one for a Python that starts anew."""
+        return _at_start(environ) == self._environment
+
+    def start(
+        self, words: Sequence[str], out: int, err: int, environ: Mapping[str, str] = os.environ
+    ) -> Started:
+        """Start a command without a terminal or input; it writes to the descriptors."""
+        request = json.dumps({"words": list(words), "environ": dict(environ)}).encode()
+        reply, its_reply = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with os.fdopen(os.memfd_create("request"), "r+b", buffering=0) as message, its_reply:
+            message.write(request)
+            handed = [message.fileno(), out, err, its_reply.fileno()]
+            socket.send_fds(self._socket, [b"x"], handed)
+        return Started(int(reply.recv(64)), reply)
 
     def run(
         self, words: Sequence[str], timeout: float, environ: Mapping[str, str] = os.environ
     ) -> Done:
         """Run one command to its end, without a terminal or input."""
-        request = json.dumps({"words": list(words), "environ": dict(environ)}).encode()
         with contextlib.ExitStack() as stack:
-            message = os.fdopen(os.memfd_create("request"), "r+b", buffering=0)
-            stack.enter_context(message).write(request)
-            reply, its_reply = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stack.enter_context(reply)
-            with its_reply:
-                out, its_out = os.pipe()
-                err, its_err = os.pipe()
-                for fd in (out, err):
-                    stack.callback(os.close, fd)
-                handed = [message.fileno(), its_out, its_err, its_reply.fileno()]
-                socket.send_fds(self._socket, [b"x"], handed)
+            out, its_out = os.pipe()
+            err, its_err = os.pipe()
+            for fd in (out, err):
+                stack.callback(os.close, fd)
+            try:
+                process = self.start(words, its_out, its_err, environ)
+            finally:
                 os.close(its_out)
                 os.close(its_err)
-            pid = int(reply.recv(64))
             deadline = time.monotonic() + timeout
             texts, ended = _read((out, err), deadline)
-            if ended and _readable(reply, deadline):
-                code: int | None = int(reply.recv(64))
-            else:
+            try:
+                code: int | None = process.wait(max(0, deadline - time.monotonic()) * ended)
+            except subprocess.TimeoutExpired:
                 code = None
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         return Done(code, *texts)
 
     def close(self) -> None:
@@ -114,10 +170,6 @@ def _read(fds: Sequence[int], deadline: float) -> tuple[list[bytes], bool]:
                 poll.unregister(fd)
                 left -= 1
     return list(texts.values()), not left
-
-
-def _readable(reply: socket.socket, deadline: float) -> bool:
-    return bool(select.select([reply], [], [], max(0, deadline - time.monotonic()))[0])
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -184,7 +236,21 @@ def _become(message: int, out: int, err: int) -> Sequence[str]:
     os.environ.clear()
     os.environ.update(request["environ"])
     words: list[str] = request["words"]
+    _show([sys.executable, "-m", "buildidfs", *words])
     return words
+
+
+def _show(argv: Sequence[str]) -> None:
+    """Write these words over those of the server, so that /proc/self/cmdline has them.
+
+    Source: arg_start and arg_end in /proc/PID/stat, proc(5).
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    first, end = int(fields[45]), int(fields[46])
+    text = b"".join(os.fsencode(word) + b"\0" for word in argv)
+    if len(text) <= end - first:
+        ctypes.memmove(first, text.ljust(end - first, b"\0"), end - first)
 
 
 if __name__ == "__main__":

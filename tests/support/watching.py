@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from buildidfs.store.run_files import present
 from tests.support import quiet
-from tests.support.mounts import COMMAND
+from tests.support.mounts import COMMAND, start
 from tests.support.shortlife import Expected, Result, compare
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.clients import Argument
+    from tests.support.mounts import Process
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 # To compare is work for a CPU that the watch may need.
 _PACE_S = 0.2
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -71,9 +70,7 @@ class Told:
 class Watcher:
     """A running ``buildidfs watch``."""
 
-    def __init__(
-        self, store: Path, process: subprocess.Popen[bytes], log: Path, told: Told, code: int = 0
-    ) -> None:
+    def __init__(self, store: Path, process: Process, log: Path, told: Told, code: int = 0) -> None:
         self.store = store
         self.pid = process.pid
         self.told = told
@@ -172,23 +169,23 @@ class Watcher:
 
 @contextlib.contextmanager
 def watching(
-    store: Path, *options: str, command: Sequence[Argument] = tuple(COMMAND), code: int = 0
+    store: Path,
+    *options: str,
+    command: Sequence[Argument] = tuple(COMMAND),
+    code: int = 0,
+    is_measured: bool = False,
 ) -> Iterator[Watcher]:
     """Run ``watch`` on a store, from when it says it is ready; expect that it ends with ``code``.
 
+    With ``is_measured`` its memory is that of a watch that a user starts.
     The log is beside the store. Whatever happens, no process of it outlives the block.
     """
     quiet.expect_alone()
     log = Path(f"{store}.log")
     with contextlib.closing(Told()) as told, log.open("wb") as output:
-        process = subprocess.Popen(
-            [os.fspath(word) for word in (*command, "--store", store, "watch", *options)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=_REPOSITORY,
-            env={**os.environ, "NOTIFY_SOCKET": told.address},
-        )
+        words = [*command, "--store", store, "watch", *options]
+        environ = {**os.environ, "NOTIFY_SOCKET": told.address}
+        process = start(words, output.fileno(), environ, is_new=is_measured)
         watcher = Watcher(store, process, log, told, code)
         try:
             until(lambda: _is_ready(process, watcher), "READY=1 of watch", 60)
@@ -199,7 +196,7 @@ def watching(
                 watcher.kill()
 
 
-def _is_ready(process: subprocess.Popen[bytes], watcher: Watcher) -> bool:
+def _is_ready(process: Process, watcher: Watcher) -> bool:
     code = process.poll()
     assert code is None, f"watch ended with {code}: {watcher.log[-2000:]}"
     return "READY=1" in watcher.told.lines

@@ -26,7 +26,9 @@ def test_host_and_second_container_lose_nothing(directory: Path, rate: int, work
     with (
         ShortLife(directory / "items") as items,
         # What the flood has waiting would take longer than that to copy.
-        watching(directory / "store", "--no-scan", "--pin-seconds", "4") as watcher,
+        watching(
+            directory / "store", "--no-scan", "--pin-seconds", "4", is_measured=True
+        ) as watcher,
     ):
         with flooding(directory / "flood", rate, workers) as flood:
             until(lambda: watcher.facts.get("dropped", 0) > 100, "a flood that is noticed", 60)
