@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     Process = subprocess.Popen[bytes] | Started
 
-COMMAND: list[str] = [sys.executable, "-m", "buildidfs"]
+_PROGRAM = [sys.executable, "-m", "buildidfs"]
+
+COMMAND: list[str] = list(_PROGRAM)
 """What runs the program; a list so that it can be another program of the same interface."""
 
 _PREFIX = "buildidfs-test-"
@@ -61,9 +63,10 @@ class BuildIdFs:
         """Run one command to its end; with ``check``, any exit code but 0 fails the test."""
         argv = [*COMMAND, *self._options, "--store", self.store, *arguments]
         words = tuple(os.fsdecode(word) for word in argv)
-        if self.warm is None or env is not None or not self.warm.suits(words):
+        own = _own_words(words)
+        if self.warm is None or env is not None or own is None or not self.warm.suits(own):
             return run(argv, check=check, env=env, cwd=_repository())
-        code, out, err = self.warm.run(words[len(COMMAND) :], _PATIENCE_S)
+        code, out, err = self.warm.run(own, _PATIENCE_S)
         result = Result(words, -1 if code is None else code, _text(out), _text(err))
         if code is None:
             pytest.fail(f"not done after {_PATIENCE_S} s: {result}")
@@ -125,16 +128,22 @@ def start(
 ) -> Process:
     """Start a command without input, which writes to a descriptor.
 
-    A command of the program (`COMMAND`) is forked from the warm server if there is one, unless
-    ``is_new``. A forked process has more modules in memory than one that a user starts.
+    A command of the program is forked from the warm server if there is one, unless ``is_new``.
+    A forked process has more modules in memory than one that a user starts.
     """
     words = [os.fsdecode(word) for word in argv]
-    warm, count = BuildIdFs.warm, len(COMMAND)
-    if warm is not None and not is_new and words[:count] == COMMAND and warm.can_start(env):
-        return warm.start(words[count:], output, output, env)
+    warm, own = BuildIdFs.warm, _own_words(words)
+    if warm is not None and own is not None and not is_new and warm.can_start(env):
+        return warm.start(own, output, output, env)
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=_repository(), env=env
     )
+
+
+def _own_words(words: Sequence[str]) -> Sequence[str] | None:
+    """The words after those that run the program; None if another command runs it."""
+    count = len(_PROGRAM)
+    return words[count:] if list(words[:count]) == _PROGRAM else None
 
 
 def _text(output: bytes) -> str:

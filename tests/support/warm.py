@@ -99,14 +99,15 @@ class Warm:
             )
         self._socket = ours
         self._environment = _at_start(os.environ)
+        self._network = _network()
 
     def suits(self, words: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
         """Return False if `run` cannot run a command, or `can_start` refuses the environment."""
         return self.can_start(environ) and not _FORKING.intersection(words)
 
     def can_start(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Return False if the environment is one for a Python that starts anew."""
-        return _at_start(environ) == self._environment
+        """Return False if a Python that starts anew would have another environment or network."""
+        return _at_start(environ) == self._environment and _network() == self._network
 
     def start(
         self, words: Sequence[str], out: int, err: int, environ: Mapping[str, str] = os.environ
@@ -153,6 +154,11 @@ class Warm:
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in environ if name.startswith(_AT_START)}
+
+
+def _network() -> int:
+    """The network namespace of this thread."""
+    return os.stat("/proc/thread-self/ns/net").st_ino
 
 
 def _read(fds: Sequence[int], deadline: float) -> tuple[list[bytes], bool]:

@@ -128,5 +128,7 @@ def test_gdb_and_eu_stack_read_the_core_of_a_gone_program(place: Path) -> None:
         said = run([*gdb, *(word for each in commands for word in ("-ex", each))], check=True)
         stack = run([tool("eu-stack"), f"--core={core}", f"--executable={root / where}"])
     assert functions(said.out) == inside
+    # The two choose different names for a function of the vDSO or of libc that has several.
+    own = {"burn_core", "now", "main"}
     frames = re.findall(r"^#\d+ +0x[0-9a-f]+ (\S+)", stack.out, re.MULTILINE)
-    assert frames[: len(inside)] == inside, stack
+    assert [each for each in frames if each in own] == [each for each in inside if each in own]
