@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_JOINED: Final = 8
 """The maximum number of blobs or build IDs that are joined because they share an alias."""
-_SHARED_BY: Final = 3
+_SHARED_BY: Final = 3  # two may be a program and a copy that a tool has changed
 _LOOKED_AT: Final = 16
 _MOST: Final = 64
 _SHA256_DIGITS: Final = 64
