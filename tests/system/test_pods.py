@@ -205,8 +205,8 @@ def test_privileged_container_of_the_readme_captures_the_host(
 
 def test_pod_looks_for_engines_on_the_host(directory: Path) -> None:
     look = """
-from buildidfs.capture.origin import container_names as engineimages
-print(*map(bytes.decode, engineimages._own_roots()))
+from buildidfs.capture.origin import container_names
+print(*map(bytes.decode, container_names._own_roots()))
 """
     words = [*COMMAND[:1], "-c", look]
     done = in_pod(directory / "pod", words, host_pid=True)
