@@ -67,7 +67,7 @@ class BuildId(bytes):
 
 
 class AdoptedId(BuildId):
-    """The ID of a program that has no build ID of its own: its htlhash (`formats.elf.identity`).
+    """The ID of a program that has no build ID of its own: its htlhash (`formats.elf.other_ids`).
 
     It equals a `BuildId` with the same bytes; the type only marks its source.
     """

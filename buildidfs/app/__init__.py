@@ -12,10 +12,10 @@ table each package imports only from lower lines:
     profile, cores, check               profiles of perf, core files, the check of a store
     symbolize                           names for addresses, and the programs that know them
     catalog                             lists of artifacts
-    resolve                             the build ID that a user means
+    requested_id                        the build ID that a user means
     history, survey                     the build IDs that a path had, counts of a store
     containers                          names and files of containers
-    capture, coverage, sources          scans, shares of profiles, source files
+    capture, coverage, source_files     scans, shares of profiles, source files
     remedies                            reasons for missing names
 
 Nothing here reads argv or the terminal, decodes bytes, or uses lmdb.

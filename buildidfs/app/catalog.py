@@ -59,9 +59,9 @@ def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
 
 
 def _by_id(store: Store, text: str) -> Iterator[Chosen]:
-    from buildidfs.app import resolve
+    from buildidfs.app import requested_id
 
-    build_id = resolve.build_id(store, text)
+    build_id = requested_id.build_id(store, text)
     yield from _blobs(store, store.index.ordinal(build_id) or 0, build_id)
     package = names.package_id(build_id)
     if package is not None and (ordinal := store.index.ordinal(package)) is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app import containers, cores, resolve
+from buildidfs.app import containers, cores, requested_id
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.app.profile import reading
@@ -108,10 +108,10 @@ def named_by(
 ) -> Named:
     """The build ID that a user means, or those that the file at that path names.
 
-    ``looking`` shows the progress of reading a file. Raises as `resolve.unless_file` and
+    ``looking`` shows the progress of reading a file. Raises as `requested_id.unless_file` and
     `build_ids_named`.
     """
-    build_id = resolve.unless_file(store, text)
+    build_id = requested_id.unless_file(store, text)
     if build_id is not None:
         return Named({build_id: b""}, is_file=False)
     with looking() as progress:
@@ -167,14 +167,14 @@ def unpin(store: Store, text: str) -> tuple[int, list[Pin]]:
     """Take back the pins of a build ID, a file or a container; return the number of removed pins,
     and the pins that a build ID still has.
 
-    Raises as `resolve.future_build_id`.
+    Raises as `requested_id.future_build_id`.
     """
-    if not resolve.is_path(text):
-        build_id = resolve.future_build_id(store, text)
+    if not requested_id.is_path(text):
+        build_id = requested_id.future_build_id(store, text)
         return store.unpin([build_id]), store.pins.of(build_id)
     count = store.unpin_name(_pin_name(text)) or store.unpin_name(os.fsencode(text))
     if not count and not os.path.lexists(text):
-        count = store.unpin([resolve.build_id(store, text)])
+        count = store.unpin([requested_id.build_id(store, text)])
     return count, []
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.app import cores, inputs, remedies, resolve
+from buildidfs.app import cores, inputs, remedies, requested_id
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings, Row
 from buildidfs.app.profile import reading
@@ -292,7 +292,7 @@ class Explainer:
         host = machine.host_name()
         seen = [each.path for each in records if not each.container and each.host == host]
         for each in list(dict.fromkeys((path, *seen)))[:_MOST_PATHS]:
-            if each.startswith(b"/") and resolve.id_at(each) == build_id:
+            if each.startswith(b"/") and requested_id.id_at(each) == build_id:
                 return each
         return None
 

@@ -7,7 +7,7 @@ import os
 from typing import Final
 
 from buildidfs.formats.elf import identify as elf_identify
-from buildidfs.formats.elf import identity
+from buildidfs.formats.elf import other_ids
 from buildidfs.linux import file_ops
 from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.model import Absence, BuildId, is_shared
@@ -28,7 +28,7 @@ def identify(fd: int, size: int | None = None) -> BuildId | Absence:
     """Return the ID that an open file is kept under, or the reason why it has none. Raises OSError.
 
     Usually this reads one page. The adopted ID of a program without a build ID also needs the end
-    of the file; see `formats.elf.identity.adopted_id`.
+    of the file; see `formats.elf.other_ids.adopted_id`.
     """
     return adopted(own_id(fd, size), fd)
 
@@ -45,7 +45,7 @@ def adopted(answer: BuildId | Absence, fd: int) -> BuildId | Absence:
     if answer in (Absence.NOT_ELF, Absence.EMPTY):
         return answer
     head, size = os.pread(fd, elf_identify.HEAD_SIZE, 0), os.fstat(fd).st_size
-    return identity.adopted_id(answer, head, reader(fd), size)
+    return other_ids.adopted_id(answer, head, reader(fd), size)
 
 
 def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile | Absence:
@@ -53,7 +53,7 @@ def describe(fd: int, build_id: BuildId | None = None) -> elf_identify.ElfFile |
 
     ``build_id`` is for an ELF file without one; if it is None, such a file gets an adopted ID.
     """
-    return identity.describe(reader(fd), os.fstat(fd).st_size, build_id)
+    return other_ids.describe(reader(fd), os.fstat(fd).st_size, build_id)
 
 
 def memory_file(name: bytes, data: bytes | bytearray) -> int:

@@ -90,15 +90,15 @@ def get(
 
     FILE appears whole or not at all. The command refuses to write to a terminal.
     """
-    from buildidfs.app import resolve
+    from buildidfs.app import requested_id
     from buildidfs.errors import UsageError
     from buildidfs.store import export
 
     if output is None and sys.stdout.isatty():
         raise UsageError("not writing a binary to the terminal; use -o FILE")
     with session.open_store() as store:
-        build_id = resolve.build_id(store, id_, container)
-        artifact = resolve.artifact(store, build_id, id_, kind)
+        build_id = requested_id.build_id(store, id_, container)
+        artifact = requested_id.artifact(store, build_id, id_, kind)
         if output is None:
             export.to_stream(store, artifact, sys.stdout.buffer)
         else:

@@ -195,10 +195,10 @@ def where(
         )
     if id_ is None:
         raise click.UsageError("where wants an ID or a PATH")
-    from buildidfs.app import history, resolve
+    from buildidfs.app import history, requested_id
 
     with session.open_store() as store:
-        places = history.of_build_id(store, resolve.build_id(store, id_, container))
+        places = history.of_build_id(store, requested_id.build_id(store, id_, container))
         _print_places(places, layout, Names(store))
     return 0
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.inputs import Named
     from buildidfs.ingest import Summary
-    from buildidfs.store.retention.eviction import Evicted, Evictions, Tally
+    from buildidfs.store.retention.eviction_order import Evicted, Evictions, Tally
     from buildidfs.store.retention.policy import Policy
 
 

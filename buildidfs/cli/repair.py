@@ -85,12 +85,12 @@ def _assignment(store: Store, text: str) -> tuple[bytes, BuildId]:
 
     Raises `UsageError`.
     """
-    from buildidfs.app import resolve
+    from buildidfs.app import requested_id
 
     path, _, build_id = text.rpartition("=")
     if not path.startswith("/"):
         raise click.UsageError(f"--assign wants PATH=ID with an absolute path, not {text!r}")
-    return os.fsencode(path), resolve.future_build_id(store, build_id)
+    return os.fsencode(path), requested_id.future_build_id(store, build_id)
 
 
 def _json(done: Repaired) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from buildidfs.app.cores import CoreScan, Dump
     from buildidfs.app.profile.scan import Binary as ProfileBinary
     from buildidfs.app.profile.scan import ProfileScan
-    from buildidfs.app.sources import SourceCounts
+    from buildidfs.app.source_files import SourceCounts
     from buildidfs.ingest import Summary
 
 _SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
@@ -151,7 +151,7 @@ def scan_tree(
         summary = capture.scan_tree(store, session.settings, wanted, progress=show)
         more = {}
         if sources or source_dirs:
-            from buildidfs.app.sources import capture_tree_sources
+            from buildidfs.app.source_files import capture_tree_sources
 
             dirs = [os.fsencode(each) for each in source_dirs]
             counts = capture_tree_sources(store, session.settings, wanted, dirs)
@@ -440,7 +440,7 @@ def scan_package(
         scan = capture.scan_packages(store, wanted, again=again, progress=show)
         more: dict[str, object] = {}
         if sources:
-            from buildidfs.app.sources import capture_packaged_sources
+            from buildidfs.app.source_files import capture_packaged_sources
 
             found = capture_packaged_sources(store, session.settings, wanted)
             more = _tell_sources(session, found, "in no package that was given", json_=json_)
@@ -507,7 +507,7 @@ def scan_image(
         scan = capture.scan_images(store, *meant, platform=platform, again=again, progress=show)
         more: dict[str, object] = {}
         if sources:
-            from buildidfs.app.sources import capture_image_sources
+            from buildidfs.app.source_files import capture_image_sources
 
             scanner = partial(capture.image_scanner, store, *meant, platform=platform)
             found = capture_image_sources(store, session.settings, scanner)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from buildidfs.app.service.status import Running, Status, Verdict
-    from buildidfs.store.retention.eviction import Evictions
+    from buildidfs.store.retention.eviction_order import Evictions
     from buildidfs.store.retention.policy import Policy
 
 

@@ -66,11 +66,11 @@ def show(
     the files that a debugger would miss; and its pins. Without --all the command prints only the
     first variants and the newest places, and counts the others.
     """
-    from buildidfs.app import catalog, resolve
+    from buildidfs.app import catalog, requested_id
     from buildidfs.model import Kind
 
     with session.open_store() as store:
-        build_id = resolve.build_id(store, id_, container)
+        build_id = requested_id.build_id(store, id_, container)
         ordinal = store.index.ordinal(build_id) or 0
         variants = {kind: store.index.variants(ordinal, kind) for kind in Kind}
         origins = store.index.origins(ordinal)

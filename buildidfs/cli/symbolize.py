@@ -168,9 +168,9 @@ def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
         raise UsageError(f"not ID+0xADDR: {shown!r}")
     build_id = known.get(found[1])
     if build_id is None:
-        from buildidfs.app import resolve
+        from buildidfs.app import requested_id
 
-        build_id = known[found[1]] = resolve.build_id(store, found[1])
+        build_id = known[found[1]] = requested_id.build_id(store, found[1])
     return _Request(text, build_id, int(found[2], 16))
 
 

@@ -60,11 +60,11 @@ def why(
     only those at FRAME: an address, a path, the end of a path, or a pattern, as perf script prints
     them. For a build ID, or the file at PATH, it explains each file that a debugger would miss.
     """
-    from buildidfs.app import inputs, resolve
+    from buildidfs.app import inputs, requested_id
     from buildidfs.app.why import Explainer
 
     path = os.fsencode(what)
-    is_file = resolve.is_path(what) and inputs.is_profile_or_core(path)
+    is_file = requested_id.is_path(what) and inputs.is_profile_or_core(path)
     if frame is not None and not is_file:
         raise click.UsageError("FRAME belongs to a profile or a core file")
     with session.open_store() as store:
@@ -76,7 +76,7 @@ def why(
                 answer = explainer.file(path, frame, progress=progress)
             files, incomplete, unit = answer.files, answer.incomplete, answer.unit
         else:
-            files = [explainer.build_id(resolve.future_build_id(store, what, container))]
+            files = [explainer.build_id(requested_id.future_build_id(store, what, container))]
         if json_:
             for each in files:
                 json_line(_fields(each, names))

@@ -23,7 +23,7 @@ import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.errors import IntegrityError, Recapturable
-from buildidfs.formats.elf import go_debug, identity, minidebug
+from buildidfs.formats.elf import go_debug, minidebug, other_ids
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.linux.file_ops import closing_fd
@@ -84,7 +84,7 @@ def _capture(
         quality,
         found.scripts,
         found.segments,
-        aliases=identity.aliases(found, elf_file.reader(staged.fd), staged.size, crc=True),
+        aliases=other_ids.aliases(found, elf_file.reader(staged.fd), staged.size, crc=True),
     )
 
 
@@ -213,7 +213,7 @@ def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
         open(elf_file.scratch_file(), "w+b") as debug,
         open(elf_file.scratch_file(), "w+b") as scratch,
     ):
-        described = identity.describe(blob.read_at, blob.size, build_id)
+        described = other_ids.describe(blob.read_at, blob.size, build_id)
         if isinstance(described, Absence) or described.build_id != build_id:
             return
         dynamic = minidebug.dynamic_symbols(blob.read_at, blob.size) or DynamicSymbols()

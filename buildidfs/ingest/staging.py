@@ -26,7 +26,7 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import BuildIdFsError, Recapturable
-from buildidfs.formats.elf import identity
+from buildidfs.formats.elf import other_ids
 from buildidfs.ingest import derived
 from buildidfs.ingest.batch import WithMini, discard
 from buildidfs.linux import file_ops, statx
@@ -270,7 +270,7 @@ def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
 def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
     """Return the capture for staged bytes. Raises OSError, `StoreError`."""
     if pinned.kind is Kind.KALLSYMS and pinned.build_id is not None:
-        alias = Alias(AliasType.HTL, identity.kernel_htlhash(pinned.build_id))
+        alias = Alias(AliasType.HTL, other_ids.kernel_htlhash(pinned.build_id))
         kinds = (Kind.KALLSYMS,)
         return NewCapture(
             sighting, staged, pinned.build_id, kinds, Quality.SYMTAB, aliases=(alias,)
@@ -315,7 +315,7 @@ def _aliases(
     is_debug = described.kinds == (Kind.DEBUGINFO,)
     has_others = not is_debug and any(_others(store, described, own))
     code = is_nameless or has_others
-    return identity.aliases(described, elf_file.reader(fd), size, code=code, crc=is_debug)
+    return other_ids.aliases(described, elf_file.reader(fd), size, code=code, crc=is_debug)
 
 
 def _codes(store: Store, described: ElfFile, own: Digest) -> tuple[tuple[Digest, Alias], ...]:
@@ -328,8 +328,8 @@ def _codes(store: Store, described: ElfFile, own: Digest) -> tuple[tuple[Digest,
             continue
         try:
             with store.blobs.open(digest) as blob:
-                head = blob.read_at(0, identity.HTL_PART)
-                code = identity.code_hash(head, blob.read_at, blob.size)
+                head = blob.read_at(0, other_ids.HTL_PART)
+                code = other_ids.code_hash(head, blob.read_at, blob.size)
         except (OSError, BuildIdFsError):
             continue  # damaged, or removed meanwhile
         if code:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable
-from buildidfs.formats.elf import identity
+from buildidfs.formats.elf import other_ids
 from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind, Standing, Trust
 from buildidfs.remote import Bucket, objects
 from buildidfs.remote.bucket import INTERACTIVE, Head
@@ -520,7 +520,7 @@ def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | No
         return reader.read_at(offset, size)
 
     try:
-        return identity.describe(read_at, reader.size, build_id)
+        return other_ids.describe(read_at, reader.size, build_id)
     except _Costly:
         return None
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import msgspec
 
 from buildidfs.errors import CapabilityError, InvalidBuildId, UsageError
-from buildidfs.formats.elf import code_file, header, identity
+from buildidfs.formats.elf import code_file, header, other_ids
 from buildidfs.model import BuildId, Kind
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import SYMBOLS, BadRequest, Response, Waiting, lines
@@ -527,7 +527,7 @@ def _find(store: Store, debug_id: str) -> BuildId | None:
     highest belief; None if two are equal in that.
     """
     found: list[tuple[int, BuildId]] = []
-    for start in identity.beginnings(debug_id):
+    for start in other_ids.beginnings(debug_id):
         # A build ID of up to 16 bytes is contained completely, padded with zeros.
         for size in range(max(len(start.rstrip(b"\0")), 1), len(start)):
             ordinal = store.index.ordinal(start[:size])

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from buildidfs.errors import IntegrityError, StoreError, UsageError
 from buildidfs.formats import bundle_archive
 from buildidfs.formats.container import oci
-from buildidfs.formats.elf import identity
+from buildidfs.formats.elf import other_ids
 from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
@@ -403,7 +403,7 @@ def _fits(item: bundle_archive.Item, part: Part) -> bool:
     gets the build ID of the item.
     """
     build_id = BuildId.from_hex(item.build_id)
-    found = identity.describe(part.read_at, part.size, build_id)
+    found = other_ids.describe(part.read_at, part.size, build_id)
     if isinstance(found, Absence):
         return item.kind_of is Kind.KALLSYMS
     scripts = tuple((extent.offset, extent.size) for extent in found.scripts)

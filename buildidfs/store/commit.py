@@ -12,7 +12,7 @@ import msgspec
 from buildidfs.errors import StoreFull
 from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
-from buildidfs.store.retention import eviction
+from buildidfs.store.retention import eviction_order
 from buildidfs.store.values import CommitResult, NewSeen, Outcome
 from buildidfs.store.write.locations import JournalWriter
 from buildidfs.store.write.provenance import of_captures
@@ -58,7 +58,7 @@ class _Crowd:
             content = new.content
             if not isinstance(content, Staged) or new in self or content.losses == losses:
                 continue
-            from buildidfs.store.retention.eviction import can_be_had
+            from buildidfs.store.retention.eviction_order import can_be_had
 
             if can_be_had(self._env, new.sighting.origin):
                 self._dropped.add(id(new))
@@ -174,9 +174,9 @@ class Commits:
         journal = JournalWriter(self._env, txn)
         journal.add(seen)
         if keeper is not None and any(each.noted for each in seen):
-            row = eviction.load(self._env, txn)
+            row = eviction_order.load(self._env, txn)
             row.noted += journal.noted
-            eviction.save(self._env, txn, row)
+            eviction_order.save(self._env, txn, row)
 
     def _with_room(
         self,

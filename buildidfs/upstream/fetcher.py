@@ -39,9 +39,9 @@ from buildidfs.model import (
 )
 from buildidfs.upstream.absences import Absences
 from buildidfs.upstream.breaker import Breaker
-from buildidfs.upstream.flights import Flights
 from buildidfs.upstream.server import NotThere, Spool, Unacceptable, Unavailable, Wanted
 from buildidfs.upstream.servers import servers_of
+from buildidfs.upstream.single_flight import Flights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from typing import Final
 
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
-from buildidfs.formats.elf import header, identify, identity, noted
+from buildidfs.formats.elf import added_note, header, identify, other_ids
 from buildidfs.formats.perf.records import Mapped, decode_ring
 from buildidfs.linux import mounts
 from buildidfs.model import BuildId
@@ -251,26 +251,26 @@ def _check_identity(data: bytes) -> None:
     head, size = data[: identify.HEAD_SIZE], len(data)
     answer = identify.identify(head, reader, size)
     reader.bytes_read = 0
-    adopted = identity.adopted_id(answer, head, reader, size)
+    adopted = other_ids.adopted_id(answer, head, reader, size)
     if adopted is not answer:
-        assert adopted == identity.htlhash(reader, size)
-    assert len(identity.code_hash(head, reader, size)) in (0, 32)
-    go_id = identity.go_build_id(head, reader, size)
-    assert len(go_id) <= identity.GO_ID_MAX
+        assert adopted == other_ids.htlhash(reader, size)
+    assert len(other_ids.code_hash(head, reader, size)) in (0, 32)
+    go_id = other_ids.go_build_id(head, reader, size)
+    assert len(go_id) <= other_ids.GO_ID_MAX
     assert reader.bytes_read <= 4 * size + (2 << 20)
     described = identify.describe(reader, size)
     if isinstance(described, identify.ElfFile):
-        for alias in identity.aliases(described, reader, size, code=True, crc=True):
+        for alias in other_ids.aliases(described, reader, size, code=True, crc=True):
             assert 0 < len(alias.value) <= 255
     text = data[:256].decode("latin-1")
-    for _, value in identity.parse_alias(text):
+    for _, value in other_ids.parse_alias(text):
         assert value
 
 
 def _check_noted(data: bytes) -> None:
     """Any file: the parts are small, and lie where they should."""
     reader = FileReader(data)
-    parts = noted.with_note(reader, len(data), bytes(16))
+    parts = added_note.with_note(reader, len(data), bytes(16))
     assert reader.bytes_read <= 4 << 20
     if parts is not None:
         assert len(parts.head) in (52, 64)
@@ -278,8 +278,8 @@ def _check_noted(data: bytes) -> None:
 
 
 TARGETS: Final = {
-    "noted": Target(_check_noted, elf_mutation.seeds, _huge_elves, ("elf.noted",)),
-    "identity": Target(_check_identity, elf_mutation.seeds, _huge_elves, ("elf.identity",)),
+    "noted": Target(_check_noted, elf_mutation.seeds, _huge_elves, ("elf.added_note",)),
+    "identity": Target(_check_identity, elf_mutation.seeds, _huge_elves, ("elf.other_ids",)),
     "elf": Target(
         elf_mutation.examine,
         elf_mutation.seeds,

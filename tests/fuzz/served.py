@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.app.page import drop
+from buildidfs.app.page import upload
 from buildidfs.formats import source_archive
-from buildidfs.formats.elf import code_file, identity, line_files
+from buildidfs.formats.elf import code_file, line_files, other_ids
 from buildidfs.serve import messages, symbolication
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.elfwriter import Section, elf_file
@@ -132,7 +132,7 @@ def _check_upload(data: bytes) -> None:
     """The file of a form is a part of its body."""
     for body, kind in ((data, _FORM), (b"--x\r\n\r\n--x--", data)):
         with contextlib.suppress(messages.BadRequest):
-            assert drop.file_in(body, kind) in body
+            assert upload.file_in(body, kind) in body
 
 
 def _seed_upload() -> Iterator[bytes]:
@@ -160,7 +160,7 @@ def _check_symbolication(data: bytes) -> None:
             for frames in job.stacks:
                 assert all(-1 <= index < len(job.memory_map) for index, _ in frames)
             for _, debug_id in job.memory_map:
-                assert {len(each) for each in identity.beginnings(debug_id)} <= {16}
+                assert {len(each) for each in other_ids.beginnings(debug_id)} <= {16}
 
 
 def _seed_symbolication() -> Iterator[bytes]:

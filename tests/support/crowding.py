@@ -21,7 +21,7 @@ from pathlib import Path
 from buildidfs.model import BuildId, Digest
 from buildidfs.store import Store
 from buildidfs.store.index.environment import acquire, release
-from buildidfs.store.retention.eviction import Candidates
+from buildidfs.store.retention.eviction_order import Candidates
 from tests.support.clients import run, tool
 from tests.support.mounts import COMMAND
 

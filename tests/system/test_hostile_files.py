@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.formats.elf.identify import HEAD_SIZE, ElfFile
-from buildidfs.formats.elf.identity import code_hash, describe
+from buildidfs.formats.elf.other_ids import code_hash, describe
 from buildidfs.model import AdoptedId
 from buildidfs.store import Store
 from buildidfs.view import blank

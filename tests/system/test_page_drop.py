@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from buildidfs.app.page.drop import MOST_BYTES
+from buildidfs.app.page.upload import MOST_BYTES
 from buildidfs.store import Store
 from tests.support import pagestore
 from tests.support.clients import run
@@ -230,11 +230,11 @@ def test_client_that_goes_away_leaves_no_process(server: Server) -> None:
 def test_process_that_reads_an_upload_has_no_keys(server: Server) -> None:
     program = """
 import sys
-from buildidfs.app.page import drop
+from buildidfs.app.page import upload
 from buildidfs.store import Store
 sys.addaudithook(lambda event, words: event == "subprocess.Popen" and print(words[3]))
 with Store.open(sys.argv[1], read_only=True) as store:
-    drop.measure(store, b"\\x7fELF")
+    upload.measure(store, b"\\x7fELF")
 """
     keys = {"AWS_SECRET_ACCESS_KEY": "s3cret", "TMPDIR": "/var/tmp"}
     done = run([sys.executable, "-c", program, server_store(server)], env=keys)

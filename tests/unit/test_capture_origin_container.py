@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes are in a container, what it is called, and whose files are believed."""
+"""Which processes are in a container, and what it is called."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 
 from buildidfs.capture.origin import container
 from buildidfs.errors import UsageError
-from buildidfs.model import NamespaceSet, Trust
-from tests.support.captures import identity
+from buildidfs.model import NamespaceSet
 
 HOST = NamespaceSet(net=1, uts=2, ipc=3, pid=4, user=5, mnt=6, cgroup=7)
 
@@ -80,26 +79,6 @@ def test_exact_label_wins_over_longer_ones() -> None:
 def test_none_running_is_said() -> None:
     with pytest.raises(UsageError, match="none is running"):
         container.choose(["x"], set())
-
-
-@pytest.mark.parametrize(
-    ("changes", "mnt", "expected"),
-    [
-        ({}, 6, Trust.HOST),
-        ({"uid": 1000}, 6, Trust.UNKNOWN),
-        ({"mode": 0o100775}, 6, Trust.UNKNOWN),
-        ({"mode": 0o100757}, 6, Trust.UNKNOWN),
-        ({}, 60, Trust.CONTAINER),
-        ({}, 0, Trust.UNKNOWN),
-    ],
-)
-def test_trust_needs_root_and_the_host(changes: dict[str, int], mnt: int, expected: Trust) -> None:
-    assert container.trust(identity(**changes), mnt, HOST.mnt) is expected
-
-
-def test_owners_that_are_not_believed_do_not_count() -> None:
-    trust = container.trust(identity(), HOST.mnt, HOST.mnt, owners_believed=False)
-    assert trust is Trust.UNKNOWN
 
 
 def test_apart_has_a_bit_for_each_namespace_that_is_not_the_hosts() -> None:

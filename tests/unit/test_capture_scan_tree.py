@@ -13,7 +13,7 @@ from buildidfs.capture import walk
 from buildidfs.capture.base import Known, Unreadable
 from buildidfs.capture.origin import container
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
-from buildidfs.formats.elf.identity import htlhash
+from buildidfs.formats.elf.other_ids import htlhash
 from buildidfs.model import EVERYBODY, OWNER, Absence, BuildId, NamespaceSet, Trust
 from tests.support.children import needs_root, private_cat
 from tests.support.elfwriter import ET_REL, elf_file

@@ -10,7 +10,7 @@ import pytest
 
 from buildidfs.formats.elf import code_file
 from buildidfs.formats.elf.code_file import Instruction, Machine
-from buildidfs.formats.elf.identity import beginnings
+from buildidfs.formats.elf.other_ids import beginnings
 from buildidfs.model import BuildId
 from tests.support.clients import run, tool
 

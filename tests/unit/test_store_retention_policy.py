@@ -25,9 +25,9 @@ from buildidfs.linux import statx
 from buildidfs.model import BuildId, Digest, Kind, Origin, Sighting, Trust, archive_scope
 from buildidfs.store import Store
 from buildidfs.store.index import environment
-from buildidfs.store.retention import eviction
+from buildidfs.store.retention import eviction_order
 from buildidfs.store.retention import policy as retention_policy
-from buildidfs.store.retention.eviction import AT_REST
+from buildidfs.store.retention.eviction_order import AT_REST
 from buildidfs.store.retention.policy import Policy
 from tests.support.captures import SECOND, capture, identity, read_blob, sighting
 from tests.support.scans import open_descriptors
@@ -176,13 +176,13 @@ def test_a_blob_that_nobody_has_any_more_is_asked_about_once(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: None
 ) -> None:
     asked: list[bytes] = []
-    real = eviction.had_again
+    real = eviction_order.had_again
 
     def had_again(origins: list[Any]) -> str:
         asked.append(origins[0].origin.path)
         return real(origins)
 
-    monkeypatch.setattr(eviction, "had_again", had_again)
+    monkeypatch.setattr(eviction_order, "had_again", had_again)
     for number in range(6):
         _add(store, number, at=_host_file(tmp_path / str(number), number, 20 - number))
         (tmp_path / str(number)).unlink()
@@ -301,7 +301,7 @@ def test_only_what_is_too_old_goes(store: Store) -> None:
     assert SIZE <= tally.aged_bytes < SIZE + 16384
     assert _ids(store) == {1, 2, 3}
     store.enforce()
-    assert store.tally == eviction.Tally()
+    assert store.tally == eviction_order.Tally()
 
 
 # --- how much ------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_nothing_goes_that_no_limit_asks_for(store: Store) -> None:
     for policy in (Policy(), _room_for(store, 1), Policy(keep_free=1)):
         store.retain(policy)
         store.enforce()
-        assert store.tally == eviction.Tally()
+        assert store.tally == eviction_order.Tally()
     assert _ids(store) == {0, 1, 2, 3}
 
 

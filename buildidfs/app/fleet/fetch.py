@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import config, log
-from buildidfs.app import inputs, resolve, upkeep
+from buildidfs.app import inputs, requested_id, upkeep
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import Upstreams, token_of
@@ -59,9 +59,9 @@ def wanted_of(
 ) -> list[Lacking]:
     """Return the files that a user means by build IDs, profiles and core files.
 
-    Raises as `resolve.future_build_id` and `lacking_in`.
+    Raises as `requested_id.future_build_id` and `lacking_in`.
     """
-    build_ids = [resolve.future_build_id(store, text) for text in ids]
+    build_ids = [requested_id.future_build_id(store, text) for text in ids]
     found = [(build_id, kind) for build_id in build_ids for kind in kinds]
     for path in files:
         found += [each for each in lacking_in(store, os.fsencode(path)) if each[1] in kinds]

@@ -24,8 +24,8 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.app import capture, upkeep
+from buildidfs.app.live.history_writer import Minutes
 from buildidfs.app.live.jit import JitFollower
-from buildidfs.app.live.minutes import Minutes
 from buildidfs.app.live.state import (
     MOST_UNREADABLE,
     STOPPED,

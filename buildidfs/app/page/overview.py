@@ -18,7 +18,7 @@ from buildidfs import __version__
 from buildidfs.app import containers, remedies, upkeep
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings
-from buildidfs.app.live.minutes import group_name
+from buildidfs.app.live.history_writer import group_name
 from buildidfs.app.live.state import fact_number, fact_rows
 from buildidfs.app.page import answers
 from buildidfs.app.survey import STEP, image_of, severity, why_lacking

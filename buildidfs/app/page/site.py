@@ -18,7 +18,7 @@ from urllib.parse import quote
 from buildidfs import names
 from buildidfs.app import upkeep
 from buildidfs.app.containers import Names
-from buildidfs.app.page import answers, api, build_id, drop, html, overview, search
+from buildidfs.app.page import answers, api, build_id, html, overview, search, upload
 from buildidfs.app.page.overview import Trends
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
@@ -212,21 +212,21 @@ class Page:
 
     def most_body(self, path: bytes) -> int:
         """Return the largest body of a POST to a path in bytes; 0 if the path takes no POST."""
-        return drop.MOST_BYTES if self._drops and path in _DROPS else 0
+        return upload.MOST_BYTES if self._drops and path in _DROPS else 0
 
     def _drop(self, request: Request, is_api: bool) -> Answer:
         """Return the form for uploads, or the result of an upload."""
         if request.method != b"POST":
             if is_api:
                 return _json(answers.Problem("this path takes only POST"), 405)
-            return _html("drop.html", most=drop.MOST_BYTES)
+            return _html("drop.html", most=upload.MOST_BYTES)
         if request.header(b"sec-fetch-site") not in (b"", b"same-origin", b"none"):
             return _problem("Not uploaded", "a form of another site cannot upload", 400, is_api)
 
         def work() -> Response:
             try:
-                content = drop.file_in(request.body, request.header(b"content-type"))
-                found = drop.measure(self._store, content)
+                content = upload.file_in(request.body, request.header(b"content-type"))
+                found = upload.measure(self._store, content)
             except BadRequest as error:
                 return _problem("The upload cannot be read", str(error), 400, is_api)
             return _json(found) if is_api else _html("dropped.html", d=found)

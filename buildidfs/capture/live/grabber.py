@@ -3,7 +3,7 @@
 
 One system call shows the mapping, another one pins its file. The identity and the home of the file
 take ten more, which `identifier` makes; it also looks up files that are no longer mapped
-(`vanished_files`).
+(`held_namespaces`).
 
 No lock is held during a system call that may wait for the end of a process or for an unmount, so
 that the other CPUs go on.
@@ -21,10 +21,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.live import process_table
+from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
 from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
-from buildidfs.capture.live.vanished_files import HOLD_S, HeldNamespaces
 from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.formats.perf.records import Lost as LostRecords

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.live import process_table
+from buildidfs.capture.live.held_namespaces import Finder
 from buildidfs.capture.live.protocol import Caught, Missed
 from buildidfs.capture.live.recent_files import file_key, place_key
-from buildidfs.capture.live.vanished_files import Finder
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux import openat2, statx
 from buildidfs.model import BuildId

@@ -16,8 +16,8 @@ from buildidfs.capture.base import reached
 from buildidfs.capture.live.pending_files import HOST
 from buildidfs.capture.origin import container, container_names
 from buildidfs.capture.origin.builder import Surroundings
-from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import Reach, Root
+from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
@@ -167,9 +167,9 @@ class LiveSightings:
 
     def _trust(self, caught: Caught, fd: int) -> Trust:
         mnt, initial = caught.place.namespaces.mnt, self._initial.mnt
-        trust = container.trust(caught.identity, mnt, initial)
+        trust = trust_of(caught.identity, mnt, initial)
         if trust is Trust.HOST and not self._is_believed(caught, fd):
-            trust = container.trust(caught.identity, mnt, initial, owners_believed=False)
+            trust = trust_of(caught.identity, mnt, initial, owners_believed=False)
         return trust
 
     def _is_believed(self, caught: Caught, fd: int) -> bool:

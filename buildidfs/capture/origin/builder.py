@@ -12,8 +12,8 @@ import msgspec
 
 from buildidfs.capture.base import Known, Memo, SeenAgain, reached, seen_again
 from buildidfs.capture.origin import container
-from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach, Root
+from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import machine, mounts, namespaces, procfs, statx
@@ -172,7 +172,7 @@ class Here:
             trust = Trust.CONTAINER
         else:
             seen_in = self._here
-            trust = container.trust(
+            trust = trust_of(
                 identity,
                 seen_in.namespaces.mnt,
                 self._initial.mnt,

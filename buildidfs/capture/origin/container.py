@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container of a process, and the trust in files from there.
+"""The container of a process, and its label.
 
 The kernel has no containers, only namespaces and control groups. Only the namespaces of a process
 decide if it is in a container, because a process cannot imitate them; the label is for people.
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.errors import UsageError
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces as its_namespaces
-from buildidfs.model import NO_NAMES, ContainerNames, FileIdentity, NamespaceSet, Trust
+from buildidfs.model import NO_NAMES, ContainerNames, NamespaceSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
 _NAMES: Final = NamespaceSet.__struct_fields__
-_GROUP_OR_OTHER_WRITE: Final = 0o022
 _SHOWN: Final = 5
 
 
@@ -134,21 +133,3 @@ def _same_beginning(its_id: str, shown: str) -> bool:
 def _listed(labels: list[str]) -> str:
     more = len(labels) - _SHOWN
     return ", ".join(labels[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def trust(
-    identity: FileIdentity, mnt: int, initial_mnt: int, *, owners_believed: bool = True
-) -> Trust:
-    """Return the trust in a file that was seen in the mount namespace ``mnt``.
-
-    It is HOST if only root can have written the file and it was seen in the host's own mount
-    namespace, CONTAINER in any other namespace, UNKNOWN otherwise. ``owners_believed`` is False if
-    the owners shown by the filesystem are not to be believed, see `ownership.Owners`.
-    """
-    if not mnt or not initial_mnt:
-        return Trust.UNKNOWN
-    if mnt != initial_mnt:
-        return Trust.CONTAINER
-    if owners_believed and identity.uid == 0 and not identity.mode & _GROUP_OR_OTHER_WRITE:
-        return Trust.HOST
-    return Trust.UNKNOWN

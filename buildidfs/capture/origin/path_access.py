@@ -13,7 +13,7 @@ directories of mode 0700:
 - files in the root filesystem of a container whose mount namespace root has made. The root of a
   rootless container, or of ``unshare -Urm``, is not exempt. But if it is an overlay that the host
   has not mounted, the check starts at that root;
-- files that lie only in the storage directories of engines (`ownership.CONTAINER_STORAGE`).
+- files that lie only in the storage directories of engines (`trust.CONTAINER_STORAGE`).
 
 Every other overlay that the host has not mounted is for the owners of its files, because the
 directories above its layers are unknown. If the three classes cannot express the permissions, the
@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.capture.origin.ownership import CONTAINER_STORAGE
+from buildidfs.capture.origin.trust import CONTAINER_STORAGE
 from buildidfs.capture.unresponsive.filesystems import SlowMounts, is_slow_type
 from buildidfs.formats import posix_acl, proc_text
 from buildidfs.linux import file_ops, mounts, namespaces, openat2, statx

@@ -30,8 +30,8 @@ from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.container_names import names_of_cgroup
-from buildidfs.capture.origin.ownership import Owners
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
+from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.capture.process.fuse_files import FuseFiles, Owned
 from buildidfs.capture.process.process import Moved, Process, Ways, denied
 from buildidfs.capture.unresponsive.file_helper import FileHelper
@@ -390,12 +390,12 @@ class _Scan:
 
     def _trust(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Trust:
         mnt, initial_mnt = process.namespaces.mnt, self._initial.mnt
-        trust = container.trust(identity, mnt, initial_mnt)
+        trust = trust_of(identity, mnt, initial_mnt)
         if trust is Trust.HOST and not (
             # Root's files in a chroot came with the archive that was unpacked there.
             process.root_path == b"/" and self._owners.believed(path, fd)
         ):
-            trust = container.trust(identity, mnt, initial_mnt, owners_believed=False)
+            trust = trust_of(identity, mnt, initial_mnt, owners_believed=False)
         return trust
 
     def _trust_in(self, process: Process) -> Trust:

@@ -28,8 +28,8 @@ from buildidfs.capture.base import (
     reached,
     seen_again,
 )
-from buildidfs.capture.origin import container
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
+from buildidfs.capture.origin.trust import trust_of
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.capture.process.process import Process, Ways, denied
 from buildidfs.capture.process.scanner import ProcScanner
@@ -257,7 +257,7 @@ class _Elsewhere:
             path,
             identity,
             host=self._host,
-            trust=container.trust(identity, its, initial, owners_believed=False),
+            trust=trust_of(identity, its, initial, owners_believed=False),
             scanner=self._scanner,
         )
         sighting = Sighting(origin, time.time_ns())

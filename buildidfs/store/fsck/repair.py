@@ -20,7 +20,7 @@ import lmdb
 import msgspec
 
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreDamaged
-from buildidfs.formats.elf import identity
+from buildidfs.formats.elf import other_ids
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
 from buildidfs.model import (
     NO_NAMES,
@@ -362,7 +362,7 @@ def aliases_of(
     known = tuple(each for each in kept if each.type in (AliasType.CODE, AliasType.CRC32))
     types = {each.type for each in known}
     is_nameless = described.build_id == GIVEN
-    found = identity.aliases(
+    found = other_ids.aliases(
         described,
         opened.read_at,
         opened.size,

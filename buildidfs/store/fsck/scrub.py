@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.errors import IntegrityError
-from buildidfs.formats.elf import identity
+from buildidfs.formats.elf import other_ids
 from buildidfs.linux import file_ops
 from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind, Quality
 from buildidfs.store import coordination, schema
@@ -226,7 +226,7 @@ def describe(opened: Blob) -> ElfFile | None:
 
     Its build ID is `GIVEN` if the file has none, or one that files share by mistake.
     """
-    found = identity.describe(opened.read_at, opened.size, GIVEN)
+    found = other_ids.describe(opened.read_at, opened.size, GIVEN)
     if isinstance(found, Absence):
         return None
     if isinstance(found.build_id, AdoptedId):

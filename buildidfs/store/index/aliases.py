@@ -90,7 +90,7 @@ class Aliases:
 
     def named(self, text: str) -> tuple[Digest, int] | None:
         """Return a blob with the alias ``text``, and the ordinal of its build ID."""
-        from buildidfs.formats.elf.identity import parse_alias  # `list` does not need it
+        from buildidfs.formats.elf.other_ids import parse_alias  # `list` does not need it
 
         for kind, value in parse_alias(text):
             known = [
@@ -112,7 +112,7 @@ class Aliases:
         A SHA-256 names one file, whose digest is returned as well. Raises `InvalidBuildId`,
         `AmbiguousBuildId`, `ArtifactMissing`.
         """
-        from buildidfs.formats.elf.identity import is_typed
+        from buildidfs.formats.elf.other_ids import is_typed
 
         found = self.named(text) if len(text) == _SHA256_DIGITS or is_typed(text) else None
         if found is None:

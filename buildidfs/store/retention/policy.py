@@ -27,8 +27,8 @@ from buildidfs.names import printable
 from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import Journal
-from buildidfs.store.retention import eviction, removal
-from buildidfs.store.retention.eviction import (
+from buildidfs.store.retention import eviction_order, removal
+from buildidfs.store.retention.eviction_order import (
     Candidate,
     Candidates,
     Evicted,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from buildidfs.model import Origin
     from buildidfs.store.blobs.files import Blobs, Staged
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.retention.eviction import AltLinks
+    from buildidfs.store.retention.eviction_order import AltLinks
 
 T = TypeVar("T")
 
@@ -268,7 +268,7 @@ class Keeper:
     def losses(self) -> int:
         """The number of evicted blobs that were not recapturable, since the store was made."""
         with self._env.read() as txn:
-            return eviction.load(self._env, txn).losses
+            return eviction_order.load(self._env, txn).losses
 
     def take_tally(self) -> Tally:
         """Return the tally, and begin a new one."""
@@ -328,7 +328,7 @@ class Keeper:
         usage = look(self._env, self._blobs)
         lack = self._lack(wanted, usage)
         with self._env.read() as txn:
-            row = eviction.load(self._env, txn)
+            row = eviction_order.load(self._env, txn)
         headroom = self._headroom(usage) + Room(row.reserved(), 0)
         if (lack + headroom).is_none:
             ample = Room(self._most(usage) // _AMPLE, 0)
@@ -336,12 +336,12 @@ class Keeper:
                 return
             raise Recapturable("there was no room when it was seen before")
         if origin is not None and can_be_had(self._env, origin):
-            idle_s = 0 if eviction.is_fresh(origin) else _DISPLACED_S
+            idle_s = 0 if eviction_order.is_fresh(origin) else _DISPLACED_S
             if not self._displace(lack + headroom, idle_s):
                 raise Recapturable(f"no room for {size} bytes that can be captured again")
         elif not lack.is_none:
             self._refuse_giant(size, usage)
-            at_rest = origin is not None and origin.scanner == eviction.AT_REST
+            at_rest = origin is not None and origin.scanner == eviction_order.AT_REST
             self._make_room(wanted, idle_s=_DISPLACED_S if at_rest else 0)
 
     def _stays_noted(self, origin: Origin | None) -> bool:
@@ -565,10 +565,10 @@ class Keeper:
             journal = JournalWriter(self._env, txn)
             for digest in removed:
                 journal.add(entries.get(digest, ()))
-            row = eviction.load(self._env, txn)
+            row = eviction_order.load(self._env, txn)
             row.add(gone[digest] for digest in removed)
             row.noted += journal.noted
-            eviction.save(self._env, txn, row)
+            eviction_order.save(self._env, txn, row)
 
         freed = Room(0, 0)
         for start in range(0, len(chosen), _AT_ONCE):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.formats.elf import noted
+from buildidfs.formats.elf import added_note
 from buildidfs.store import Blob
 from buildidfs.view.attributes import Attributes, of_artifact
 
 if TYPE_CHECKING:
-    from buildidfs.formats.elf.noted import Noted
+    from buildidfs.formats.elf.added_note import Noted
     from buildidfs.model import Artifact, Digest
     from buildidfs.store import Store
 
@@ -53,7 +53,7 @@ class NotedFiles:
         if artifact.digest not in self._known:
             build_id = self._store.index.build_id(artifact.ordinal) or b""
             with self._store.blobs.open(artifact.digest) as blob:
-                found = noted.with_note(blob.read_at, blob.size, build_id)
+                found = added_note.with_note(blob.read_at, blob.size, build_id)
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[artifact.digest] = found

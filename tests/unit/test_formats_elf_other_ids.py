@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.elf_file import reader
-from buildidfs.formats.elf import identify, identity
+from buildidfs.formats.elf import identify, other_ids
 from buildidfs.model import Absence, AdoptedId, AliasType, BuildId
 from tests.support.clients import go_version
 from tests.support.elfwriter import (
@@ -40,7 +40,7 @@ def _adopted(data: bytes) -> BuildId | Absence:
     read_at = FileReader(data)
     head = data[: identify.HEAD_SIZE]
     answer = identify.identify(head, read_at, len(data))
-    return identity.adopted_id(answer, head, read_at, len(data))
+    return other_ids.adopted_id(answer, head, read_at, len(data))
 
 
 def _independent_htlhash(path: Path) -> bytes:
@@ -70,7 +70,7 @@ def test_htlhash_of_real_files_is_that_of_an_independent_implementation() -> Non
     assert len(files) > 300
     for path in files:
         with path.open("rb") as file:
-            mine = identity.htlhash(reader(file.fileno()), os.fstat(file.fileno()).st_size)
+            mine = other_ids.htlhash(reader(file.fileno()), os.fstat(file.fileno()).st_size)
         assert mine == _independent_htlhash(path), path
 
 
@@ -79,16 +79,16 @@ def test_htlhash_of_any_size(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(size))
     data = path.read_bytes()
-    assert identity.htlhash(FileReader(data), size) == _independent_htlhash(path)
+    assert other_ids.htlhash(FileReader(data), size) == _independent_htlhash(path)
 
 
 def test_htlhash_of_a_kernel_is_fnv_of_its_digits() -> None:
     # Known values of FNV-1a, 128 bits (draft-eastlake-fnv): of "" and, by hand, of two digits.
-    assert identity.kernel_htlhash(b"").hex() == "6c62272e07bb014262b821756295c58d"
+    assert other_ids.kernel_htlhash(b"").hex() == "6c62272e07bb014262b821756295c58d"
     value = 0x6C62272E07BB014262B821756295C58D
     for byte in b"ab":
         value = ((value ^ byte) * 0x0000000001000000000000000000013B) % 2**128
-    assert int.from_bytes(identity.kernel_htlhash(b"\xab"), "big") == value
+    assert int.from_bytes(other_ids.kernel_htlhash(b"\xab"), "big") == value
 
 
 def test_go_derives_the_shared_id_of_bazel() -> None:
@@ -102,7 +102,7 @@ def test_only_programs_and_libraries_get_an_adopted_id(etype: int) -> None:
     answer = _adopted(data)
     if etype == ET_DYN:
         assert isinstance(answer, AdoptedId)
-        assert answer == identity.htlhash(FileReader(data), len(data))
+        assert answer == other_ids.htlhash(FileReader(data), len(data))
     else:
         assert answer is Absence.NO_BUILD_ID
 
@@ -129,7 +129,7 @@ def test_a_file_with_a_build_id_keeps_it() -> None:
 @pytest.mark.parametrize("shared", [bytes(_BAZEL), bytes(20), bytes(8), b"\x07"])
 def test_an_id_that_files_share_or_that_is_none_gives_way_to_an_adopted_one(shared: bytes) -> None:
     data = elf_file(build_id=shared)
-    assert _adopted(data) == identity.htlhash(FileReader(data), len(data))
+    assert _adopted(data) == other_ids.htlhash(FileReader(data), len(data))
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -141,7 +141,7 @@ def test_go_build_id_is_found(bits: int, little_endian: bool, in_segment: bool) 
         b".note.go.buildid", area, SHT_NOTE, segment=PT_NOTE if in_segment else 0, align=4
     )
     data = elf_file([section], bits=bits, little_endian=little_endian)  # type: ignore[arg-type]
-    assert identity.go_build_id(data[:4096], FileReader(data), len(data)) == _GO_ID
+    assert other_ids.go_build_id(data[:4096], FileReader(data), len(data)) == _GO_ID
 
 
 def _compiled(tmp_path: Path, *options: str) -> Path:
@@ -154,7 +154,7 @@ def _compiled(tmp_path: Path, *options: str) -> Path:
 
 def _code(path: Path) -> bytes:
     data = path.read_bytes()
-    return identity.code_hash(data[:4096], FileReader(data), len(data))
+    return other_ids.code_hash(data[:4096], FileReader(data), len(data))
 
 
 @pytest.mark.parametrize("options", [(), ("-Wl,-z,noseparate-code",), ("-static",)])
@@ -174,10 +174,10 @@ def test_code_hash_survives_strip_and_differs_for_other_code(
 
 def test_code_hash_reads_no_more_than_the_file_has() -> None:
     data = bytearray(elf_file())
-    assert len(identity.code_hash(bytes(data), FileReader(bytes(data)), len(data))) == 32
+    assert len(other_ids.code_hash(bytes(data), FileReader(bytes(data)), len(data))) == 32
     struct.pack_into("<Q", data, 64 + 32, 1 << 60)
     read_at = FileReader(bytes(data))
-    assert identity.code_hash(bytes(data), read_at, len(data)) == b""
+    assert other_ids.code_hash(bytes(data), read_at, len(data)) == b""
     assert read_at.bytes_read <= 2 * len(data)
 
 
@@ -186,10 +186,10 @@ def test_aliases_of_a_file_are_typed() -> None:
     read_at = FileReader(data)
     described = identify.describe(read_at, len(data))
     assert isinstance(described, identify.ElfFile)
-    found = dict(identity.aliases(described, read_at, len(data), crc=True))
+    found = dict(other_ids.aliases(described, read_at, len(data), crc=True))
     assert found[AliasType.LINK] == b"\1\2\3\4prog.debug"
     assert len(found[AliasType.CRC32]) == 4
-    assert found[AliasType.HTL] == identity.htlhash(read_at, len(data))
+    assert found[AliasType.HTL] == other_ids.htlhash(read_at, len(data))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_aliases_of_a_file_are_typed() -> None:
 def test_text_is_read_as_an_alias(
     text: str, expected: list[tuple[AliasType | None, bytes]]
 ) -> None:
-    assert identity.parse_alias(text) == expected
+    assert other_ids.parse_alias(text) == expected
 
 
 def test_go_build_id_of_a_real_program_is_that_of_go_tool(tmp_path: Path) -> None:
@@ -225,5 +225,5 @@ def test_go_build_id_of_a_real_program_is_that_of_go_tool(tmp_path: Path) -> Non
         ["go", "tool", "buildid", program], check=True, capture_output=True, env=environment
     ).stdout.strip()
     data = program.read_bytes()
-    assert identity.go_build_id(data[:4096], FileReader(data), len(data)) == said
+    assert other_ids.go_build_id(data[:4096], FileReader(data), len(data)) == said
     assert isinstance(_adopted(data), AdoptedId) == (go_version() < (1, 24))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.app.resolve: the build ID that a user means by digits or by a path."""
+"""buildidfs.app.requested_id: the build ID that a user means by digits or by a path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app import resolve
+from buildidfs.app import requested_id
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
 from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store
@@ -35,47 +35,47 @@ def see(store: Store, build_id: BuildId, path: bytes, container: str = "", at: i
 def test_build_ids_may_be_unknown_in_full_only(store: Store) -> None:
     known = BuildId(bytes.fromhex("abcdef0123"))
     store.commit([capture(store, b"x", known), capture(store, b"y", bytes.fromhex("abcdef99"))])
-    assert resolve.future_build_id(store, "abcdef01") == known
+    assert requested_id.future_build_id(store, "abcdef01") == known
     unknown = "AB" * 20
-    assert resolve.future_build_id(store, unknown) == BuildId.from_hex(unknown)
+    assert requested_id.future_build_id(store, unknown) == BuildId.from_hex(unknown)
     with pytest.raises(AmbiguousBuildId):
-        resolve.future_build_id(store, "abcd")
+        requested_id.future_build_id(store, "abcd")
     with pytest.raises(InvalidBuildId, match="has to be given in full"):
-        resolve.future_build_id(store, "1234")
+        requested_id.future_build_id(store, "1234")
     with pytest.raises(InvalidBuildId):
-        resolve.future_build_id(store, "1" * 41)
+        requested_id.future_build_id(store, "1" * 41)
 
 
 def test_beginning_of_an_id(store: Store) -> None:
     see(store, ONE, b"/app")
-    assert resolve.build_id(store, "0101") == ONE
+    assert requested_id.build_id(store, "0101") == ONE
     with pytest.raises(ArtifactMissing):
-        resolve.build_id(store, "0303")
+        requested_id.build_id(store, "0303")
 
 
 def test_id_in_the_journal_is_given_in_full(store: Store) -> None:
     store.note_seen([NewSeen(sighting(b"/app"), THREE)])
-    assert resolve.build_id(store, str(THREE)) == THREE
+    assert requested_id.build_id(store, str(THREE)) == THREE
     with pytest.raises(ArtifactMissing):
-        resolve.build_id(store, str(THREE)[:10])
+        requested_id.build_id(store, str(THREE)[:10])
 
 
 def test_path_means_the_last_file_of_this_host(store: Store) -> None:
     see(store, ONE, b"/usr/lib/libx.so", at=1)
     see(store, TWO, b"/usr/lib/libx.so", at=2)
     see(store, THREE, b"/usr/lib/libx.so", "docker:0123", at=3)
-    assert resolve.build_id(store, "/usr/lib/libx.so") == TWO
-    assert resolve.build_id(store, "/lib/libx.so") == TWO, "/usr is merged"
-    assert resolve.build_id(store, "/usr/lib/libx.so", "docker:01") == THREE
+    assert requested_id.build_id(store, "/usr/lib/libx.so") == TWO
+    assert requested_id.build_id(store, "/lib/libx.so") == TWO, "/usr is merged"
+    assert requested_id.build_id(store, "/usr/lib/libx.so", "docker:01") == THREE
 
 
 def test_path_in_containers_only(store: Store) -> None:
     see(store, ONE, b"/app", "docker:0123")
     see(store, ONE, b"/app", "docker:4567")
-    assert resolve.build_id(store, "/app") == ONE
+    assert requested_id.build_id(store, "/app") == ONE
     see(store, TWO, b"/app", "docker:89ab", at=1)
     with pytest.raises(AmbiguousBuildId) as told:
-        resolve.build_id(store, "/app")
+        requested_id.build_id(store, "/app")
     assert "2 build IDs were seen at /app: 020202020202 in docker:89ab" in str(told.value)
 
 
@@ -83,32 +83,32 @@ def test_file_that_is_there_comes_first(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "app"
     file.write_bytes(elf_file(build_id=ONE))
     with pytest.raises(ArtifactMissing, match="buildidfs add"):
-        resolve.build_id(store, str(file))
+        requested_id.build_id(store, str(file))
     see(store, TWO, os.fsencode(file), at=5)
     see(store, ONE, b"/elsewhere")
-    assert resolve.build_id(store, str(file)) == ONE
+    assert requested_id.build_id(store, str(file)) == ONE
     link = tmp_path / "link"
     link.symlink_to(file)
-    assert resolve.build_id(store, str(link)) == ONE
+    assert requested_id.build_id(store, str(link)) == ONE
     file.unlink()
-    assert resolve.build_id(store, str(file)) == TWO
+    assert requested_id.build_id(store, str(file)) == TWO
 
 
 def test_path_that_nothing_is_known_of(store: Store) -> None:
     with pytest.raises(
         ArtifactMissing, match="nothing was ever seen at /no/such, and there is no such file"
     ):
-        resolve.build_id(store, "/no/such")
+        requested_id.build_id(store, "/no/such")
     with pytest.raises(InvalidBuildId, match="no such file, and no build ID"):
-        resolve.build_id(store, "xyz")
+        requested_id.build_id(store, "xyz")
 
 
 def test_files_that_are_read_themselves(store: Store, tmp_path: Path) -> None:
     see(store, ONE, b"/app")
-    assert resolve.unless_file(store, "/app") == ONE
-    assert resolve.unless_file(store, str(tmp_path)) is None
+    assert requested_id.unless_file(store, "/app") == ONE
+    assert requested_id.unless_file(store, str(tmp_path)) is None
     with pytest.raises(UsageError, match="no file, no build ID"):
-        resolve.unless_file(store, "/no/such")
+        requested_id.unless_file(store, "/no/such")
 
 
 def test_lease_of_the_owner_does_not_hold_up_a_look_at_the_file(tmp_path: Path) -> None:
@@ -118,7 +118,9 @@ def test_lease_of_the_owner_does_not_hold_up_a_look_at_the_file(tmp_path: Path) 
     try:
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # ignored, other than SIGIO
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        assert resolve.id_at(os.fsencode(path)) is None  # at once, not when the lease is broken
+        assert (
+            requested_id.id_at(os.fsencode(path)) is None
+        )  # at once, not when the lease is broken
     finally:
         os.close(fd)
-    assert resolve.id_at(os.fsencode(path)) == ONE
+    assert requested_id.id_at(os.fsencode(path)) == ONE

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from buildidfs.app.live.minutes import Minutes, group_name
+from buildidfs.app.live.history_writer import Minutes, group_name
 from buildidfs.app.live.state import Loss, WatchState
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.ingest.batch import Counters

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from buildidfs.capture.live.held_namespaces import Finder, HeldNamespaces
 from buildidfs.capture.live.process_table import Home, Tasks
-from buildidfs.capture.live.vanished_files import Finder, HeldNamespaces
 from buildidfs.formats.perf.records import Mapped
 from buildidfs.linux import mounts, namespaces
 from buildidfs.model import NamespaceSet

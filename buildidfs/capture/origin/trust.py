@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide if the owner of a file can be believed, so that a file of root has bytes that only root
-can have written.
+"""The trust in a file: who may have written it.
 
-A file in the host's mount namespace that belongs to root is trusted, so this module excludes all
-ways by which bytes of others come to look like that. One way cannot be excluded: root of a
-container without a user namespace is root of the host, and writes to the volumes of the container.
-So files of root also have a standing: directories of package managers are not volumes of
-containers.
+A file in the host's mount namespace that belongs to root has trust HOST if its owner can be
+believed (`Owners`): this module excludes all ways by which bytes of others come to look like that.
+One way cannot be excluded: root of a container without a user namespace is root of the host, and
+writes to the volumes of the container. So files of root also have a standing: directories of
+package managers are not volumes of containers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, statx
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import Standing
+from buildidfs.model import FileIdentity, Standing, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +55,24 @@ _INSTALLED: Final = (b"/usr/local/", b"/opt/")
 
 _MOST_DIRECTORIES: Final = 4096
 _OTHERS_WRITE: Final = 0o022
+
+
+def trust_of(
+    identity: FileIdentity, mnt: int, initial_mnt: int, *, owners_believed: bool = True
+) -> Trust:
+    """Return the trust in a file that was seen in the mount namespace ``mnt``.
+
+    It is HOST if only root can have written the file and it was seen in the host's own mount
+    namespace, CONTAINER in any other namespace, UNKNOWN otherwise. ``owners_believed`` is False if
+    the owners shown by the filesystem are not to be believed, see `Owners`.
+    """
+    if not mnt or not initial_mnt:
+        return Trust.UNKNOWN
+    if mnt != initial_mnt:
+        return Trust.CONTAINER
+    if owners_believed and identity.uid == 0 and not identity.mode & _OTHERS_WRITE:
+        return Trust.HOST
+    return Trust.UNKNOWN
 
 
 class Owners:

@@ -12,7 +12,7 @@ from buildidfs.app import history
 from buildidfs.app.containers import Names
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
-from buildidfs.formats.elf.identity import is_typed
+from buildidfs.formats.elf.other_ids import is_typed
 from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Digest, Kind

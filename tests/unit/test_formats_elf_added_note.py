@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from buildidfs.formats.elf import identify, noted
+from buildidfs.formats.elf import added_note, identify
 from buildidfs.formats.elf.sections import Sections
 from tests.support.elfwriter import DWARF, DYNSYM, SYMTAB, TEXT, Section, elf_file
 from tests.support.filereader import FileReader
@@ -18,7 +18,7 @@ _ID = bytes(range(16))
 
 
 def with_note(data: bytes, build_id: bytes = _ID) -> bytes:
-    parts = noted.with_note(FileReader(data), len(data), build_id)
+    parts = added_note.with_note(FileReader(data), len(data), build_id)
     assert parts is not None
     assert parts.at >= len(data)
     body = data[len(parts.head) :] + bytes(parts.at - len(data))
@@ -83,4 +83,4 @@ def test_build_id_of_any_length(size: int) -> None:
     [b"", b"#!/bin/sh\n", b"\x7fELF", elf_file(extended_numbering=True), elf_file()[:-40]],
 )
 def test_file_without_room_for_a_note_is_left_as_it_is(data: bytes) -> None:
-    assert noted.with_note(FileReader(data), len(data), _ID) is None
+    assert added_note.with_note(FileReader(data), len(data), _ID) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose word on owners is believed: not that of mounts and copies that others could fill."""
+"""The trust in files: owners on mounts, and of copies, that others could fill do not count."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.origin.ownership import Owners
+from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.linux import mounts, statx
 from buildidfs.model import Kind, NamespaceSet, Standing, Trust
+from tests.support.captures import identity
 from tests.support.children import cat_program, needs_root, private_cat, running
 from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, debuglink, elf_file
 from tests.support.scans import Memory, Scan, scan
 
 DIGEST = b"0123456789abcdef" * 4
+HOST_MNT = 6
 
 
 def believed(path: Path, shown: bytes = b"", table: bytes | None = None) -> bool:
@@ -128,7 +130,7 @@ def test_mounts_are_told_apart_not_devices(tmp_path: Path) -> None:
         os.close(elsewhere)
 
 
-def trust_of(result: Scan, path: Path | bytes) -> Trust:
+def trust_in(result: Scan, path: Path | bytes) -> Trust:
     (seen,) = [seen for seen in result.pinned if seen.path == os.fsencode(path)]
     return seen.pinned.sighting.origin.trust
 
@@ -167,3 +169,23 @@ def test_debug_file_is_believed_no_more_than_the_binary_that_leads_there(
         result = scan(ProcScanner(Memory(), pids=[os.getpid()], initial=as_host))
     (found,) = [seen.pinned for seen in result.pinned if seen.path.endswith(b"/app.debug")]
     assert (found.kind, found.sighting.origin.trust) == (Kind.DEBUGINFO, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mnt", "expected"),
+    [
+        ({}, 6, Trust.HOST),
+        ({"uid": 1000}, 6, Trust.UNKNOWN),
+        ({"mode": 0o100775}, 6, Trust.UNKNOWN),
+        ({"mode": 0o100757}, 6, Trust.UNKNOWN),
+        ({}, 60, Trust.CONTAINER),
+        ({}, 0, Trust.UNKNOWN),
+    ],
+)
+def test_trust_needs_root_and_the_host(changes: dict[str, int], mnt: int, expected: Trust) -> None:
+    assert trust_of(identity(**changes), mnt, HOST_MNT) is expected
+
+
+def test_owners_that_are_not_believed_do_not_count() -> None:
+    trust = trust_of(identity(), HOST_MNT, HOST_MNT, owners_believed=False)
+    assert trust is Trust.UNKNOWN
