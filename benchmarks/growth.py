@@ -24,7 +24,7 @@ from benchmarks.report import Row
 from benchmarks.stores import captured, opened_ids, synthetic
 from benchmarks.watch import watched
 from buildidfs.store import Store
-from buildidfs.store.retention.policy import Policy
+from buildidfs.store.retention.eviction import Policy
 from tests.support.crowding import Crowd
 from tests.support.smallfs import Lowest, odd_files, small_filesystem
 

@@ -24,7 +24,7 @@ from buildidfs.app import containers, remedies
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import BuildId, Digest, Kind, Quality, Trust
-from buildidfs.store.retention.policy import Policy
+from buildidfs.store.retention.eviction import Policy
 from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from buildidfs.linux.child import Child
     from buildidfs.model import BuildId, Digest
     from buildidfs.store import Store
-    from buildidfs.store.retention.policy import Choice, Policy
+    from buildidfs.store.retention.eviction import Choice, Policy
     from buildidfs.store.schema import DigestRow
 
 
@@ -200,7 +200,7 @@ def policy(settings: RetentionSettings, store_path: str | bytes | os.PathLike[st
     only stops the growth of the store: if other programs take space, no captures are removed for
     it. Raises `UsageError`.
     """
-    from buildidfs.store.retention.policy import Policy
+    from buildidfs.store.retention.eviction import Policy
 
     usage = os.statvfs(store_path)
     total = usage.f_blocks * usage.f_frsize

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from buildidfs.app.catalog import Chosen
     from buildidfs.config import RetentionSettings
     from buildidfs.store import Store
-    from buildidfs.store.retention.policy import Choice
+    from buildidfs.store.retention.eviction import Choice
 
 _SECOND: Final = 1_000_000_000
 _SHOWN: Final = 20

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from buildidfs.app.service.status import Running, Status, Verdict
+    from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.retention.eviction_order import Evictions
-    from buildidfs.store.retention.policy import Policy
 
 
 _PARTLY = 3

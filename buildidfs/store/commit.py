@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.blobs.verify import VerifiedBlobs
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.retention.policy import Keeper
+    from buildidfs.store.retention.eviction import Keeper
     from buildidfs.store.values import NewAbsence, NewCapture
 
     _Called = Mapping[tuple[bytes, str], ContainerNames]

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment
     from buildidfs.store.jit_maps import JitMaps
     from buildidfs.store.retention.compress import Compressed
+    from buildidfs.store.retention.eviction import Choice, Keeper, Policy
     from buildidfs.store.retention.eviction_order import AltLinks, Evictions, Tally
-    from buildidfs.store.retention.policy import Choice, Keeper, Policy
     from buildidfs.store.retention.removal import Collected, Removed
     from buildidfs.store.run_files import Lost
     from buildidfs.store.values import CommitResult, NewAbsence, NewCapture, NewSeen
@@ -323,7 +323,7 @@ class Store:
         env = self._writable()
 
         def make() -> Keeper:
-            from buildidfs.store.retention.policy import Keeper
+            from buildidfs.store.retention.eviction import Keeper
 
             return Keeper(env, self._files, policy() if callable(policy) else policy, altlinks)
 
@@ -332,17 +332,17 @@ class Store:
 
     def plan(self, policy: Policy, altlinks: AltLinks, *, stays: bool = False) -> Iterator[Choice]:
         """Yield the blobs a policy would remove, in order; then, with ``stays``, the kept ones."""
-        from buildidfs.store.retention import policy as retention_policy
+        from buildidfs.store.retention import eviction
 
-        return retention_policy.plan(self._opened(), self._files, policy, altlinks, stays=stays)
+        return eviction.plan(self._opened(), self._files, policy, altlinks, stays=stays)
 
     def exceeded(self, policy: Policy) -> dict[str, int]:
         """Return by how many bytes each limit of a policy is exceeded, by its name; 0 or less if it
         is not.
         """
-        from buildidfs.store.retention import policy as retention_policy
+        from buildidfs.store.retention import eviction
 
-        return retention_policy.lacks(self._opened(), self._files, policy)
+        return eviction.lacks(self._opened(), self._files, policy)
 
     def evictions(self) -> Evictions:
         """Return the counts of the blobs removed to make room and of the noted files, since the

@@ -21,7 +21,7 @@ from buildidfs.errors import StoreFull, UsageError
 from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
-from buildidfs.store.retention.policy import Policy
+from buildidfs.store.retention.eviction import Policy
 from tests.support import damages
 from tests.support.captures import SECOND, capture, read_blob, sighting
 from tests.support.clients import run, tool

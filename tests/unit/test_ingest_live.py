@@ -26,7 +26,7 @@ from buildidfs.ingest.live import Listener, Live
 from buildidfs.linux import machine
 from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
 from buildidfs.store import CommitResult, NewAbsence, Staged, Store
-from buildidfs.store.retention.policy import Policy
+from buildidfs.store.retention.eviction import Policy
 from tests.support.captures import identity, sighting
 from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, Section, elf_file

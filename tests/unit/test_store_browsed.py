@@ -28,7 +28,7 @@ from buildidfs.store.location_rows import (
     unpack_container,
 )
 from buildidfs.store.retention import removal
-from buildidfs.store.retention.policy import Policy
+from buildidfs.store.retention.eviction import Policy
 from buildidfs.store.write import containers as write_containers
 from buildidfs.view import PUBLIC, View, Viewer, nodes
 from tests.support.browsed import (

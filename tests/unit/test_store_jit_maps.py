@@ -9,7 +9,7 @@ import pytest
 
 from buildidfs.store import Store, jit_maps
 from buildidfs.store.jit_maps import JitMaps
-from buildidfs.store.retention.policy import Policy
+from buildidfs.store.retention.eviction import Policy
 from tests.support.jit import jit_process as process
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from buildidfs.config import Settings
     from buildidfs.serve.counters import Asked
     from buildidfs.store import ContainerEntry, Store
-    from buildidfs.store.retention.policy import Policy
+    from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.schema import HistoryRow
 
 MOST_ASKED: Final = 50

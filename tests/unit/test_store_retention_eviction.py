@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.retention.policy
+"""buildidfs.store.retention.eviction
 
 What goes first, what never goes, and that captures get their room.
 """
@@ -25,10 +25,9 @@ from buildidfs.linux import statx
 from buildidfs.model import BuildId, Digest, Kind, Origin, Sighting, Trust, archive_scope
 from buildidfs.store import Store
 from buildidfs.store.index import environment
-from buildidfs.store.retention import eviction_order
-from buildidfs.store.retention import policy as retention_policy
+from buildidfs.store.retention import eviction, eviction_order
+from buildidfs.store.retention.eviction import Policy
 from buildidfs.store.retention.eviction_order import AT_REST
-from buildidfs.store.retention.policy import Policy
 from tests.support.captures import SECOND, capture, identity, read_blob, sighting
 from tests.support.scans import open_descriptors
 
@@ -77,8 +76,8 @@ def _room_for(store: Store, blobs: float, **options: int) -> Policy:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is removed beyond what is needed now."""
-    monkeypatch.setattr(retention_policy, "_HEADROOM", 1 << 40)
-    monkeypatch.setattr(retention_policy, "_LEAST_HEADROOM", 0)
+    monkeypatch.setattr(eviction, "_HEADROOM", 1 << 40)
+    monkeypatch.setattr(eviction, "_LEAST_HEADROOM", 0)
 
 
 def _host_file(path: Path, number: int, days_ago: float = 0) -> Sighting:
@@ -320,7 +319,7 @@ def test_nothing_goes_that_no_limit_asks_for(store: Store) -> None:
 def test_more_goes_than_is_needed_now_if_it_can_be_had_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention_policy, "_HEADROOM", 4)
+    monkeypatch.setattr(eviction, "_HEADROOM", 4)
     for number in range(12):
         _add(store, number, at=_host_file(tmp_path / str(number), number, 20 - number))
     _add(store, 50, days_ago=90)
