@@ -309,10 +309,10 @@ class _Files(Protocol):
     """A source of source files."""
 
     def read(self, path: bytes) -> bytes | None:
-        """Return the bytes of a file by its path in debug information; None if the path is
-        elsewhere.
+        """Return the bytes of a file by its path in debug information; None if the path is not
+        below a directory of this source.
 
-        Raises OSError if the file does not exist, or not all users may read it, and `_TooLarge`.
+        Raises `_TooLarge`. Raises OSError if the file does not exist, or not all users may read it.
         """
 
 

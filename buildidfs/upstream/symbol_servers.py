@@ -46,9 +46,9 @@ _IN_PROGRESS: Final = "still in-progress"
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file to upload. ``slot`` is `Kind.DEBUGINFO` for the file that names functions, which may
-    be an executable, and `Kind.EXECUTABLE` for one to disassemble. ``kind`` is the kind of the file
-    itself.
+    """A file to upload. ``slot`` is what the server does with it: `Kind.DEBUGINFO` if it names
+    functions, `Kind.EXECUTABLE` if it disassembles the file. ``kind`` is the kind of the file
+    itself: an executable with symbols may be in the slot DEBUGINFO.
     """
 
     build_id: BuildId

@@ -252,7 +252,9 @@ def _seconds(row: dict[str, Any], name: str) -> float:
 
 
 class Trends:
-    """Reads the history, each row once an hour. Not thread-safe."""
+    """Reads the rows of the history: new rows with each call, the others again after an hour,
+    because rows are merged. Not thread-safe.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -73,7 +73,7 @@ _DROPS: Final = (b"/drop", b"/api/drop")
 
 
 class Page:
-    """The page over the store of one worker; a context manager with a thread that counts."""
+    """The page over the store of one worker; a context manager with a thread that takes surveys."""
 
     def __init__(self, backend: Backend, settings: Settings, *, drop: bool = False) -> None:
         """If ``drop``, visitors may upload files."""

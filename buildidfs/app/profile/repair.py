@@ -427,7 +427,9 @@ class Renaming:
             self._table.setdefault(name, Named(name, build_id, mode))
 
     def _keeper(self, path: bytes, ids: dict[BuildId | None, bool]) -> BuildId | None:
-        """Return the build ID that keeps its name, if several build IDs have that name."""
+        """Return the build ID whose file keeps the name ``path`` in the written profile; None if
+        all files with this path get new names.
+        """
         known = [build_id for build_id in ids if build_id is not None]
         if len(ids) == 1:
             return known[0] if known else None

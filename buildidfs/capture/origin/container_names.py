@@ -4,12 +4,12 @@
 The engines themselves are not asked: they may hang, and each has another protocol. Their state
 files are enough, and no container can reach these. An engine deletes the state file with the
 container, so the file is read when the store gets the first file of a container. A state
-file is skipped unless it is a regular file of limited size that only root may write. If the
-filesystem of state files does not answer, no further names are looked up there.
+file is skipped unless it is a regular file of limited size that only root may write, or root and
+the user of the engine. If the filesystem of state files does not answer, no further names are
+looked up there.
 
-A user runs containers without root, too. The state files of such containers are in the user's own
-directories. They count only for containers in the control groups that systemd has given to that
-user.
+Users can run engines of their own. The state files of these engines are in directories of the user.
+They count only for containers in the control groups that systemd has given to that user.
 """
 
 from __future__ import annotations

@@ -207,7 +207,9 @@ def digest_of(data: bytes, kind: str) -> str:
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """Return Docker's ID of each layer together with those below it, the lowest first."""
+    """Return the chain ID of each layer, the lowest first: Docker's one ID for the layer and all
+    layers below it.
+    """
     return list(
         accumulate(diff_ids, lambda below, own: digest_of(f"{below} {own}".encode(), "sha256"))
     )
