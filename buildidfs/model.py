@@ -447,7 +447,8 @@ class Artifact(msgspec.Struct, frozen=True):
 
     ``variant`` counts the variants of this (build ID, kind) in order of arrival and is never
     reused, so (ordinal, kind, variant) names bytes for ever. ``scripts`` are the extents of
-    ``.debug_gdb_scripts`` sections; unless ``trust`` is HOST every front door shows them as zeros.
+    ``.debug_gdb_scripts`` sections. Every front door shows them as zeros, unless ``trust`` is HOST
+    and ``standing`` is SYSTEM or GIVEN.
     ``mode`` holds permission bits only. ``segments`` is a hash of the loaded segments in the
     program headers of an ELF file, 0 if there are none: an executable and its debuginfo share it.
     ``truncated`` is True if debuggers refuse the file, see `ElfFile`. ``adopted`` is True if the

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`base` is their interface, for `ingest`."""
+"""The scanners and the catcher, which find files and pin them; `base` is their interface for
+`ingest`.
+"""

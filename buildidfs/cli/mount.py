@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 @click.option(
     "--gdb-scripts",
     type=click.Choice(["zero", "keep"]),
-    help="zero (the default): .debug_gdb_scripts of files that are not the host's own reads as"
-    " zeros. keep: it reads as it is, and gdb may run it.",
+    help="zero (the default): .debug_gdb_scripts reads as zeros, except in files of system"
+    " directories of the host. keep: it reads as it is, and gdb may run it.",
 )
 @click.option(
     "--list-all",

@@ -548,7 +548,7 @@ def unpack_derivation(key: bytes, value: bytes) -> tuple[Digest, BuildId]:
 
 
 def floor_key(build_id: bytes) -> bytes:
-    """Return the key of a row of *meta* with the belief that debuginfo of a build ID needs."""
+    """Return the key in *meta* of a floor: debuginfo with less belief than it is withheld."""
     return FLOOR_PREFIX + build_id
 
 

@@ -124,8 +124,8 @@ class View:
     def __init__(
         self, store: Store, *, zero_scripts: bool = True, may_come: MayCome | None = None
     ) -> None:
-        """With ``zero_scripts``, ``.debug_gdb_scripts`` of files that are not the host's own read
-        as zeros.
+        """With ``zero_scripts``, ``.debug_gdb_scripts`` reads as zeros in files that no system
+        directory of the host has, and the operator has not named.
 
         ``may_come`` takes a build ID and a kind, and returns True if such a file may be fetched. If
         it is missing, `lookup` finds an empty file that cannot be opened; see `wanted_in`.

@@ -6,10 +6,10 @@ contains it. Then follow the blobs that were unused for the longest time. A pinn
 with the debuginfo that dwz moved out of it. A blob that was used or captured a short while ago is
 kept, too, unless it is recapturable.
 
-No step reads the whole store. Both walks follow *uses* from its old end and remember their
-position, so that the kept blobs are not examined again for each capture. A blob may be filed as
-recapturable although the host has lost the file. Once this is found, the blob moves to the other
-class, so statx(2) is called only once for it.
+No step reads the whole store. `Candidates.again` and `Candidates.oldest` follow *uses* from its old
+end and keep their place, so that the kept blobs are not examined again for each capture. A blob may
+be filed as recapturable although the host has lost the file. Once this is found, the blob moves to
+the other class, so statx(2) is called only once for it.
 """
 
 from __future__ import annotations
