@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import resource
 import signal
@@ -148,8 +149,8 @@ def test_quiet_shows_only_what_is_not_ok(store: Path) -> None:
 
 
 def test_it_is_quick(store: Path) -> None:
-    took = []
-    for _ in range(5):
+    took: list[float] = []
+    while len(took) < 5 and min(took, default=math.inf) >= 1.5:
         begin = time.monotonic()
         Report(run([*COMMAND, *_words(store)], cwd=ROOT))
         took.append(time.monotonic() - begin)
