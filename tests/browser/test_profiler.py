@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.clients import Result, run, tool
+from tests.support.clients import Result, nm, run, tool
 from tests.support.commands import ROOT
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import build_id_of
@@ -145,7 +145,7 @@ def served(directory: Path) -> Iterator[tuple[Server, Path]]:
     run([tool("gcc"), "-g", "-O1", "-Wl,--build-id", "-o", program, source], check=True)
     buildidfs = BuildIdFs(home)
     buildidfs("scan", "tree", "--source-dir", directory, program)
-    symbols = run([tool("nm"), program], check=True).out
+    symbols = nm(program)
     starts = {line.split()[2]: int(line.split()[0], 16) for line in symbols.splitlines()
               if line.split()[1] in "tT"}  # fmt: skip
     file = directory / "profile.json"

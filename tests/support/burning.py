@@ -109,15 +109,18 @@ def container(kind: str, place: Path, program: Burner) -> Iterator[subprocess.Po
 
 @contextlib.contextmanager
 def recording(output: Path, *options: str) -> Iterator[None]:
-    """``perf record -a`` on the CPU clock, from when it records until the end of the block.
+    """``perf record`` on the CPU clock, from when it records until the end of the block.
 
-    With the options ``-o -`` it writes to a pipe, whose end is ``output``. Records have build IDs
-    only with ``--buildid-mmap``.
+    It records the host, or with ``-p`` a process and those that it starts. With the options
+    ``-o -`` it writes to a pipe, whose end is ``output``. Records have build IDs only with
+    ``--buildid-mmap``.
     """
     argv: list[Argument] = [
-        perf_tool(), "--buildid-dir", output.parent / "perf-cache", "record", "-a",
+        perf_tool(), "--buildid-dir", output.parent / "perf-cache", "record",
         "-e", "cpu-clock", "-F", "997", *options,
     ]  # fmt: skip
+    if "-p" not in options:
+        argv.append("-a")
     if "--buildid-mmap" not in options:
         argv.append("--no-buildid-mmap")  # the default before perf 7
     if "-" not in options:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import stat
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -150,22 +151,37 @@ def _serve(asks: int, answers: int) -> None:
 
 
 def _walk(top: bytes) -> Iterator[bytes]:
-    """What is to be found below a directory, as `Caller.walks` takes it."""
-    for directory, directories, files in os.walk(top):
-        for path in (os.path.join(directory, name) for name in (*directories, *files)):
-            yield b"told " + path[len(top) :]
+    """What is to be found below a directory, as `Caller.walks` takes it.
+
+    It goes from descriptor to descriptor: of a filesystem that the kernel remembers no name of,
+    each path is looked up from its first name on, again and again.
+    """
+    for directory, directories, files, place in os.fwalk(top):
+        for name in (*directories, *files):
+            yield b"told " + os.path.join(directory, name)[len(top) :]
             with contextlib.suppress(OSError):
-                if os.path.islink(path):
-                    yield b"told " + os.readlink(path)
-                    continue
-                for name in os.listxattr(path):
-                    yield b"told " + os.getxattr(path, name)
-                if os.path.isfile(path):
-                    with open(path, "rb") as file:
-                        data = file.read()
-                    yield b"read " + hashlib.sha256(data).hexdigest().encode()
-                    if not data.startswith(b"\x7fELF"):
-                        yield b"told " + data
+                yield from _told_of(name, place)
+
+
+def _told_of(name: bytes, place: int) -> Iterator[bytes]:
+    """What a file tells, and a link or directory, in a directory that is open."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=place)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISLNK(mode):
+            yield b"told " + os.readlink(b"", dir_fd=fd)
+            return
+        path = b"/proc/self/fd/%d" % fd
+        for attribute in os.listxattr(path):
+            yield b"told " + os.getxattr(path, attribute)
+        if stat.S_ISREG(mode):
+            with open(path, "rb") as file:
+                data = file.read()
+            yield b"read " + hashlib.sha256(data).hexdigest().encode()
+            if not data.startswith(b"\x7fELF"):
+                yield b"told " + data
+    finally:
+        os.close(fd)
 
 
 def acl(entries: Sequence[tuple[int, int, int]]) -> bytes:

@@ -154,6 +154,11 @@ def run(
     return result
 
 
+def nm(*arguments: Argument) -> str:
+    """What ``nm`` prints. It would first load all of LLVM if it were not given another plugin."""
+    return run([tool("nm"), "--plugin", os.devnull, *arguments], check=True).out
+
+
 def unmount(*points: Argument) -> None:
     """Unmount filesystems; a watch of the host that another test runs may be looking at them."""
     for point in points:

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.clients import Argument, run, tool
+from tests.support.clients import Argument, nm, run, tool
 
 _SOURCE = """\
 struct part { int number; char *name; };
@@ -95,7 +95,7 @@ def with_mini_debuginfo(full: Path, directory: Path) -> Mini:
 
 def _symbols(path: Path, *options: str) -> list[tuple[str, str]]:
     """Names and types of the symbols that are defined."""
-    lines = run([tool("nm"), "--format=posix", "--defined-only", *options, path]).out.splitlines()
+    lines = nm("--format=posix", "--defined-only", *options, path).splitlines()
     return [(line.split()[0], line.split()[1]) for line in lines]
 
 

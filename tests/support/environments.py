@@ -197,6 +197,7 @@ ENVIRONMENTS: Sequence[Environment] = (
             'mount --bind "$D" "$D"; for T in /tmp /var/tmp; do mount --rbind $T $T;'
             " mount -o remount,bind,ro $T; done; cd /proc"
         ),
+        env={"TMPDIR": None},
         root_only=True,
     ),
     # rights

@@ -34,6 +34,9 @@ _PROGRAM = [sys.executable, "-m", "buildidfs"]
 COMMAND: list[str] = list(_PROGRAM)
 """What runs the program; a list so that it can be another program of the same interface."""
 
+MEMORY = Path("/dev/shm")
+"""Files in it are in memory."""
+
 _PREFIX = "buildidfs-test-"
 _PATIENCE_S = 60.0
 
@@ -182,9 +185,12 @@ def loop_devices(below: Path) -> list[str]:
     return found
 
 
-def scratch_directory() -> Path:
-    """A new directory for this run, which `sweep` will clear once this process is gone."""
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+def scratch_directory(place: Path | None = None) -> Path:
+    """A new directory for this run, which `sweep` will clear once this process is gone.
+
+    It is in that of temporary files, or in ``place``, which is `MEMORY`.
+    """
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
 
 
 def leftovers(directory: Path) -> list[str]:
@@ -205,7 +211,8 @@ def clear(directory: Path) -> None:
 
 def sweep() -> None:
     """Clear what test runs that no longer exist have left on this machine."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    places = [Path(tempfile.gettempdir()), MEMORY]
+    for path in (path for place in places for path in place.glob(f"{_PREFIX}*")):
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
             clear(path)

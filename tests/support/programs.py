@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.clients import Argument, run, tool
+from tests.support.clients import Argument, nm, run, tool
 from tests.support.waiting import lines
 
 SOURCE_DIR = "/build/hot-1.0"
@@ -177,7 +177,7 @@ class Binary:
 
     def address(self, symbol: str) -> int:
         """The link-time address of a symbol, from the file as compiled."""
-        for line in run([tool("nm"), self.compiled]).out.splitlines():
+        for line in nm(self.compiled).splitlines():
             fields = line.split()
             if len(fields) == 3 and fields[2] == symbol:
                 return int(fields[0], 16)

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import programs
+from tests.support import mounts, programs
 from tests.support.commands import ROOT
 from tests.support.mounts import BuildIdFs
 from tests.support.vanished import Vanished, vanished
@@ -27,6 +29,26 @@ def _warm() -> Iterator[None]:
     with contextlib.closing(Warm(ROOT)) as warm, pytest.MonkeyPatch.context() as patch:
         patch.setattr(BuildIdFs, "warm", warm)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files() -> Iterator[None]:
+    """Keep the temporary files of all programs in memory.
+
+    Each symbolizer gets dozens of empty ones, and to make them on a disk takes longer than to ask
+    the symbolizer.
+    """
+    if not os.access(mounts.MEMORY, os.W_OK):
+        yield
+        return
+    directory = mounts.scratch_directory(mounts.MEMORY)
+    directory.chmod(0o1777)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", str(directory))
+            yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

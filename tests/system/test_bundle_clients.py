@@ -74,9 +74,15 @@ def test_perf_report_is_the_same(directory: Path, gone: Vanished) -> None:
     assert _numbers(there.out) == _numbers(here.out)
 
 
-def test_gdb_gives_the_same_backtrace(directory: Path, gone: Vanished) -> None:
-    bundle = directory / "core.tar.zst"
+@pytest.fixture(scope="module")
+def core_bundle(scratch: Path, gone: Vanished) -> Path:
+    """What the core file of the container needs."""
+    bundle = scratch / "bundle-clients.tar.zst"
     gone.buildidfs("bundle", gone.core, "-o", bundle, check=False)
+    return bundle
+
+
+def test_gdb_gives_the_same_backtrace(directory: Path, gone: Vanished, core_bundle: Path) -> None:
     commands: list[Argument] = [
         "-nx", "-batch", "-ex", "set debuginfod enabled off",
         "-ex", "set debug-file-directory MOUNT/debug", "-ex", f"core-file {gone.core}",
@@ -85,7 +91,7 @@ def test_gdb_gives_the_same_backtrace(directory: Path, gone: Vanished) -> None:
     here = run([tool("gdb"), *(str(word).replace("MOUNT", str(gone.mount)) for word in commands)])
     frames = re.findall(r"^#\d.*$", here.out, re.MULTILINE)
     assert any("hot.c:" in frame for frame in frames), str(here)
-    there = _elsewhere(directory, bundle, [tool("gdb"), *commands])
+    there = _elsewhere(directory, core_bundle, [tool("gdb"), *commands])
     assert re.findall(r"^#\d.*$", there.out, re.MULTILINE) == frames, str(there)
 
 
@@ -147,22 +153,19 @@ def _foreground(directory: Path, bundle: Path) -> Iterator[Path]:
         run([tool("umount"), "-l", point])
 
 
-def test_killed_ones_leave_nothing_for_long(directory: Path, gone: Vanished) -> None:
-    bundle = directory / "core.tar.zst"
-    gone.buildidfs("bundle", gone.core, "-o", bundle, check=False)
+def test_killed_ones_leave_nothing_for_long(directory: Path, core_bundle: Path) -> None:
     before = set(Path("/dev/shm").glob("buildidfs-bundle-*"))
-    with _foreground(directory, bundle) as point:
+    with _foreground(directory, core_bundle) as point:
         assert (point / "debug").is_dir()
         (left,) = set(Path("/dev/shm").glob("buildidfs-bundle-*")) - before
     assert left.exists()
-    assert _elsewhere(directory, bundle, [tool("ls"), "MOUNT"]).rc == 0
+    assert _elsewhere(directory, core_bundle, [tool("ls"), "MOUNT"]).rc == 0
     assert not left.exists()
 
 
-def test_damaged_blobs_are_not_served(directory: Path, gone: Vanished) -> None:
+def test_damaged_blobs_are_not_served(directory: Path, core_bundle: Path) -> None:
     bundle = directory / "core.tar.zst"
-    gone.buildidfs("bundle", gone.core, "-o", bundle, check=False)
-    data = bytearray(bundle.read_bytes())
+    data = bytearray(core_bundle.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
     bundle.write_bytes(data)

@@ -16,7 +16,7 @@ from buildidfs.app import bundle
 from buildidfs.app.symbolize import programs
 from buildidfs.store import Store
 from buildidfs.store.bundle import BundleFile
-from tests.support.clients import Result, run, tool
+from tests.support.clients import Result, nm, run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import SOURCE_DIR, build_id_of
 
@@ -121,7 +121,7 @@ def test_names_that_a_terminal_would_obey(directory: Path, buildidfs: BuildIdFs)
     build_id = build_id_of(program)
     file = directory / "one.tar.zst"
     buildidfs("bundle", build_id, "-o", file)
-    symbols = run([tool("nm"), program], check=True).out
+    symbols = nm(program)
     (address,) = (line.split()[0] for line in symbols.splitlines() if line.endswith(" T main"))
     said = [
         extracted(file).out,

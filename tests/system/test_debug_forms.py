@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import clients, debugforms
-from tests.support.clients import run, tool
+from tests.support.clients import nm, run, tool
 from tests.support.programs import build_id_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
 def address(path: Path, symbol: str) -> int:
     """The link-time address of a symbol."""
-    for line in run([tool("nm"), path], check=True).out.splitlines():
+    for line in nm(path).splitlines():
         if line.split()[-1] == symbol:
             return int(line.split()[0], 16)
     raise LookupError(symbol)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import resource
 import signal
@@ -125,8 +126,8 @@ def test_a_store_that_is_not_there_is_not_made(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_lines_for_people_begin_with_the_state(store: Path) -> None:
-    result = run([*COMMAND, "--store", store, "doctor"], cwd=ROOT)
+def test_lines_for_people_begin_with_the_state(kept: Path) -> None:
+    result = run([*COMMAND, "--store", kept, "doctor"], cwd=ROOT)
     lines = result.out.splitlines()
     assert [line.removesuffix(":") for line in lines if line.endswith(":")] == _AREAS
     states = [line.split()[0] for line in lines if not line.startswith(" ")]
@@ -147,11 +148,11 @@ def test_quiet_shows_only_what_is_not_ok(store: Path) -> None:
     assert {each["state"] for each in _doctor(store, "-q").findings} <= {"degraded", "failed"}
 
 
-def test_it_is_quick(store: Path) -> None:
-    took = []
-    for _ in range(5):
+def test_it_is_quick(kept: Path) -> None:
+    took: list[float] = []
+    while len(took) < 5 and min(took, default=math.inf) >= 1.5:
         begin = time.monotonic()
-        Report(run([*COMMAND, *_words(store)], cwd=ROOT))
+        Report(run([*COMMAND, *_words(kept)], cwd=ROOT))
         took.append(time.monotonic() - begin)
     assert min(took) < 1.5, took
 
@@ -159,8 +160,8 @@ def test_it_is_quick(store: Path) -> None:
 # --- privileges ----------------------------------------------------------------------------
 
 
-def test_nobody_is_told_what_to_ask_for(store: Path) -> None:
-    report = Report(as_nobody(*_words(store)))
+def test_nobody_is_told_what_to_ask_for(kept: Path) -> None:
+    report = Report(as_nobody(*_words(kept)))
     assert report.rc == 60
     for name in ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_CHECKPOINT_RESTORE"):
         assert report.state(name) == "failed"
@@ -197,11 +198,11 @@ def test_nobody_is_told_what_to_ask_for(store: Path) -> None:
     ],
 )
 def test_a_capability_that_is_missing_is_named(
-    store: Path, dropped: list[str], expected: dict[str, str]
+    kept: Path, dropped: list[str], expected: dict[str, str]
 ) -> None:
     if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 0:
         expected = {name: state for name, state in expected.items() if "perf" not in name.lower()}
-    report = Report(without(dropped, *_words(store)))
+    report = Report(without(dropped, *_words(kept)))
     assert {name: report.state(name) for name in expected} == expected, str(report.result)
     if any(state == "failed" for name, state in expected.items() if name.startswith("CAP_")):
         assert report.rc == 60
@@ -210,38 +211,38 @@ def test_a_capability_that_is_missing_is_named(
             assert name.removeprefix("CAP_") in report[name]["remedy"]
 
 
-def test_reading_as_the_owner_needs_setuid(store: Path, directory: Path) -> None:
+def test_reading_as_the_owner_needs_setuid(kept: Path, directory: Path) -> None:
     config = directory / "as-owner.toml"
     config.write_text("[capture]\nfuse-as-owner = true\n")
     dropped = ["sys_admin", "setuid"]
-    report = Report(without(dropped, "--config", config, *_words(store)))
+    report = Report(without(dropped, "--config", config, *_words(kept)))
     assert report.rc == 60
     assert report.state("CAP_SYS_ADMIN") == "degraded"
     assert report.state("CAP_SETUID") == "failed"
     assert report.state("CAP_SETGID") == "ok"
-    relaxed = Report(without(dropped, *_words(store)))
+    relaxed = Report(without(dropped, *_words(kept)))
     assert "CAP_SETUID" not in [each["name"] for each in relaxed.findings]
 
 
-def test_in_a_pid_namespace_only_its_processes_are_seen(store: Path) -> None:
+def test_in_a_pid_namespace_only_its_processes_are_seen(kept: Path) -> None:
     options = ["--pid", "--fork", "--mount-proc"]
-    report = Report(unshared(options, *_words(store)))
+    report = Report(unshared(options, *_words(kept)))
     assert report.state("PID namespace") == "failed"
     assert "only the processes of this PID namespace" in report["PID namespace"]["found"]
     assert report.rc == 60
 
 
-def test_proc_of_another_pid_namespace_is_noticed(store: Path) -> None:
-    report = Report(unshared(["--pid", "--fork"], *_words(store)))
+def test_proc_of_another_pid_namespace_is_noticed(kept: Path) -> None:
+    report = Report(unshared(["--pid", "--fork"], *_words(kept)))
     assert report.state("PID namespace") == "failed"
     assert "another PID namespace" in report["PID namespace"]["found"]
 
 
-def test_root_of_a_user_namespace_is_no_root(store: Path) -> None:
+def test_root_of_a_user_namespace_is_no_root(kept: Path) -> None:
     options = ["--user", "--map-root-user", "--mount"]
     if run([tool("unshare"), *options, tool("true")]).rc != 0:
         pytest.skip("user namespaces are not allowed here")
-    report = Report(unshared(options, *_words(store)))
+    report = Report(unshared(options, *_words(kept)))
     assert report.rc == 60
     assert report.state("user namespace") == "failed"
     assert report.state("CAP_SYS_PTRACE") == "ok", "it has it, in there"
@@ -249,9 +250,9 @@ def test_root_of_a_user_namespace_is_no_root(store: Path) -> None:
 
 
 @pytest.mark.host
-def test_a_mount_namespace_of_its_own_is_noticed(store: Path) -> None:
-    assert _doctor(store).state("mount namespace") == "ok"
-    assert Report(unshared(["--mount"], *_words(store))).state("mount namespace") == "degraded"
+def test_a_mount_namespace_of_its_own_is_noticed(kept: Path) -> None:
+    assert _doctor(kept).state("mount namespace") == "ok"
+    assert Report(unshared(["--mount"], *_words(kept))).state("mount namespace") == "degraded"
 
 
 # --- the kernel ----------------------------------------------------------------------------
@@ -285,9 +286,9 @@ def test_what_the_kernel_lacks_is_noticed(
     assert changed == ([] if name != "perf build IDs" else ["perf events"])
 
 
-def test_reflinks_are_tried(store: Path) -> None:
+def test_reflinks_are_tried(kept: Path) -> None:
     found = [
-        Report(forbidding("ioctl", error, _FICLONE, *_words(store)))["reflinks"]["found"]
+        Report(forbidding("ioctl", error, _FICLONE, *_words(kept)))["reflinks"]["found"]
         for error in (0, errno.EOPNOTSUPP)
     ]
     assert "without being copied" in found[0]
@@ -300,32 +301,32 @@ def test_reflinks_are_tried(store: Path) -> None:
 @pytest.mark.parametrize(
     ("most", "state"), [("256", "failed"), ("1024", "degraded"), ("8192", "ok")]
 )
-def test_few_open_files(store: Path, most: str, state: str) -> None:
-    report = Report(limited([f"--nofile={most}"], *_words(store)))
+def test_few_open_files(kept: Path, most: str, state: str) -> None:
+    report = Report(limited([f"--nofile={most}"], *_words(kept)))
     assert report.state("open files") == state
     assert report.rc in ((3, 60) if state == "failed" else (0, 3, 60))
     assert most in report["open files"]["found"]
 
 
-def test_locked_memory_counts_without_the_privilege(store: Path) -> None:
+def test_locked_memory_counts_without_the_privilege(kept: Path) -> None:
     if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 0:
         pytest.skip("perf_event_paranoid is -1: nothing counts")
-    setpriv = [tool("setpriv"), "--bounding-set=-ipc_lock", *COMMAND, *_words(store)]
+    setpriv = [tool("setpriv"), "--bounding-set=-ipc_lock", *COMMAND, *_words(kept)]
     most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     enough = most == resource.RLIM_INFINITY or most >= (os.cpu_count() or 1) << 22
     for limit, state in ((0, "degraded"), (most, "ok" if enough else "degraded")):
         report = Report(run([tool("prlimit"), f"--memlock={limit}", *setpriv], cwd=ROOT))
         assert report.state("locked memory") == state
-    report = Report(limited(["--memlock=0"], *_words(store)))
+    report = Report(limited(["--memlock=0"], *_words(kept)))
     assert report.state("locked memory") == "ok", "CAP_IPC_LOCK stands above the limit"
 
 
 # --- FUSE ----------------------------------------------------------------------------------
 
 
-def test_without_the_device(store: Path) -> None:
+def test_without_the_device(kept: Path) -> None:
     script = 'mount -t tmpfs none /dev && exec "$@"'
-    argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", *COMMAND, *_words(store)]
+    argv = [tool("unshare"), "-m", "sh", "-c", script, "sh", *COMMAND, *_words(kept)]
     report = Report(run(argv, cwd=ROOT))
     assert report.state("device") == "failed"
     assert "--device /dev/fuse" in report["device"]["remedy"]
@@ -333,23 +334,23 @@ def test_without_the_device(store: Path) -> None:
 
 
 def test_a_container_without_the_device_is_not_told_to_load_a_module(
-    store: Path, directory: Path
+    kept: Path, directory: Path
 ) -> None:
     assert b"nodev\tfuse" in Path("/proc/filesystems").read_bytes().splitlines()
     script = 'mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec "$@"'
     inside = [tool("unshare"), "-m", "--pid", "--fork", "--mount-proc", "sh", "-c", script, "sh"]
-    report = Report(run([*inside, *COMMAND, *_words(store)], cwd=ROOT))
+    report = Report(run([*inside, *COMMAND, *_words(kept)], cwd=ROOT))
     remedy = "give the container --device /dev/fuse --cap-add SYS_ADMIN"
     assert report["device"]["remedy"] == remedy
     (directory / "mnt").mkdir()
-    done = run([*inside, *COMMAND, "--store", store, "mount", directory / "mnt"], cwd=ROOT)
+    done = run([*inside, *COMMAND, "--store", kept, "mount", directory / "mnt"], cwd=ROOT)
     assert done.rc == 40, done
     assert done.err == f"buildidfs: /dev/fuse does not exist: {remedy}\n"
 
 
-def test_root_is_not_told_to_become_root(store: Path, directory: Path) -> None:
+def test_root_is_not_told_to_become_root(kept: Path, directory: Path) -> None:
     dropped = ["sys_ptrace", "checkpoint_restore", "sys_admin", "sys_nice", "syslog", "perfmon"]
-    report = Report(without(dropped, *_words(store)))
+    report = Report(without(dropped, *_words(kept)))
     told = [each["remedy"] for each in report.findings if "run as root" in each["remedy"]]
     assert told == []
     assert "--cap-add=SYS_PTRACE" in report["processes"]["remedy"]

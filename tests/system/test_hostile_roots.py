@@ -8,15 +8,13 @@ and nothing found so is taken for the host's.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import socket
 import stat
 import sys
-import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ import pytest
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.capture.unresponsive.file_helper import FileHelper
-from buildidfs.linux import syscalls
 from buildidfs.model import Trust
 from tests.support import echo, opens
 from tests.support.children import running
@@ -32,10 +29,10 @@ from tests.support.clients import run, tool
 from tests.support.elfwriter import DWARF, elf_file
 from tests.support.mounts import mount_points
 from tests.support.scans import Memory, Scan, own_namespaces, scan
+from tests.support.swapping import Swapper
 
 pytestmark = pytest.mark.root
 
-_RENAME_EXCHANGE = 2
 ID = b"\x1d" * 20
 INSIDE = elf_file([DWARF], build_id=ID) + b"inside"
 OUTSIDE = elf_file([DWARF], build_id=ID) + b"outside"
@@ -52,33 +49,12 @@ def place(directory: Path) -> Iterator[Path]:
         run([tool("umount"), "-l", directory], check=True)
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Swap two names in one step."""
-    names = (ctypes.c_char_p(os.fsencode(path)) for path in (one, other))
-    first, second = names
-    if syscalls.libc.renameat2(-100, first, -100, second, _RENAME_EXCHANGE):
-        raise syscalls.last_error()
-
-
-@contextlib.contextmanager
-def meanwhile(work: Callable[[], None]) -> Iterator[list[int]]:
-    """Do ``work`` again and again in a thread while the block runs; yields how often, in a list."""
-    over = threading.Event()
-    rounds = [0]
-
-    def loop() -> None:
-        while not over.is_set():
-            work()
-            rounds[0] += 1
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    try:
-        yield rounds
-    finally:
-        over.set()
-        thread.join(30)
-        assert not thread.is_alive()
+@pytest.fixture(scope="module")
+def swapper(scratch: Path) -> Swapper:
+    """What swaps names while a test looks at them."""
+    directory = scratch / "hostile-roots-swapper"
+    directory.mkdir()
+    return Swapper(directory)
 
 
 def special_files(directory: Path) -> list[Path]:
@@ -103,7 +79,9 @@ def test_what_is_opened_would_be_noticed(place: Path) -> None:
                 assert noticed.any()
 
 
-def test_names_that_become_devices_between_a_look_and_an_open(place: Path) -> None:
+def test_names_that_become_devices_between_a_look_and_an_open(
+    place: Path, swapper: Swapper
+) -> None:
     """The directory says "regular file", and then somebody swaps the name."""
     tree, aside = place / "tree", place / "aside"
     tree.mkdir()
@@ -119,13 +97,9 @@ def test_names_that_become_devices_between_a_look_and_an_open(place: Path) -> No
     swapped = [tree / f"f{number:02}" for number in range(20, 25)]
     pairs = list(zip(swapped, [*special, link, directory], strict=True))
 
-    def swap() -> None:
-        for one, other in pairs:
-            exchange(one, other)
-
     # the swaps go on with the same inodes, which are those that are watched
-    with opens.watched(*special, outside) as noticed, meanwhile(swap) as rounds:
-        for _ in range(120):
+    with opens.watched(*special, outside) as noticed, swapper.swapping(pairs) as rounds:
+        for _ in range(60):
             for _, answer in identify_tree([os.fsencode(tree)]):
                 assert not isinstance(answer, Exception)
             found = scan(TreeScanner(Memory(), [os.fsencode(tree)]))
@@ -311,7 +285,7 @@ def test_names_of_debug_files_lead_nowhere(root: Root, name: bytes) -> None:
     assert all(str(item.reason) for item in found.unreadable)
 
 
-def test_names_swapped_while_they_are_followed(root: Root) -> None:
+def test_names_swapped_while_they_are_followed(root: Root, swapper: Swapper) -> None:
     """Files for links, FIFOs and devices, and directories for links, between any two steps."""
     aside = root.path / "aside"
     aside.mkdir()
@@ -323,18 +297,13 @@ def test_names_swapped_while_they_are_followed(root: Root) -> None:
     directory.symlink_to("/../.." + str(root.outside.parent))
     (root.outside.parent / root.debug.name).write_bytes(OUTSIDE)
 
-    def swap() -> None:
-        for other in (*special, link):
-            exchange(root.debug, other)
-            exchange(root.debug, other)
-        for _ in range(2):
-            exchange(root.debug.parent, directory)
-
+    pairs = [(root.debug, other) for other in (*special, link) for _ in range(2)]
+    pairs += [(root.debug.parent, directory)] * 2
     found_inside = 0
-    with root.running() as pid, opens.watched(*special, root.outside) as noticed, meanwhile(
-        swap
-    ) as rounds, FileHelper() as helper:  # fmt: skip
-        for _ in range(300):
+    with root.running() as pid, opens.watched(
+        *special, root.outside
+    ) as noticed, swapper.swapping(pairs) as rounds, FileHelper() as helper:  # fmt: skip
+        for _ in range(100):
             found = scanned(pid, helper)
             assert_nothing_of_outside(found)
             assert not noticed.any()

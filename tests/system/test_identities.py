@@ -51,7 +51,11 @@ def test_perf_names_the_functions_of_a_gone_program_without_a_build_id(
     program = BuildIdFs(place)
     hot = burner(place / "hot", "nameless", 0.25, _NAMELESS, *options)
     data, repaired = place / "perf.data", place / "repaired.data"
-    with watching(program.store), recording(data), container("tmpfs", place / "gone", hot):
+    with (
+        watching(program.store, "--no-scan"),
+        recording(data),
+        container("tmpfs", place / "gone", hot),
+    ):
         pass
     done = program("repair", data, "-o", repaired, check=False)
     assert done.rc in (0, 3), done  # 3: something else on this host has no names
@@ -75,7 +79,11 @@ def test_programs_that_share_a_build_id_are_never_taken_for_each_other(
     both = [burner(place / name, name, 0.5, shared) for name in ("one", "two")]
     assert {each.build_id for each in both} == {_BAZEL}
     data, repaired = place / "perf.data", place / "repaired.data"
-    with watching(program.store), recording(data, *options), contextlib.ExitStack() as stack:
+    with (
+        watching(program.store, "--no-scan"),
+        recording(data, *options),
+        contextlib.ExitStack() as stack,
+    ):
         for each in both:
             stack.enter_context(container("tmpfs", place / "gone", each))
     program("repair", data, "-o", repaired, check=False)
@@ -110,7 +118,7 @@ def test_gdb_and_eu_stack_read_the_core_of_a_gone_program(place: Path) -> None:
     program = BuildIdFs(place)
     hot = burner(place / "hot", "core", 60.0, _NAMELESS, "-g")
     core, gdb = place / "core", [tool("gdb"), "-nx", "-batch"]
-    with watching(program.store), container("tmpfs", place / "gone", hot) as process:
+    with watching(program.store, "--no-scan"), container("tmpfs", place / "gone", hot) as process:
         comm = Path(f"/proc/{process.pid}/comm")
         until(lambda: comm.read_text() == "app\n", "the program runs")
         dump = ["-p", str(process.pid), "-ex", f"generate-core-file {core}", "-ex", "bt"]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from buildidfs.serve import messages
-from tests.support.clients import run, tool
+from tests.support.clients import nm, run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import build_id_of
 from tests.support.servers import Client, Server, serving
@@ -89,7 +89,7 @@ def compiled(home: Path, name: str, *options: str, base: int = 0) -> Program:
     run(argv, check=True)
     path.chmod(0o755)
     symbols = {}
-    for line in run([tool("nm"), "-S", path], check=True).out.splitlines():
+    for line in nm("-S", path).splitlines():
         words = line.split()
         if len(words) == 4:
             symbols[words[3]] = int(words[0], 16) - base, int(words[1], 16)

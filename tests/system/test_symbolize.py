@@ -20,7 +20,7 @@ from buildidfs.errors import UsageError
 from buildidfs.model import BuildId
 from buildidfs.store import Store
 from tests.support import clients
-from tests.support.clients import perf_record, perf_tool, run, tool
+from tests.support.clients import nm, perf_record, perf_tool, run, tool
 from tests.support.commands import ROOT, calling
 from tests.support.containers import container
 from tests.support.elfwriter import DWARF, SYMTAB, TEXT, elf_file
@@ -82,7 +82,7 @@ def test_inlined_functions(tmp_path: Path, asked: str) -> None:
     run([tool("gcc"), "-g", "-O1", "-o", binary, source], check=True)
     made = BuildIdFs(tmp_path)
     made("scan", "tree", binary)
-    symbols = run([tool("nm"), binary], check=True).out
+    symbols = nm(binary)
     address = re.search(r"(\w+) T outer\n", symbols)
     assert address is not None
     listed = json.loads(made("list", "--json").out.splitlines()[0])
@@ -111,7 +111,7 @@ def test_symbol_without_a_size_names_nothing_of_another_section(tmp_path: Path, 
     run([tool("gcc"), "-g", "-Wl,--build-id,-z,lazy", "-o", binary, source], check=True)
     sections = run([tool("readelf"), "-SW", binary], check=True).out
     plt = re.search(r" \.plt +PROGBITS +(\w+) ", sections)
-    symbols = run([tool("nm"), binary], check=True).out
+    symbols = nm(binary)
     sizeless = re.search(r"(\w+) T sizeless\n", symbols)
     assert plt is not None
     assert sizeless is not None
@@ -138,7 +138,7 @@ def test_programs_that_share_a_build_id_are_told_apart(
     for name in ("first", "second"):
         _build_shared(root / name, name, has_debug_file=has_debug_file)
         named = root / (f"{name}.debug" if has_debug_file else name)
-        symbols = run([tool("nm"), named], check=True).out
+        symbols = nm(named)
         found = re.search(rf"(\w+) T {name}_code\n", symbols)
         assert found is not None
         addresses.add(f"+0x{found[1]}")
@@ -247,7 +247,7 @@ def halves(scratch: Path) -> tuple[BuildIdFs, Path]:
     run([tool("strip"), "-o", library, whole], check=True)
     run([tool("objcopy"), "--only-keep-debug", whole, debug], check=True)
     run([tool("strip"), "--strip-all", "--keep-section=.debug_*", debug], check=True)
-    assert "in_assembly" not in run([tool("nm"), debug]).out
+    assert "in_assembly" not in nm(debug)
     made = BuildIdFs(place)
     made("add", library, debug)
     return made, whole
@@ -257,7 +257,7 @@ def halves(scratch: Path) -> tuple[BuildIdFs, Path]:
 def test_executable_and_debug_file_together(halves: tuple[BuildIdFs, Path], asked: str) -> None:
     made, whole = halves
     build_id = build_id_of(whole)
-    symbols = run([tool("nm"), whole], check=True).out
+    symbols = nm(whole)
     words = {
         name: f"{build_id}+0x{line.split()[0]}"
         for name in ("in_c", "in_assembly")
@@ -278,7 +278,7 @@ def test_versions_of_symbols_are_dropped(
     _, whole = halves
     stripped = tmp_path / "whole.so"
     run([tool("strip"), "-g", "-o", stripped, whole], check=True)
-    symbols = run([tool("nm"), stripped], check=True).out
+    symbols = nm(stripped)
     (line,) = (each for each in symbols.splitlines() if "versioned" in each)
     assert line.endswith(" versioned@@FIRST_1.0")
     made = BuildIdFs(tmp_path)
@@ -516,7 +516,7 @@ def test_hostile_files(tmp_path: Path, asked: str) -> None:
         words += [f"{json.loads(line)['build_id']}+{address:#x}" for address in (0x1119, 0x400100)]
     answers = made("symbolize", "--json", "--with", asked, *words, check=False)
     assert len(answers.out.splitlines()) == len(words)
-    main = run([tool("nm"), good]).out
+    main = nm(good)
     address = next(line.split()[0] for line in main.splitlines() if line.endswith(" T main"))
     last = made("symbolize", "--with", asked, *words, f"{build_id.hex()}+0x{address}", check=False)
     assert f"{build_id.hex()}+0x{address} main " in last.out
@@ -650,7 +650,7 @@ def test_perf_script_of_what_was_not_captured(
 def test_vdso(gone: Vanished) -> None:
     listed = gone.buildidfs("list", "--json", "--kind", "vdso").out.splitlines()
     build_id = json.loads(listed[0])["build_id"]
-    symbols = run([tool("nm"), "-D", gone.mount / build_id / "vdso"]).out
+    symbols = nm("-D", gone.mount / build_id / "vdso")
     address = next(line.split()[0] for line in symbols.splitlines() if "clock_gettime" in line)
     answer = gone.buildidfs("symbolize", f"{build_id}+0x{address}").out
     assert "clock_gettime" in answer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.support.clients import run, tool
+from tests.support.clients import nm, run, tool
 from tests.support.commands import ROOT
 from tests.support.environments import ENVIRONMENTS, USER, Environment, as_user, cgroup
 from tests.support.in_turn import Command, run_in_turn
@@ -52,7 +52,7 @@ def subject(scratch: Path) -> Iterator[Subject]:
     source, binary = directory / "subject.c", directory / "subject"
     source.write_text("int main(int argc, char **argv) { return argv ? argc : 1; }\n")
     run([tool("gcc"), "-g", "-o", binary, source], check=True)
-    symbols = run([tool("nm"), binary], check=True).out
+    symbols = nm(binary)
     (address,) = (line.split()[0] for line in symbols.splitlines() if line.endswith(" T main"))
     build_id = build_id_of(binary)
     for user in USERS:
