@@ -17,7 +17,7 @@ from tests.support.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
 
-_OF_EACH = 60
+_OF_EACH = 20
 _TOKEN = b"token-0123456789abcdef"
 _C = 'const char token[] = "%s";\nint main(int n, char **v) { return token[n] == 1; }\n'
 _GO = 'package main\nvar token = "%s"\nfunc main() { if len(token) == 1 { println(token) } }\n'
