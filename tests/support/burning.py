@@ -125,6 +125,7 @@ def recording(output: Path, *options: str) -> Iterator[None]:
         argv.append("--no-buildid-mmap")  # the default before perf 7
     if "-" not in options:
         argv += ["-o", output]
+    argv.append("-N")  # to copy what ran to a cache takes longer than to record it
     with contextlib.ExitStack() as stack:
         stack.enter_context(quiet.recording_turn(options))
         log = stack.enter_context(output.with_suffix(".log").open("w+b"))

@@ -2,12 +2,13 @@
  *
  * Maps files that no machine has seen before, as fast as it is told to.
  *
- *     flood DIRECTORY TEMPLATE OFFSET RATE WORKERS
+ *     flood DIRECTORY TEMPLATE OFFSET RATE WORKERS FIRST
  *
  * Each file is a copy of TEMPLATE with eight new bytes at OFFSET, where its build ID is. It is
  * made in DIRECTORY, mapped executable, and deleted. RATE is in files a second, 0 for as many as
- * there can be, from WORKERS processes together. Prints "up" when it begins; when its standard
- * input ends, each worker prints how many files it has mapped, and in how many nanoseconds.
+ * there can be, from WORKERS processes together. Each worker prints "up" when it has mapped its part
+ * of FIRST files, and, when its standard input ends, how many it has mapped, and in how many
+ * nanoseconds.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -57,12 +58,13 @@ static void map_one(unsigned long long number, size_t size, size_t offset)
 	unlink(name);
 }
 
-static void work(double rate, size_t size, size_t offset)
+static void work(double rate, size_t size, size_t offset, unsigned long long first)
 {
 	struct pollfd input = { .fd = 0, .events = POLLIN };
 	struct timespec pause = { 0, 1000000 };
 	unsigned long long number, count = 0;
 	long long start, at;
+	int is_up = 0;
 
 	if (getrandom(&number, sizeof number, 0) != sizeof number)
 		die("getrandom");
@@ -72,6 +74,11 @@ static void work(double rate, size_t size, size_t offset)
 
 		for (; count < due; count++)
 			map_one(number + count, size, offset);
+		if (!is_up && count >= first) {
+			puts("up");
+			fflush(stdout);
+			is_up = 1;
+		}
 		if (rate > 0)
 			nanosleep(&pause, NULL);
 		at = now();
@@ -85,19 +92,17 @@ int main(int argc, char **argv)
 	ssize_t size;
 	int fd, workers;
 
-	if (argc != 6)
+	if (argc != 7)
 		return 2;
 	fd = open(argv[2], O_RDONLY);
 	size = read(fd, content, sizeof content);
 	if (size <= 0 || chdir(argv[1]))
 		die(argv[1]);
-	puts("up");
-	fflush(stdout);
 	workers = atoi(argv[5]);
 	for (int number = 1; number < workers; number++)
 		if (fork() == 0)
 			break;
-	work(atof(argv[4]) / workers, size, atol(argv[3]));
+	work(atof(argv[4]) / workers, size, atol(argv[3]), atol(argv[6]) / workers);
 	while (wait(NULL) > 0)
 		;
 	return 0;

@@ -52,8 +52,11 @@ class Flood:
 
 
 @contextlib.contextmanager
-def flooding(place: Path, rate: float, workers: int = 1) -> Iterator[Flood]:
-    """Flood from a container until the end of the block; ``rate`` 0 is as fast as it can."""
+def flooding(place: Path, rate: float, workers: int = 1, first: int = 0) -> Iterator[Flood]:
+    """Flood from a container until the end of the block; ``rate`` 0 is as fast as it can.
+
+    The block begins when the flood has mapped its ``first`` files.
+    """
     place.mkdir()
     program, template = place / "flood", place / "template"
     run([tool("gcc"), "-O2", "-w", "-o", program, _SOURCE], check=True)
@@ -63,10 +66,11 @@ def flooding(place: Path, rate: float, workers: int = 1) -> Iterator[Flood]:
     assert len(content) == SIZE
     template.write_bytes(content)
     (place / "root").mkdir()
-    script = 'mount -t tmpfs none "$1" && exec "$2" "$1" "$3" "$4" "$5" "$6"'
+    script = 'mount -t tmpfs none "$1" && exec "$2" "$1" "$3" "$4" "$5" "$6" "$7"'
     argv: list[Argument] = [
         *_CONTAINER, "sh", "-c", script, "sh", place / "root", program, template,
         str(content.index(build_id)), str(rate), str(workers),
+        str(first),
     ]  # fmt: skip
     process = subprocess.Popen(
         [os.fspath(word) for word in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -74,7 +78,7 @@ def flooding(place: Path, rate: float, workers: int = 1) -> Iterator[Flood]:
     # To leave the block closes the pipes, which ends all of its workers.
     with process:
         assert process.stdout is not None
-        assert lines(process.stdout, lambda got: len(got) == 1) == ["up"]
+        assert lines(process.stdout, lambda got: len(got) == workers) == ["up"] * workers
         flood = Flood(process, os.stat(f"/proc/{process.pid}/ns/mnt").st_ino)
         yield flood
         flood.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ _MAKE = {
     "xfs": ("mkfs.xfs", "-q", "-f"),
 }
 _PERIOD_S = 0.003
+
+SPARSE = 64 << 20
+"""Size of a sparse file in bytes."""
 
 
 @contextlib.contextmanager
@@ -37,8 +41,24 @@ def small_filesystem(directory: Path, kind: str, size: int) -> Iterator[Path]:
         image.unlink()
 
 
+def programs(directory: Path, size: int, *, backward: bool = False) -> Path:
+    """Copies of this host's programs in the order of their names, of ``size`` bytes at least.
+
+    A scan takes them for the host's own, as it does the originals, which are far more than a test
+    needs.
+    """
+    directory.mkdir()
+    for path in sorted(Path("/usr/bin").iterdir(), reverse=backward):
+        if size <= 0:
+            return directory
+        if path.is_file() and not path.is_symlink():
+            shutil.copy(path, directory)
+            size -= path.stat().st_size
+    raise AssertionError("the programs of this host are fewer")
+
+
 def odd_files(directory: Path, tiny: int, sparse: int) -> None:
-    """ELF files of a few hundred bytes, and such as have 1.5 MiB in 256; every other one is of
+    """ELF files of a few hundred bytes, and such as have 1.5 MiB in 64; every other one is of
     another user, who may take it away.
     """
     for name, count in (("tiny", tiny), ("sparse", sparse)):
@@ -58,8 +78,8 @@ def _write_sparse(path: Path, build_id: bytes) -> None:
     data = elf_file([TEXT, Section(b".data", os.urandom(700 << 10))], build_id=build_id)
     with path.open("wb") as file:
         file.write(data)
-        file.truncate(256 << 20)
-        file.seek(200 << 20)
+        file.truncate(SPARSE)
+        file.seek(SPARSE * 3 // 4)
         file.write(os.urandom(800 << 10))
 
 

@@ -11,14 +11,24 @@ from typing import IO, TypeVar
 
 T = TypeVar("T")
 
+_LEAST_PAUSE_S = 0.005
+_MOST_PAUSE_S = 0.2
+
 
 def until(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
-    """Return the first true result of ``condition``; `TimeoutError` says ``what`` never came."""
+    """Return the first true result of ``condition``; `TimeoutError` says ``what`` never came.
+
+    A condition that takes long, such as a command, is asked less often: to ask takes the processor
+    from those who are waited for.
+    """
     deadline = time.monotonic() + seconds
+    asked = time.monotonic()
     while not (result := condition()):
-        if time.monotonic() > deadline:
+        answered = time.monotonic()
+        if answered > deadline:
             raise TimeoutError(f"not within {seconds} s: {what}")
-        time.sleep(0.005)
+        time.sleep(min(max(2 * (answered - asked), _LEAST_PAUSE_S), _MOST_PAUSE_S))
+        asked = time.monotonic()
     return result
 
 

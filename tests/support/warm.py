@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,13 +47,17 @@ class Done(NamedTuple):
 
 
 class Started:
-    """A process that a server has forked, with the methods of `subprocess.Popen`."""
+    """A process that a server has forked, with the methods of `subprocess.Popen`.
+
+    Several threads may wait for it.
+    """
 
     def __init__(self, pid: int, reply: socket.socket) -> None:
         """``reply`` gets the exit code."""
         self.pid = pid
         self.returncode: int | None = None
         self._reply = reply
+        self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         """Return the exit code, None while the process runs."""
@@ -80,9 +85,13 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._reply], [], [], timeout)[0]:
-            self.returncode = int(self._reply.recv(64))
-            self._reply.close()
+        # Another thread may have read it, and closed the socket, since it was looked at.
+        with contextlib.suppress(ValueError):
+            if self.returncode is None and select.select([self._reply], [], [], timeout)[0]:
+                with self._lock:
+                    if self.returncode is None:
+                        self.returncode = int(self._reply.recv(64))
+                        self._reply.close()
         return self.returncode
 
 

@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 _FILES = 300
 _CLIENTS = 8
+# Between two reads of a client: as fast as they can, they keep the processors from the cluster.
+_PAUSE_S = 0.03
 _SHORT = Limits(timeout_s=10.0, connect_s=2.0, retries=1)
 
 
@@ -76,7 +78,7 @@ class _Reader:
     def _run(self) -> None:
         while not self._stop.is_set():
             for build_id, data in self._files.items():
-                if self._stop.is_set():
+                if self._stop.wait(_PAUSE_S):
                     return
                 try:
                     found = self._bucket.get(objects.blob_key(build_id, Kind.EXECUTABLE))

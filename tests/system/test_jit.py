@@ -40,7 +40,7 @@ def place(scratch: Path) -> Path:
 @pytest.fixture(scope="module")
 def watch(place: Path) -> Iterator[Watcher]:
     """A running watch."""
-    with watching(place / "watched") as watcher:
+    with watching(place / "watched", "--no-scan") as watcher:
         yield watcher
 
 

@@ -17,7 +17,7 @@ from tests.support.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
 
-_OF_EACH = 60
+_OF_EACH = 20
 _TOKEN = b"token-0123456789abcdef"
 _C = 'const char token[] = "%s";\nint main(int n, char **v) { return token[n] == 1; }\n'
 _GO = 'package main\nvar token = "%s"\nfunc main() { if len(token) == 1 { println(token) } }\n'
@@ -82,7 +82,7 @@ def test_every_program_without_a_build_id_is_held(scratch: Path) -> None:
     assert len(programs) == 6 * count
     source = directory / "source"
     source.mkdir()
-    with watching(directory / "store"):
+    with watching(directory / "store", "--no-scan"):
         for number, data in enumerate(programs.values()):
             path = source / str(number)
             path.write_bytes(data)
@@ -134,7 +134,7 @@ def test_programs_that_replace_each_other_at_one_address_are_held(scratch: Path)
     run([tool("musl-gcc"), none, "-static", "-no-pie", "-o", built, source], check=True)
     data = built.read_bytes()
     digests = set()
-    with watching(directory / "store"):
+    with watching(directory / "store", "--no-scan"):
         for number in range(_OF_EACH):
             paths = [directory / f"{number}-{link}" for link in range(3)]
             for path in paths:

@@ -24,8 +24,7 @@ from buildidfs.remote.filters import Filter
 from buildidfs.store import Store
 from tests.support import elfwriter
 from tests.support.clients import debuginfod_find, gdb
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.mounts import COMMAND, BuildIdFs, start
 from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
 from tests.support.servers import serving
 from tests.support.smallfs import small_filesystem
@@ -34,6 +33,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.mounts import Process
     from tests.support.programs import Program
 
 pytestmark = pytest.mark.fuse
@@ -97,10 +97,10 @@ def _mounted(buildidfs: BuildIdFs, settings: Path) -> Iterator[Path]:
     buildidfs.mountpoint.mkdir(exist_ok=True)
     log = buildidfs.mountpoint.with_name("remote-mount.log")
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*config_words, "--store", str(buildidfs.store), "mount", "--foreground",
-             str(buildidfs.mountpoint)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT,
+        process = start(
+            [*config_words, "--store", buildidfs.store, "mount", "--foreground",
+             buildidfs.mountpoint],
+            output.fileno(),
         )  # fmt: skip
     try:
         until(lambda: os.path.ismount(buildidfs.mountpoint) or process.poll(), "a mount")
@@ -243,9 +243,10 @@ def test_files_of_a_host_that_died_while_it_pushed_are_read(
             started[0].wait()  # noqa: B023
             return -1 if request_is_lost else 0
 
-        started: list[subprocess.Popen[bytes]] = []
+        started: list[Process] = []
         storage.fault = kill
-        started.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd=ROOT))
+        with open(os.devnull, "wb") as output:
+            started.append(start(argv, output.fileno()))
         assert started[0].wait(60) == -signal.SIGKILL, (kill_at, count)
         until(lambda: count >= kill_at, "the kill")  # noqa: B023
         storage.fault = lambda method, key: 0

@@ -9,9 +9,9 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,12 @@ from tests.support import clients, packages
 from tests.support.children import running
 from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.mounts import COMMAND
+from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.terminals import on_terminal
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.support.mounts import BuildIdFs
 
 pytestmark = pytest.mark.root
 
@@ -568,7 +566,7 @@ def _make_old(store: Store) -> None:
 
 @pytest.mark.fuse
 def test_captures_readers_prune_and_gc_at_once(buildidfs: BuildIdFs, directory: Path) -> None:
-    """For some seconds, in processes of their own; then the store is sound."""
+    """Each several times, in processes of their own; then the store is sound."""
     settings = directory / "settings.toml"
     settings.write_text('[retention]\nmax-size = "24MiB"\n')
     sources = [programs(directory / str(n), range(n * 100, n * 100 + 12)) for n in (1, 2, 3)]
@@ -577,17 +575,20 @@ def test_captures_readers_prune_and_gc_at_once(buildidfs: BuildIdFs, directory: 
         for n, each in enumerate(sources, 1)
         for number in range(n * 100, n * 100 + 12)
     }
-    program_ = [*COMMAND, "--store", str(buildidfs.store), "--config", str(settings), "-q"]
+    limited = BuildIdFs(directory, buildidfs.store, settings)
     buildidfs("scan", "tree", sources[0])
     ending = threading.Event()
     failures: list[str] = []
     read = 0
+    rounds: Counter[tuple[str, ...]] = Counter()
 
     def repeat(*words: str, codes: tuple[int, ...] = (0,)) -> None:
+        rounds[words] = 0
         while not ending.is_set():
-            done = subprocess.run([*program_, *words], capture_output=True, check=False)
-            if done.returncode not in codes:
-                failures.append(f"{words}: {done.returncode}: {done.stderr.decode()}")
+            done = limited("-q", *words, check=False)
+            rounds[words] += 1
+            if done.rc not in codes:
+                failures.append(f"{words}: {done.rc}: {done.err}")
 
     def read_all(mount: Path) -> None:
         nonlocal read
@@ -611,10 +612,16 @@ def test_captures_readers_prune_and_gc_at_once(buildidfs: BuildIdFs, directory: 
         ]  # fmt: skip
         for thread in threads:
             thread.start()
-        time.sleep(6)
-        ending.set()
-        for thread in threads:
-            thread.join()
+        try:
+            until(
+                lambda: len(rounds) == 5 and min(rounds.values()) >= 5 and read > 10,
+                "five rounds of each",
+                60,
+            )
+        finally:
+            ending.set()
+            for thread in threads:
+                thread.join()
     assert failures == []
     assert read > 10
     assert is_sound(buildidfs.store)

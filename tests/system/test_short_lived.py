@@ -72,7 +72,7 @@ def test_nearly_nothing_is_lost(
 
 
 def test_large_files_are_copied_after_their_end(directory: Path, plain: Watcher) -> None:
-    with ShortLife(directory / "large", padding=20_000_000) as large:
+    with ShortLife(directory / "large", padding=8_000_000) as large:
         result = plain.captured(large.run("overlay", 3, 3))
     assert result.wrong_bytes == 0
     assert result.exe_captured == result.so_captured == 3, result

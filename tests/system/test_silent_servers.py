@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
@@ -55,32 +57,64 @@ def test_scan_names_it_and_ends(directory: Path, silent: tuple[Path, list[int]])
     assert build_id_of(other) in store("list").out
 
 
-@pytest.mark.parametrize("how", ["add", "link", "import", "config"])
-def test_a_file_that_the_operator_names_is_given_up(
-    directory: Path, silent: tuple[Path, list[int]], how: str
-) -> None:
-    path, _ = silent
-    link, other = directory / "link", directory / "other"
-    link.symlink_to(path.parent)
-    echo.build(other)
-    words, status = {
-        "add": (["add", path, other, path], 3),
-        "link": (["add", link / path.name, other], 3),
-        "import": (["import", path], 2),
-        "config": (["--config", path, "add", other], 2),
-    }[how]
-    with (directory / "said").open("wb") as output:
-        ran = subprocess.Popen(
-            [*COMMAND, "--store", directory / "store", *words],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        )  # fmt: skip
+_NAMING: Final = {
+    "add": (["add", "{path}", "{other}", "{path}"], 3),
+    "link": (["add", "{link}/{name}", "{other}"], 3),
+    "import": (["import", "{path}"], 2),
+    "config": (["--config", "{path}", "add", "{other}"], 2),
+}
+"""Words that name the program of a silent filesystem, and the exit code of the command."""
+
+
+class _Naming(NamedTuple):
+    """A command that names a file: its process, its store beside ``said``, and another file."""
+
+    process: subprocess.Popen[bytes]
+    said: Path
+    other: Path
+
+
+@pytest.fixture(scope="module")
+def naming(scratch: Path) -> Iterator[dict[str, _Naming]]:
+    """All commands of `_NAMING`, running: each waits for its answer as long as the others."""
+    directory = scratch / "naming"
+    directory.mkdir()
+    program, target = directory / "program", directory / "mnt"
+    link = directory / "by-link"
+    echo.build(program)
+    link.symlink_to(target)
+    path = target / "app"
+    # A command that hangs ends only after the server has.
+    with contextlib.ExitStack() as stack, halffs.served(target, program) as server:
+        server.fall_silent()
+        found = {}
+        for how, (words, _) in _NAMING.items():
+            place = directory / how
+            place.mkdir()
+            echo.build(place / "other")
+            names = {"path": path, "other": place / "other", "link": link, "name": path.name}
+            output = stack.enter_context((place / "said").open("wb"))
+            ran = subprocess.Popen(
+                [*COMMAND, "--store", place / "store", *(word.format(**names) for word in words)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+            stack.callback(ran.wait, 30)
+            stack.callback(ran.kill)
+            found[how] = _Naming(ran, place / "said", place / "other")
+        yield found
+
+
+@pytest.mark.parametrize("how", _NAMING)
+def test_a_file_that_the_operator_names_is_given_up(naming: dict[str, _Naming], how: str) -> None:
+    ran, file, other = naming[how]
+    words, status = _NAMING[how]
     until(lambda: ran.poll() is not None, "its end", 60)
-    said = (directory / "said").read_text()
+    said = file.read_text()
     assert ran.returncode == status, said
-    assert path.name in said
+    assert "/app" in said
     assert "does not answer" in said
     if words[0] == "add":
-        assert build_id_of(other) in BuildIdFs(directory)("list").out
+        assert build_id_of(other) in BuildIdFs(file.parent)("list").out
 
 
 def test_a_mount_point_whose_server_is_stopped_is_busy(directory: Path) -> None:
@@ -95,8 +129,12 @@ def test_a_mount_point_whose_server_is_stopped_is_busy(directory: Path) -> None:
             until(lambda: server.poll() is not None or is_mountpoint(point), "a mount")
             assert os.listdir(point)
             server.send_signal(signal.SIGSTOP)
-            for options in ([], ["--foreground"]):
-                done = store("mount", *options, point, check=False)
+            with ThreadPoolExecutor(2) as pool:
+                answers = [
+                    pool.submit(store, "mount", *options, point, check=False)
+                    for options in ([], ["--foreground"])
+                ]
+            for done in (each.result() for each in answers):
                 assert done.rc == 40, done
                 assert "the store mounted there does not answer" in done.err
                 assert f"buildidfs unmount {point}" in done.err

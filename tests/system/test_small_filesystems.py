@@ -10,7 +10,7 @@ import pytest
 
 from buildidfs.store import Store
 from tests.support.crowding import Crowd
-from tests.support.smallfs import Lowest, odd_files, small_filesystem
+from tests.support.smallfs import SPARSE, Lowest, odd_files, programs, small_filesystem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.root
 
 MIB = 1 << 20
+_ROOM = 24 * MIB
 
 
 @pytest.mark.host  # elsewhere nothing can be captured again, and the smallest files take turns
@@ -28,7 +29,7 @@ def test_limits_hold_while_more_is_scanned_than_fits(
     buildidfs: BuildIdFs, directory: Path, kind: str, size: int
 ) -> None:
     odd_files(directory / "odd", tiny=600, sparse=8)
-    paths = ("/usr/bin", "/usr/sbin", directory / "odd")
+    paths = (programs(directory / "bin", size * MIB * 5 // 4), directory / "odd")
     with small_filesystem(directory, kind, size * MIB) as point:
         buildidfs.store = point / "store"
         with Lowest(point) as lowest:
@@ -51,7 +52,7 @@ def test_limits_hold_while_more_is_scanned_than_fits(
 
 
 def test_sparse_files_count_as_what_they_take(buildidfs: BuildIdFs, directory: Path) -> None:
-    """Eight files of 256 MiB, with 1.5 MiB in each, beside 400 small ones, in 40 MB."""
+    """Eight files of 64 MiB, with 1.5 MiB in each, beside 400 small ones, in 40 MB."""
     odd_files(directory / "odd", tiny=400, sparse=8)
     with small_filesystem(directory, "ext4", 40 * MIB) as point:
         buildidfs.store = point / "store"
@@ -59,7 +60,7 @@ def test_sparse_files_count_as_what_they_take(buildidfs: BuildIdFs, directory: P
         assert (summary["captured"], summary["noted"], summary["unreadable"]) == (408, 0, [])
         with Store.open(buildidfs.store, read_only=True) as store:
             stats = store.stats()
-        assert stats.blob_bytes > 8 * 256 * MIB
+        assert stats.blob_bytes > 8 * SPARSE
         assert stats.stored_bytes < 32 * MIB
 
 
@@ -67,10 +68,12 @@ def test_sparse_files_count_as_what_they_take(buildidfs: BuildIdFs, directory: P
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_gone_outlives_what_can_be_had_again(directory: Path, seed: int) -> None:
     """Trees are scanned in several processes, while files are captured that are gone then."""
-    crowd = Crowd(directory, seed, 24 * MIB)
+    crowd = Crowd(directory, seed, _ROOM)
     sizes = crowd.sizes(40, 1 << 10, 2 * MIB)
-    crowd.scan("scan", "tree", "/usr/bin")
-    trees = ("scan", "tree", "/usr/bin"), ("scan", "tree", "/usr/sbin")
+    first = programs(directory / "first", 2 * _ROOM)
+    last = programs(directory / "last", 2 * _ROOM, backward=True)
+    trees = [("scan", "tree", str(tree)) for tree in (first, last)]
+    crowd.scan(*trees[0])
     with crowd.observed(), crowd.scanning(*trees):
         for start in range(0, len(sizes), 8):
             crowd.add_and_delete(sizes[start : start + 8])
