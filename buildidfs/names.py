@@ -183,10 +183,8 @@ def json_escaped(data: bytes) -> bytes:
     if data.isascii() and _DEL not in data:
         return data
     text = data.decode()
-    return "".join(
-        character if character.isprintable() or character == "\n" else _escape(character)
-        for character in text
-    ).encode()
+    escapes = {ord(c): _escape(c) for c in set(text) if not c.isprintable() and c != "\n"}
+    return text.translate(escapes).encode() if escapes else data
 
 
 def _escape(character: str) -> str:

@@ -91,6 +91,7 @@ class GoTools:
             "GOTOOLCHAIN": "local",
             "GOPROXY": "off",
             "CGO_ENABLED": "0",
+            "GOGC": "400",  # of the tools: they end before collecting is worth its time
         }
 
     def source(self, text: str = SOURCE) -> Path:
@@ -107,16 +108,19 @@ class GoTools:
         package: Argument,
         *options: str,
         strip: bool = True,
+        dwarf: bool = True,
         identified: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> str:
         """Build a package, and return the build ID of the program.
 
         It has no ID of Go, beside which Go puts the build ID into no segment, where the kernel and
-        LLVM look for it. Unless ``identified``, it has none at all.
+        LLVM look for it. Unless ``identified``, it has none at all. Without ``dwarf`` it still has
+        symbols unless it is stripped: `functions` and `places` need no more.
         """
         build_id = secrets.token_hex(20)
-        flags = "-buildid=" + (f" -B 0x{build_id}" if identified else "") + strip * " -s -w"
+        flags = "-buildid=" + (f" -B 0x{build_id}" if identified else "") + strip * " -s"
+        flags += " -w" if strip or not dwarf else ""
         directory = package if isinstance(package, Path) else self.directory
         name = "." if isinstance(package, Path) else package
         argv: list[Argument] = [tool("go"), "build", "-o", output, f"-ldflags={flags}", *options]

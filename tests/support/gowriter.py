@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from tests.support.elfwriter import PT_LOAD, SHF_ALLOC, SHF_EXECINSTR, Section, elf_file
@@ -134,21 +134,9 @@ class _Tables:
             at += function.size + function.padding
         return [*found, at - self._functions[-1].padding]
 
-    def _values(self, pairs: Sequence[tuple[int, int]]) -> bytes:
+    def _values(self, pairs: Iterable[tuple[int, int]]) -> bytes:
         """A table of (size of the code, value)."""
-        out, before, left = bytearray(), -1, 0
-        joined: list[list[int]] = []
-        for size, value in pairs:
-            if joined and joined[-1][1] == value:
-                joined[-1][0] += size
-            else:
-                joined.append([size, value])
-        for size, value in joined:
-            change = value - before
-            left = change << 1 if change >= 0 else ~change << 1 | 1
-            out += _number(left & 0xFFFFFFFF) + _number(size // self._form.quantum)
-            before = value
-        return bytes(out) + b"\0"
+        return _differences(tuple(pairs), self._form.quantum)
 
     def table(self, header_text: int) -> bytes:
         raise NotImplementedError
@@ -240,6 +228,23 @@ class _New(_Tables):
             body += part
         words += starts
         return self._start() + self._pack(self._word * len(words), *words) + body
+
+
+@functools.lru_cache(16)  # layouts that follow one another have the same
+def _differences(pairs: tuple[tuple[int, int], ...], quantum: int) -> bytes:
+    out, before, left = bytearray(), -1, 0
+    joined: list[list[int]] = []
+    for size, value in pairs:
+        if joined and joined[-1][1] == value:
+            joined[-1][0] += size
+        else:
+            joined.append([size, value])
+    for size, value in joined:
+        change = value - before
+        left = change << 1 if change >= 0 else ~change << 1 | 1
+        out += _number(left & 0xFFFFFFFF) + _number(size // quantum)
+        before = value
+    return bytes(out) + b"\0"
 
 
 @functools.lru_cache(1 << 17)

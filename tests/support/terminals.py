@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import termios
@@ -45,7 +46,7 @@ class Terminal:
             stderr=follower,
             env={**inherited, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(env or {})},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_log_in,
         )
         os.close(follower)
         self.raw = b""
@@ -85,6 +86,15 @@ class Terminal:
             return False
         self.raw += chunk
         return bool(chunk)
+
+
+def _log_in() -> None:
+    """Be as a program that is started on a terminal: it has one, and Ctrl-C ends it.
+
+    What a shell starts in the background ignores SIGINT, and so do its children: tests, too.
+    """
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

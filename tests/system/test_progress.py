@@ -19,17 +19,27 @@ if TYPE_CHECKING:
 
     from tests.support.mounts import BuildIdFs
 
-_FILES = 900
+_FILES, _FEW = 900, 40
+
+
+def filled(root: Path, count: int) -> Path:
+    """So many files, each with a build ID of its own."""
+    for number in range(count):
+        build_id = number.to_bytes(20, "big")
+        (root / f"lib{number:04}.so").write_bytes(elf_file(build_id=build_id))
+    return root
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Many files, each with a build ID of its own."""
-    root = tmp_path_factory.mktemp("tree")
-    for number in range(_FILES):
-        build_id = number.to_bytes(20, "big")
-        (root / f"lib{number:04}.so").write_bytes(elf_file(build_id=build_id))
-    return root
+    """Files whose scan takes long enough to be drawn several times, and to be interrupted."""
+    return filled(tmp_path_factory.mktemp("tree"), _FILES)
+
+
+@pytest.fixture(scope="module")
+def small_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files for commands that draw nothing."""
+    return filled(tmp_path_factory.mktemp("small-tree"), _FEW)
 
 
 def shares(raw: bytes) -> list[int]:
@@ -70,9 +80,9 @@ def test_progress_of_trees_has_a_share(buildidfs: BuildIdFs, tree: Path, tmp_pat
 
 
 def test_progress_of_packages_has_a_share(buildidfs: BuildIdFs, tree: Path, tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / str(number)).mkdir()
-        packages.deb(tree, tmp_path / str(number))
+    package = packages.deb(tree, tmp_path)
+    for number in range(2):
+        os.link(package, tmp_path / f"{number}.deb")
     words = (*COMMAND, "--store", buildidfs.store, "scan", "package", tmp_path)
     shown = on_terminal(*words, columns=100)
     assert shown.rc == 0
@@ -95,7 +105,7 @@ def test_check_has_shares_of_both_steps(buildidfs: BuildIdFs, tree: Path) -> Non
     assert last.startswith(f"{_FILES} blobs, ")
 
 
-def test_no_progress_if_a_log_is_wanted_or_nothing(buildidfs: BuildIdFs, tree: Path) -> None:
+def test_no_progress_if_a_log_is_wanted_or_nothing(buildidfs: BuildIdFs, small_tree: Path) -> None:
     for option in ("-v", "-q"):
-        words = (*COMMAND, "--store", buildidfs.store, option, "scan", "tree", tree)
+        words = (*COMMAND, "--store", buildidfs.store, option, "scan", "tree", small_tree)
         assert b"\x1b[K" not in on_terminal(*words).raw

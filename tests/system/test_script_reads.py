@@ -61,7 +61,11 @@ def _sample(
     *sections: Section, hidden: tuple[bytes, ...], after: bytes = b"", **more: int
 ) -> Sample:
     """A file in which exactly the bytes ``hidden`` are to be zeros."""
-    build_id = hashlib.sha256(repr((sections, more)).encode()).digest()[:20]
+    headers = [section._replace(data=b"") for section in sections]
+    summary = hashlib.sha256(repr((headers, more)).encode())
+    for section in sections:
+        summary.update(section.data)
+    build_id = summary.digest()[:20]
     original = elf_file([TEXT, SYMTAB, *sections], build_id=build_id, **more) + after  # type: ignore[arg-type]
     expected, edges = original, []
     for content in hidden:

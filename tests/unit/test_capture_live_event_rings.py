@@ -154,13 +154,29 @@ def test_what_led_to_a_mapping_is_told_by_then(rings: Rings) -> None:
     assert {type(record) for record in told} >= {Forked, Entered, Exited}
 
 
-def test_the_order_of_changes_on_all_cpus(rings: Rings) -> None:
+_FORKING = """
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void)
+{
+    for (int i = 0; i < 4000; i++) {
+        if (fork() == 0)
+            _exit(0);
+        wait(NULL);
+    }
+}
+"""
+
+
+def test_the_order_of_changes_on_all_cpus(rings: Rings, tmp_path: Path) -> None:
     """Nobody ends or moves who is yet to be born, whichever CPU each of that happens on."""
-    script = "i=0; while [ $i -lt 4000 ]; do (:); i=$((i+1)); done"
+    program = tmp_path / "forking"
+    program.with_suffix(".c").write_text(_FORKING)
+    run([tool("gcc"), "-static", "-o", program, program.with_suffix(".c")], check=True)
     born: set[int] = set()
     early: list[Record] = []
     with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(subprocess.Popen([tool("sh"), "-c", script])) for _ in CPUS]
+        children = [stack.enter_context(subprocess.Popen([program])) for _ in CPUS]
         unborn: dict[int, Record] = {}
         while any(child.poll() is None for child in children):
             for record in rings.changes():

@@ -10,6 +10,7 @@ import hashlib
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -760,24 +761,27 @@ def test_killed_at_any_time_leaves_a_sound_store(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_flat(watch: Watch, tmp_path: Path) -> None:
-    """Ten thousand pins of the files of two hundred paths, each time with other bytes."""
+    """Four thousand pins of the files of two hundred paths, each time with other bytes."""
 
     def anonymous() -> int:
-        gc.collect()
         with open("/proc/self/status", encoding="ascii") as status:
             (line,) = [line for line in status if line.startswith("RssAnon")]
         return int(line.split()[1])
 
-    before = 0
-    for round_ in range(50):
+    memory = objects = pins = 0
+    for round_ in range(20):
         for number in range(200):
             name = tmp_path / str(number)
             data = elf_file(build_id=b"%020d" % (round_ * 200 + number))
             name.unlink(missing_ok=True)
             name.write_bytes(data)
             watch.put(pinned(name))
+            pins += 1
         assert watch.live.flush(60)
-        if round_ == 10:
-            before = anonymous()
-    assert watch.live.counters.captured == 10_000
-    assert anonymous() - before < 2048  # KiB for 7,800 pins
+        if round_ == 5:
+            gc.collect()
+            memory, objects, pins = anonymous(), sys.getallocatedblocks(), 0
+    assert watch.live.counters.captured == 4000
+    gc.collect()
+    assert sys.getallocatedblocks() - objects < pins  # not even one object of each
+    assert anonymous() - memory < 2048  # KiB

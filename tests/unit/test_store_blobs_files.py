@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from buildidfs.store.blobs.files import Blobs, Staged, Standing, digest_of
 from tests.support.clients import run, tool, unmount
 
 _MIB = 1 << 20
-_CONTENT = b"".join(number.to_bytes(4, "little") for number in range(700_000))  # not a round size
+_CONTENT = array("I", range(700_000)).tobytes()  # not a round size
 
 
 def _sha256(content: bytes) -> Digest:

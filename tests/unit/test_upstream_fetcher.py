@@ -339,7 +339,7 @@ def test_file_beyond_the_limit_is_cut_off(store: Store) -> None:
 
 
 def test_gzip_bomb_is_unpacked_up_to_the_limit(store: Store) -> None:
-    packed = bomb(512 << 20)
+    packed = bomb(192 << 20)
     assert len(packed) < 1 << 20
     before = peak_kib()
     with upstream(lambda handler: handler.send(packed, Content_Encoding="gzip")) as server:

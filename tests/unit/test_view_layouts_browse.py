@@ -837,18 +837,15 @@ def _peak(view: View, node: int, reader: Viewer | None) -> tuple[int, int]:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("reader", "counts"),
-    [(None, (5_000, 20_000)), (AS_BOB, (6_000, 30_000))],
-    ids=["all", "reader"],
-)
+@pytest.mark.parametrize("reader", [None, AS_BOB], ids=["all", "reader"])
 def test_memory_does_not_grow_with_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Viewer | None, counts: tuple[int, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Viewer | None
 ) -> None:
+    """Fewer entries would not fill what is read at a time."""
     monkeypatch.setattr(schema, "MAX_PATHS", 2**16 - 2)
     monkeypatch.setattr(containers, "MAX_CONTAINERS", 2**20)
     peaks: dict[str, list[int]] = {}
-    for count in counts:
+    for count in (6_000, 12_000):
         with Store.create(tmp_path / f"{count}") as store:
             for number in (1, 2, 3):
                 see(store, b"x", sighting(b"/d/first"), build_id=ID[:number] + b"x")
@@ -865,4 +862,4 @@ def test_memory_does_not_grow_with_a_directory(
                 rest = sum(1 for _ in view.children(node, last))
                 assert 0 < rest <= found
     for name, (few, many) in peaks.items():
-        assert many < 1.5 * few, name
+        assert many < 1.2 * few, name
