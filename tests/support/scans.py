@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -103,6 +104,18 @@ def own_namespaces() -> NamespaceSet:
 def open_descriptors() -> int:
     """How many descriptors this process has open, to be compared with a later count."""
     return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Fail if the block leaves a thread or a descriptor.
+
+    What an earlier module of this process has left may end meanwhile.
+    """
+    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    yield
+    assert not set(threading.enumerate()) - threads
+    assert open_descriptors() <= descriptors
 
 
 @contextlib.contextmanager

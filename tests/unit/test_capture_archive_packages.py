@@ -7,7 +7,6 @@ import errno
 import gzip
 import lzma
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from buildidfs.capture.elf_file import memory_file
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.model import Absence, BuildId, FileIdentity
 from tests.support.elfwriter import elf_file
-from tests.support.scans import Memory, open_descriptors, scan, without_privileges
+from tests.support.scans import Memory, nothing_left, open_descriptors, scan, without_privileges
 from tests.support.sources import ar_member, deb, entry, tar
 
 ID = BuildId(b"\xcd" * 20)
@@ -31,9 +30,8 @@ ELF = elf_file(build_id=ID)
 
 @pytest.fixture(autouse=True)
 def _nothing_left_open_or_running() -> Iterator[None]:
-    before = open_descriptors(), threading.active_count()
-    yield
-    assert (open_descriptors(), threading.active_count()) == before
+    with nothing_left():
+        yield
 
 
 def scanner(*paths: Path, memo: Memory | None = None, again: bool = False) -> PackageScanner:

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from buildidfs.model import Absence, Trust
 from tests.support.children import needs_root
 from tests.support.elfwriter import elf_file
 from tests.support.images import LayerBlob, Layout, docker_save, layer
-from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
+from tests.support.scans import Memory, Scan, nothing_left, remember, scan
 from tests.support.sources import entry
 
 LNK, DIR = tarfile.LNKTYPE, tarfile.DIRTYPE
@@ -41,9 +40,8 @@ BASE = layer([("bin/a", A), ("bin/b", B), ("lib/c", C), ("etc/text", b"x")])
 
 @pytest.fixture(autouse=True)
 def _nothing_left_open_or_running() -> Iterator[None]:
-    before = open_descriptors(), threading.active_count()
-    yield
-    assert (open_descriptors(), threading.active_count()) == before
+    with nothing_left():
+        yield
 
 
 @pytest.fixture
