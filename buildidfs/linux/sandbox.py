@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start programs that read the files of strangers, with as few rights as possible.
 
-`linux.confined` is the helper that gives up its rights and becomes the program.
+`linux.sandbox_helper` is the helper that gives up its rights and becomes the program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from buildidfs.linux import child, confined
+from buildidfs.linux import child, sandbox_helper
 
 if TYPE_CHECKING:
     from buildidfs.linux.child import Child
@@ -96,7 +96,7 @@ def start(
         with open(writing, "wb", buffering=0), _step(f"start {sys.executable}"):
             words = [writing, os.getpid(), *limits, len(env), len(reads)]
             helper = child.python(
-                confined.__name__,
+                sandbox_helper.__name__,
                 *map(str, words),
                 *(word for pair in env.items() for word in pair),
                 *reads,
@@ -132,14 +132,14 @@ def _read_report(process: Child, report: int) -> tuple[str, ...]:
     lines = [line.partition(" ") for line in said.decode("utf-8", "replace").splitlines()]
     last, _, text = lines[-1] if lines else ("", "", "")
     number, _, step = text.partition(" ")
-    if last == confined.CONFINE:
+    if last == sandbox_helper.CONFINE:
         raise NotConfined(int(number), step)
-    if last == confined.RUN:
+    if last == sandbox_helper.RUN:
         raise NotStarted(int(number), step)
-    if last != confined.READY:
+    if last != sandbox_helper.READY:
         status = process.wait()
         raise NotStarted(errno.ECHILD, f"confine a program (its helper ended with {status})")
-    return tuple(text for kind, _, text in lines if kind == confined.NOTE)
+    return tuple(text for kind, _, text in lines if kind == sandbox_helper.NOTE)
 
 
 @contextlib.contextmanager
