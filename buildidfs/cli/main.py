@@ -174,7 +174,9 @@ def _report_usage(error: click.ClickException) -> int:
         text = text.replace(words, plain)
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context is not None else "buildidfs"
-    terminal.complain(f"{text[:1].lower()}{text[1:]} (see {command} --help)")
+    if not text[1:2].isupper():  # FRAME is the name of an argument
+        text = text[:1].lower() + text[1:]
+    terminal.complain(f"{text} (see {command} --help)")
     return error.exit_code
 
 
@@ -198,6 +200,9 @@ def _report(error: Exception) -> int:
 
         terminal.complain(one_line(str(known)))
         return known.exit_code
+    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+        terminal.complain("the working directory was deleted: change to another one with cd")
+        return UsageError.exit_code
     import logging
 
     logging.getLogger(__name__).debug("where the internal error comes from:", exc_info=error)
@@ -207,6 +212,14 @@ def _report(error: Exception) -> int:
         " (a bug: please report it with the output of the same command with -vv)"
     )
     return BuildIdFsError.exit_code
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _known(error: BaseException) -> Iterator[BuildIdFsError]:

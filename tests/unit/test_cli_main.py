@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.cli.main: a command imports what it needs, and nothing of the others."""
+"""buildidfs.cli.main: imports, the end of the process, errors of any command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.cli.main import cli
+from buildidfs.cli.main import cli, main
 from buildidfs.store import Store
 
 _LIST = """
@@ -73,3 +73,24 @@ def test_scan_lists_its_commands_in_the_order_of_the_manual() -> None:
     assert scan.list_commands(context) == [
         "proc", "tree", "kernel", "perf-data", "core", "package", "image",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("--store", "s", "list"), ("which", "./x"), ("unmount", "m")])
+def test_deleted_working_directory_is_an_error_of_the_user(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(words) == 2
+    said = "buildidfs: the working directory was deleted: change to another one with cd\n"
+    assert capsys.readouterr().err == said
+
+
+def test_names_of_arguments_stay_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "deadbeef", "0x1"]) == 2
+    assert capsys.readouterr().err.startswith("buildidfs: FRAME ")
