@@ -162,9 +162,10 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
         )
     if b"/" not in path and not os.path.lexists(path):
         raise InvalidBuildId(f"no such file, and no build ID or the start of one: {text!r}")
-    where = "" if container is None else f" in container {container}"
-    if container is None and not os.path.lexists(path):
-        where = ", and there is no such file"
+    if container is None and os.path.lexists(path):
+        fault = "is no ELF file with a build ID" if os.access(path, os.R_OK) else "cannot be read"
+        raise ArtifactMissing(f"{printable(path)} {fault}, and nothing was ever seen there")
+    where = ", and there is no such file" if container is None else f" in container {container}"
     name = os.path.basename(text)
     raise ArtifactMissing(
         f"nothing was ever seen at {printable(path)}{where}; for a part of a path try"

@@ -94,13 +94,17 @@ def test_file_that_is_there_comes_first(store: Store, tmp_path: Path) -> None:
     assert requested_id.build_id(store, str(file)) == TWO
 
 
-def test_path_that_nothing_is_known_of(store: Store) -> None:
+def test_path_that_nothing_is_known_of(store: Store, tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactMissing, match="nothing was ever seen at /no/such, and there is no such file"
     ):
         requested_id.build_id(store, "/no/such")
     with pytest.raises(InvalidBuildId, match="no such file, and no build ID"):
         requested_id.build_id(store, "xyz")
+    empty = tmp_path / "perf.data"
+    empty.touch()
+    with pytest.raises(ArtifactMissing, match="is no ELF file with a build ID"):
+        requested_id.build_id(store, str(empty))
 
 
 def test_files_that_are_read_themselves(store: Store, tmp_path: Path) -> None:
