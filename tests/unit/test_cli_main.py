@@ -82,6 +82,8 @@ def test_deleted_working_directory_is_an_error_of_the_user(
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
 ) -> None:
+    Store.open(tmp_path / "store", create=True).close()
+    monkeypatch.setenv("BUILDIDFS_STORE", str(tmp_path / "store"))
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -92,5 +94,5 @@ def test_deleted_working_directory_is_an_error_of_the_user(
 
 
 def test_names_of_arguments_stay_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["why", "deadbeef", "0x1"]) == 2
+    assert main(["why", "deadbeef", "0x1"]) == 2, "before it looks for a store"
     assert capsys.readouterr().err.startswith("buildidfs: FRAME ")
