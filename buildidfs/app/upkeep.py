@@ -295,7 +295,7 @@ def _open(path: str | bytes | os.PathLike[str], settings: Settings) -> Store:
         retain(store, settings)
         capture.believe(store, settings)
         capture.name_containers(store)
-    except BaseException:
+    except BaseException:  # the caller gets no store that it could close
         store.close()
         raise
     return store

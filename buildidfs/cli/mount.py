@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "--gdb-scripts",
     type=click.Choice(["zero", "keep"]),
     help="zero (the default): .debug_gdb_scripts reads as zeros, except in files of system"
-    " directories of the host. keep: it reads as it is, and gdb may run it.",
+    " directories of the host, or that you named. keep: it reads as it is, and gdb may run it.",
 )
 @click.option(
     "--list-all",

@@ -90,7 +90,7 @@ def _push(
 
 
 def _begun(*words: Argument) -> Process:
-    """A command that has started, and whose outputs nobody wants."""
+    """A command that has started; no test reads its outputs."""
     with open(os.devnull, "wb") as output:
         return start([*COMMAND, *words], output.fileno())
 

@@ -116,7 +116,7 @@ def fetch(
             for future in as_completed(futures):
                 done[futures[future]] = future.result()
                 meter.show(str(done[futures[future]].build_id))
-        except BaseException:
+        except BaseException:  # what waits must not be fetched, also after ^C
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [done[number] for number in range(len(files))]

@@ -323,7 +323,7 @@ def _replacing(path: bytes) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, path)
-        except BaseException:
+        except BaseException:  # half a profile must not stay, also after ^C
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise

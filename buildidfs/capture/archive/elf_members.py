@@ -312,7 +312,7 @@ class Members(NamedMembers):
                 answer = elf_file.adopted(answer, pinned.fd)
                 if isinstance(answer, BuildId):
                     self._remember_units(pinned.fd, answer, names)
-        except BaseException:
+        except BaseException:  # the caller does not have the descriptor yet
             pinned.close()
             raise
         if isinstance(answer, Absence):
@@ -441,7 +441,7 @@ class Spool:
         self._enter(size)
         try:
             fd = self.file(size, pieces, extents)
-        except BaseException:
+        except BaseException:  # the room would stay taken
             self._leave(size)
             raise
         return Spooled(sighting, fd, is_copy=True, done=lambda: self._leave(size))

@@ -61,7 +61,7 @@ class Watcher:
         self._socket = ours
         try:
             ready = self._first(ours)
-        except BaseException:
+        except BaseException:  # the catcher would go on
             self.close()
             raise
         self._thread = threading.Thread(target=self._hear, args=(ours,), name="buildidfs-hear")

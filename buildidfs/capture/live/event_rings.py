@@ -65,7 +65,7 @@ class Rings:
         self._waking = perf_event.MMAP | perf_event.CGROUP
         try:
             self.follow_cpus()
-        except BaseException:
+        except BaseException:  # the rings of some CPUs are open
             self.close()
             raise
         if not self._mappings:

@@ -330,7 +330,7 @@ class Lookout:
         # Stacked filesystems may show one inode number here and another there.
         try:
             is_it = statx.identity(fd, ask=False).ino == record.inode
-        except BaseException:
+        except BaseException:  # a closer closes it, because that may take long
             self._done.append(fd)
             raise
         if is_it or _is_same_name(link, record):

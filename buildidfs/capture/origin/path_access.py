@@ -290,7 +290,7 @@ class Reach:
                 fd = entry
                 identity, ground, found = self._look(fd, ground, root)
                 barriers.update(found)
-        except BaseException:
+        except BaseException:  # the caller does not have the descriptor yet
             os.close(fd)
             raise
         return _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns), fd
