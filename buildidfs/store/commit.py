@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from buildidfs.errors import StoreFull
 from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.retention import eviction_order
-from buildidfs.store.values import CommitResult, NewSeen, Outcome
+from buildidfs.store.values import CommitResult, NewSeen, Outcome, claimed
 from buildidfs.store.write.locations import JournalWriter
 from buildidfs.store.write.provenance import of_captures
 from buildidfs.store.write.transaction import Recorder
@@ -101,6 +102,7 @@ class Commits:
     ) -> CommitResult:
         """Commit all the captures, absences and journal entries, or nothing."""
         captures = [self._judged(new) for new in captures]
+        seen = [_timed(each) for each in seen]
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         sizes = {blob.digest: blob.size for blob in staged}
         added: set[Digest] = set()
@@ -243,6 +245,7 @@ class Commits:
         return new if sighting is new.sighting else msgspec.structs.replace(new, sighting=sighting)
 
     def _believed(self, sighting: Sighting) -> Sighting:
+        sighting = claimed(sighting, time.time_ns())
         origin = sighting.origin
         if self._judge is None:
             return sighting
@@ -255,3 +258,8 @@ class Commits:
     def _announce(self, count: int, ordinals: Sequence[int]) -> None:
         if ordinals:
             coordination.announce(self._env.root, count, ordinals)
+
+
+def _timed(new: NewSeen) -> NewSeen:
+    sighting = claimed(new.sighting, time.time_ns())
+    return new if sighting is new.sighting else msgspec.structs.replace(new, sighting=sighting)

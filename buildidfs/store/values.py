@@ -23,6 +23,16 @@ from buildidfs.model import (
 from buildidfs.store.blobs.files import Staged
 
 
+def claimed(sighting: Sighting, now_ns: int) -> Sighting:
+    """Return a sighting with a time from 0 to ``now_ns``; the time may be a claim.
+
+    All sightings pass through here before they are recorded. A stranger's bundle, or a clock that
+    was ahead for a while, could otherwise protect files in the store for a century.
+    """
+    seen_ns = min(max(sighting.seen_ns, 0), now_ns)
+    return sighting if seen_ns == sighting.seen_ns else Sighting(sighting.origin, seen_ns)
+
+
 class NewCapture(msgspec.Struct, frozen=True):
     """One identified file to be committed: its bytes, their description, and their place.
 

@@ -166,9 +166,6 @@ def test_a_use_is_what_counts(store: Store, exact: None) -> None:
     assert _ids(store) == {1, 3}
     assert time.time() - 100 < store.index.last_use(first) <= time.time()
     assert store.index.last_use(second) == 0
-    at = sighting(b"/opt/1", seen_ns=time.time_ns() + DAY * SECOND, ino=1)
-    store.touch([at])
-    assert store.index.last_use(first) > time.time() + DAY - 100
 
 
 def test_a_blob_that_nobody_has_any_more_is_asked_about_once(

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.model import Digest
-from buildidfs.store import Store, schema
+from buildidfs.model import BuildId, Digest, Kind
+from buildidfs.store import NewSeen, Staged, Store, schema
 from buildidfs.store import store as store_module
 from buildidfs.store.index import environment
 from buildidfs.store.write import uses
-from tests.support.captures import capture, commit
+from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
 IDS = [b"%08d" % number for number in range(3)]
 
@@ -144,3 +144,39 @@ def test_the_order_of_uses_follows(store: Store) -> None:
         environment.release(env)
     assert order[-1] == digests[0]
     assert sorted(order) == sorted(digests)
+
+
+CENTURY_NS = 100 * 365 * 86_400 * SECOND
+
+
+def test_claimed_times_are_at_most_now_and_never_negative(store: Store) -> None:
+    """A bundle, a bucket, or a clock that was ahead may claim any time."""
+    before = time.time_ns()
+    build_id = BuildId(b"claimed")
+    for claim in (before + CENTURY_NS, -CENTURY_NS):
+        at = sighting(b"/srv/claimed", seen_ns=claim, container="docker:0123456789ab")
+        commit(store, capture(store, b"claimed", build_id, at=at))
+        store.touch([at])
+        store.note_seen([NewSeen(at, build_id)])
+    now = time.time_ns()
+    ordinal = store.index.ordinal(build_id) or 0
+    (place,) = store.index.origins(ordinal)
+    assert place.first_seen_ns == 0
+    assert before <= place.last_seen_ns <= now
+    (artifact,) = store.index.variants(ordinal, Kind.EXECUTABLE)
+    assert before <= artifact.first_seen_ns <= now
+    assert store.index.last_use(artifact.digest) <= now // SECOND
+    (row,) = store.journal.of(build_id)
+    assert 0 <= row.first_seen_ns <= row.last_seen_ns <= now
+    (container,) = store.containers.every()
+    assert 0 <= container.first_seen_ns <= container.last_seen_ns <= now
+
+
+def test_import_of_a_bundle_is_the_use_of_its_files(store: Store) -> None:
+    for number, claim in enumerate([NOW, time.time_ns() + CENTURY_NS]):
+        at = sighting(seen_ns=claim, scanner="bundle", host="elsewhere", ino=number)
+        new = capture(store, b"%d of a bundle" % number, b"%d bundle" % number, at=at)
+        before = int(time.time())
+        commit(store, new)
+        assert isinstance(new.content, Staged)
+        assert before <= store.index.last_use(new.content.digest) <= time.time()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -193,5 +192,5 @@ def _pinned(chosen: JitMap, data: bytes) -> PinnedFile:
         0, 0, len(data), 0, 0, mode, origin.identity.uid, origin.identity.gid, scope
     )
     origin = msgspec.structs.replace(origin, path=process.name, identity=identity)
-    sighting = Sighting(origin, min(chosen.last_ns, time.time_ns()))
+    sighting = Sighting(origin, chosen.last_ns)
     return PinnedFile(sighting, memory_file(process.name, data), is_copy=True)

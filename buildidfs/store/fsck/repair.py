@@ -51,7 +51,7 @@ from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import Environment
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.retention import removal
-from buildidfs.store.values import NewCapture
+from buildidfs.store.values import NewCapture, claimed
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
 from buildidfs.store.write.transaction import Recorder
@@ -449,13 +449,17 @@ def _record(
     env: Environment, blobs: Blobs, adopted: list[Adopted], txn: Txn
 ) -> tuple[int, list[int]]:
     recorder = Recorder(env, txn, blobs, called=_called(adopted))
-    now = int(time.time())
+    now_ns = time.time_ns()
     for each in adopted:
-        recorder.adopt(each.capture, each.shown, each.form, now)
+        recorder.adopt(_timed(each.capture, now_ns), each.shown, each.form, now_ns // 10**9)
         for other in each.others:
-            recorder.capture(other)
+            recorder.capture(_timed(other, now_ns))
     recorder.finish()
     return recorder.counters.announced, sorted(recorder.changed)
+
+
+def _timed(new: NewCapture, now_ns: int) -> NewCapture:
+    return msgspec.structs.replace(new, sighting=claimed(new.sighting, now_ns))
 
 
 def _called(adopted: list[Adopted]) -> dict[tuple[bytes, str], ContainerNames]:

@@ -211,7 +211,8 @@ _SUFFIX: Final = 24
 #: which begins an escape, and "~", which begins the suffix that makes a label unique.
 _UNFIT: Final = re.compile(rb"[\x00-\x1f/%~\x7f]|\xc2[\x80-\x9f]|\A\.")
 _OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
-_BUNDLE: Final = "bundle"
+BUNDLE: Final = "bundle"
+"""`Origin.scanner` of the files of bundles, whose places and times are claims."""
 _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.ASCII)
 
 
@@ -241,7 +242,7 @@ def label_of(origin: Origin) -> str:
 
     It is empty for this host, whose files need no tree of their own.
     """
-    if origin.container or origin.scanner != _BUNDLE or not origin.host:
+    if origin.container or origin.scanner != BUNDLE or not origin.host:
         return origin.container
     return f"host:{origin.host}"
 
@@ -270,7 +271,7 @@ def token_of(origin: Origin) -> bytes:
 
         place = b"" if known else cgroup.place(origin.cgroup)
         known = fingerprint(place)[:6].hex().encode() if place else known
-    if origin.container and origin.scanner == _BUNDLE:  # its labels are not trusted
+    if origin.container and origin.scanner == BUNDLE:  # its labels are not trusted
         return fingerprint(known + b"\0" + as_bytes(origin.host))[:6].hex().encode()
     return known
 

@@ -7,6 +7,7 @@ processes can write to one store.
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +19,7 @@ from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by
 from buildidfs.store.index.environment import load_counters
+from buildidfs.store.index.locations import BUNDLE
 from buildidfs.store.index.queries import prefixed
 from buildidfs.store.values import NewAbsence, NewCapture, Outcome
 from buildidfs.store.write import provenance
@@ -63,6 +65,7 @@ class Recorder:
         self._added = added
         self._read = read
         self._described: set[Digest] = set()
+        self._now_ns = time.time_ns()
         tables = environment.tables
         self._meta = tables["meta"]
         self._ids = tables["ids"]
@@ -285,9 +288,7 @@ class Recorder:
         if new_blob:
             self.counters.blobs += 1
             self.counters.blob_bytes += row.size
-            self._uses.add(
-                digest, row, schema.stamp_of(new.sighting.seen_ns), new.sighting.origin.trust
-            )
+            self._uses.add(digest, row, self._used(new.sighting), new.sighting.origin.trust)
             self._take_form(digest, row)
             self._file(digest, row)
         if new_variant:
@@ -516,7 +517,7 @@ class Recorder:
         ``recognised`` as in `PlaceWriter.see`.
         """
         origin = sighting.origin
-        if self._uses.note(digest, row, schema.stamp_of(sighting.seen_ns), origin.trust):
+        if self._uses.note(digest, row, self._used(sighting), origin.trust):
             self._txn.put(digest, row.pack(), db=self._digests)
         before = named.pack()
         named.kinds = self._variants.kinds(ordinal)
@@ -526,6 +527,14 @@ class Recorder:
         if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
             self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
         return new_origin
+
+    def _used(self, sighting: Sighting) -> int:
+        """Return the stamp of the use that a sighting is.
+
+        A sighting in a bundle is a claim about another host, so the use is the import.
+        """
+        imported = sighting.origin.scanner == BUNDLE
+        return schema.stamp_of(self._now_ns if imported else sighting.seen_ns)
 
     def note(self, build_id: BuildId, origin: Origin) -> None:
         """Withhold debuginfo of a build ID if its belief is less than that of ``origin``."""
