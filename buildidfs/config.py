@@ -128,7 +128,8 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     ``rate`` is the number of requests per second of one client, 0 for no limit. A client has
     ``timeout`` seconds to send a request and to take a part of the answer. ``fetch`` gets missing
     files from the servers of ``[upstream]``. With ``drop`` the page takes profiles and core files.
-    ``home_redirect`` is the target for a browser that requests ``/``.
+    ``home_redirect`` is the target for a browser that requests ``/``. ``hosts`` are the names by
+    which a proxy calls a server at a loopback address.
     """
 
     listen: str = ""
@@ -139,6 +140,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     fetch: bool = True
     drop: bool = False
     home_redirect: Annotated[str, msgspec.Meta(pattern=r"\A([\x21-\x7e]{1,2000})?\Z")] = ""
+    hosts: tuple[Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,253}\Z")], ...] = ()
 
 
 TierTrust = Literal["unknown", "container", "package"]

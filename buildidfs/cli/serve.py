@@ -109,6 +109,7 @@ def serve(
         opened=reading.opener(session.settings, private=False),
         agent_of=_agent_of(session) if settings.fetch else None,
         home=settings.home_redirect,
+        hosts=frozenset(name.lower() for name in settings.hosts),
     )
     notifier = Notifier(os.environ)
 

@@ -31,6 +31,7 @@ import httptools
 from buildidfs.errors import BuildIdFsError
 from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
+from buildidfs.serve.hosts import is_own
 from buildidfs.serve.messages import RESET, Request, Response, Waiting
 from buildidfs.view.quota import Quota
 
@@ -123,11 +124,17 @@ class _Refused(Exception):
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, shared: Shared, client_of: Callable[[asyncio.Transport], str]) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        client_of: Callable[[asyncio.Transport], str],
+        hosts: frozenset[str] | None = None,
+    ) -> None:
         """``client_of`` returns the client of a transport; "" means that the last proxy
-        names it.
+        names it. With ``hosts``, a request must be for one of these names (`is_own`).
         """
         self._shared = shared
+        self._hosts = hosts
         self._client_of = client_of
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -258,6 +265,9 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._is_head = False
         self._sender = self.client or _last_proxy(self._headers) or "local"
+        if self._hosts is not None and not is_own(self._headers.get(b"host", b""), self._hosts):
+            self._refuse(421, "this server is not known by that name; see hosts in buildidfs.toml")
+            raise _Refused
         length = self._headers.get(b"content-length", b"0")
         if length == b"0" and b"transfer-encoding" not in self._headers:
             return

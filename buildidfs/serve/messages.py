@@ -48,6 +48,7 @@ REASONS: Final = {
     414: b"URI Too Long",
     415: b"Unsupported Media Type",
     416: b"Range Not Satisfiable",
+    421: b"Misdirected Request",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     503: b"Service Unavailable",

@@ -69,7 +69,8 @@ class ServeOptions:
     ``pages_of`` returns a context manager for the pages over an open store; None is a server
     without pages. ``engine_of`` makes the engine that names addresses and disassembles. ``opened``
     replaces the usual function that opens the store. ``agent_of`` makes the agent that fetches
-    missing files. A request for ``/`` is redirected to ``home``.
+    missing files. A request for ``/`` is redirected to ``home``. ``hosts`` are further names of a
+    server at a loopback address, in lower case (`hosts.is_own`).
     """
 
     store: str | os.PathLike[str]
@@ -85,6 +86,7 @@ class ServeOptions:
     opened: Callable[[bytes], Store] | None = None
     agent_of: Callable[[], Agent] | None = None
     home: str = ""
+    hosts: frozenset[str] = frozenset()
 
 
 def parse_address(text: str) -> Address:

@@ -31,6 +31,7 @@ from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, Shared
 from buildidfs.serve.counters import Counters, Misses
+from buildidfs.serve.hosts import is_loopback
 from buildidfs.serve.limits import Lane, Places, Rate, client_of
 from buildidfs.serve.site import Site
 from buildidfs.store.run_files import Presence
@@ -449,8 +450,10 @@ class Worker:
             return await loop.create_unix_server(
                 lambda: Connection(shared, lambda transport: ""), sock=own, backlog=_BACKLOG
             )
+        is_local = is_loopback(str(own.getsockname()[0]))
+        hosts = self._options.hosts if is_local else None
         return await loop.create_server(
-            lambda: Connection(shared, _peer), sock=own, backlog=_BACKLOG
+            lambda: Connection(shared, _peer, hosts), sock=own, backlog=_BACKLOG
         )
 
 

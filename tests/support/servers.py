@@ -51,7 +51,7 @@ class Client:
     def ask(self, target: str | bytes, method: str = "GET", **headers: str) -> Reply:
         """Send one request and read its response; underscores in names stand for hyphens."""
         path = target if isinstance(target, bytes) else target.encode()
-        lines = [b"%s %s HTTP/1.1" % (method.encode(), path), b"Host: test"]
+        lines = [b"%s %s HTTP/1.1" % (method.encode(), path), b"Host: localhost"]
         lines += [f"{name.replace('_', '-')}: {value}".encode() for name, value in headers.items()]
         self.send(b"\r\n".join(lines) + b"\r\n\r\n")
         return self.reply(has_body=method != "HEAD")
@@ -59,7 +59,7 @@ class Client:
     def post(self, target: str, body: object, **headers: str) -> Reply:
         """Post JSON, or bytes as they are, and read the response."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = [f"POST {target} HTTP/1.1", "Host: test", f"Content-Length: {len(data)}"]
+        lines = [f"POST {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
         return self.reply()

@@ -54,7 +54,7 @@ def profile(*files: tuple[bytes, bytes, int]) -> bytes:
 
 
 def post(server: Server, target: str, body: bytes, **headers: str) -> Reply:
-    lines = [f"POST {target} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
+    lines = [f"POST {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with contextlib.closing(server.connect()) as client:
         with contextlib.suppress(ConnectionError):
@@ -186,7 +186,7 @@ def test_form_of_another_site_is_refused(server: Server) -> None:
 
 
 def test_upload_has_a_bound(server: Server) -> None:
-    lines = f"POST /api/drop HTTP/1.1\r\nHost: x\r\nContent-Length: {MOST_BYTES + 1}\r\n\r\n"
+    lines = f"POST /api/drop HTTP/1.1\r\nContent-Length: {MOST_BYTES + 1}\r\n\r\n"
     with contextlib.closing(server.connect()) as client:
         client.send(lines.encode())
         assert client.reply().status == 413

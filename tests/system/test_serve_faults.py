@@ -24,7 +24,7 @@ from buildidfs.store import Store
 from tests.support.captures import capture
 from tests.support.clients import run, tool
 from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.servers import Client, Server, serving
+from tests.support.servers import Client, Server, free_port, serving
 from tests.support.waiting import until
 
 SMALL, LARGE, UNKNOWN = (bytes([n]) * 20 for n in range(0xB1, 0xB4))
@@ -107,7 +107,7 @@ def test_request_that_means_nothing_is_refused(
 
 def test_random_bytes_do_the_server_no_harm(server: Server) -> None:
     generator = random.Random(3)
-    good = b"GET %s HTTP/1.1\r\nHost: x\r\nRange: bytes=1-2\r\n\r\n" % GOOD.encode()
+    good = b"GET %s HTTP/1.1\r\nHost: localhost\r\nRange: bytes=1-2\r\n\r\n" % GOOD.encode()
     for _ in range(300):
         data = bytearray(good * generator.randrange(1, 4))
         for _ in range(generator.randrange(1, 6)):
@@ -462,6 +462,26 @@ def test_start_fails_with_one_line(directory: Path, store: Path) -> None:
 def test_server_says_where_it_serves(store: Path) -> None:
     with serving(store, config=NO_RATE) as server:
         until(lambda: f"serving at http://{server.listen}\n" in server.log(), "the address")
+
+
+@pytest.mark.parametrize(
+    ("listen", "name", "status"),
+    [
+        ("127.0.0.1", "evil.example", 421),
+        ("127.0.0.1", "debug.example.com", 200),
+        ("127.0.0.1", "localhost", 200),
+        ("0.0.0.0", "evil.example", 200),
+    ],
+)
+def test_server_at_a_loopback_address_answers_its_own_names_only(
+    store: Path, listen: str, name: str, status: int
+) -> None:
+    """A page of the web may give its name an address of this machine."""
+    config = NO_RATE + 'hosts = ["Debug.Example.COM"]\n'
+    listen = f"{listen}:{free_port()}"
+    with serving(store, listen=listen, config=config) as server, connected(server) as client:
+        client.send(f"GET {GOOD} HTTP/1.1\r\nHost: {name}:8002\r\n\r\n".encode())
+        assert client.reply().status == status
 
 
 def test_unix_socket_is_for_all_and_goes_with_the_server(tmp_path: Path, store: Path) -> None:

@@ -441,7 +441,7 @@ def test_long_body_is_refused_however_it_is_announced(site: Site) -> None:
 def test_body_in_pieces_and_one_after_the_other(site: Site) -> None:
     body = json.dumps({"memoryMap": [site.plain.module], "stacks": [[[0, 3]]]}).encode()
     expected = site.server.post(SYMBOLICATE, body).body
-    head = f"POST {SYMBOLICATE} HTTP/1.1\r\nHost: x\r\n"
+    head = f"POST {SYMBOLICATE} HTTP/1.1\r\nHost: localhost\r\n"
     whole = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     with contextlib.closing(site.server.connect()) as client:
         client.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
