@@ -80,12 +80,12 @@ def start(
 
     The program has no capability and can get none, stays within ``limits``, and ends with the
     thread that started it. A program of root becomes a user with an unused ID, without groups. It
-    has no network, because of a namespace of its own or a filter of system calls. ``notes`` say
-    which of these two the kernel refused; if no other user ID is available (no CAP_SETUID, a user
-    namespace with root alone), the program keeps that of its caller. As far as the kernel can
-    forbid it, the program may not start or inspect processes, send them signals, or create, change
-    and remove files. With ``reads`` it may read only these files, files below these directories,
-    and files in memory.
+    makes only the system calls of `linux.call_filter`, and has no network, because of this filter
+    or a namespace of its own. ``notes`` say which of these the kernel refused; if no other user ID
+    is available (no CAP_SETUID, a user namespace with root alone), the program keeps that of its
+    caller. As far as the kernel can forbid it, the program may not start or inspect processes, send
+    them signals, or create, change and remove files. With ``reads`` it may read only these files,
+    files below these directories, and files in memory.
 
     Raises `NotStarted`, `NotConfined`.
     """

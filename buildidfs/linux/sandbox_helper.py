@@ -6,8 +6,7 @@ program. It needs no /proc. The start of the helper delays each program that rea
 information. Most of that time is for imports, so this module avoids `typing`, `contextlib`,
 `signal` and `linux.child`, which would triple it.
 
-Source: credentials(7), capabilities(7), setrlimit(2), network_namespaces(7), landlock(7),
-seccomp(2).
+Source: credentials(7), capabilities(7), setrlimit(2), network_namespaces(7), landlock(7).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import resource
 import stat
 import struct
 
-from buildidfs.linux import syscalls
+from buildidfs.linux import call_filter, syscalls
 
 TYPE_CHECKING = False  # see above: that of `typing` costs the import of it
 if TYPE_CHECKING:
@@ -44,11 +43,6 @@ _DYNAMIC = range(61184, 65520)
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 
-_FORBIDDEN = (
-    "socket", "io_uring_setup", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd",
-    "add_key", "request_key", "keyctl",
-)  # fmt: skip
-
 # landlock(7).
 # The same on every architecture.
 _CREATE_RULESET = 444
@@ -65,38 +59,6 @@ _REFER = 1 << 13  # of the second version
 _TRUNCATE = 1 << 14  # third
 _TCP = 0b11  # fourth: bind and connect
 _SCOPES = 0b11  # sixth: abstract Unix sockets, signals
-
-# seccomp(2), linux/filter.h, linux/audit.h.
-_MODE_FILTER = 2
-_CLONE_THREAD = 0x10000
-
-# Audit architecture, and the system call numbers that differ. On all of them the low half of an
-# argument comes first, and the flags are the first argument of clone.
-_MACHINES = {
-    "x86_64": (
-        0xC000003E,
-        {
-            "socket": 41, "clone": 56, "fork": 57, "vfork": 58, "ptrace": 101, "add_key": 248,
-            "request_key": 249, "keyctl": 250, "process_vm_readv": 310, "process_vm_writev": 311,
-        },
-    ),
-    "aarch64": (
-        0xC00000B7,
-        {
-            "socket": 198, "clone": 220, "ptrace": 117, "add_key": 217, "request_key": 218,
-            "keyctl": 219, "process_vm_readv": 270, "process_vm_writev": 271,
-        },
-    ),
-}  # fmt: skip
-# The same on every architecture.
-_NUMBERS = {"io_uring_setup": 425, "pidfd_getfd": 438}
-_CLONE3 = 435
-_X32 = 0x40000000
-
-# Offsets in struct seccomp_data, and codes of linux/bpf_common.h.
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def main(words: Sequence[str]) -> None:
@@ -149,13 +111,18 @@ def _confine(
     if as_root:
         yield from _become_another()
     _succeeds(_forbid_files, readable if reads else None)
-    without_network |= _succeeds(_forbid_calls, _FORBIDDEN)
-    if not without_network and not _succeeds(syscalls.unshare, _CLONE_NEWUSER | _CLONE_NEWNET):
-        yield "can reach the network: the kernel allows neither a namespace nor a filter"
+    has_filter = call_filter.is_available()
+    if not has_filter:
+        yield "can make every system call: the kernel has no filter for them"
+        if not without_network and not _succeeds(syscalls.unshare, _CLONE_NEWUSER | _CLONE_NEWNET):
+            yield "can reach the network: the kernel allows no namespace either"
     step[0] = "take its capabilities from it"
     syscalls.drop_capabilities()
     step[0] = "have it end with its caller"
-    syscalls.end_with(parent, _SIGKILL)  # as the last step, because a change of user would undo it
+    syscalls.end_with(parent, _SIGKILL)  # after a change of user, which would undo it
+    if has_filter:
+        step[0] = "filter its system calls"  # as the last step, because it refuses those before
+        call_filter.install()
 
 
 def _opened(path: str) -> int:
@@ -253,7 +220,7 @@ def _succeeds(attempt: Callable[..., object], *arguments: object) -> bool:
     return _failure(attempt, *arguments) is None
 
 
-# --- Landlock and seccomp ---
+# --- Landlock ---
 
 
 def _forbid_files(readable: Sequence[int] | None) -> None:
@@ -284,72 +251,3 @@ def _forbid_files(readable: Sequence[int] | None) -> None:
         syscalls.syscall(_RESTRICT_SELF, fd, 0)
     finally:
         os.close(fd)
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-
-
-class _Step:
-    """An instruction; ``holds`` and ``fails`` are the labels to jump to if its test holds or fails,
-    empty for no jump.
-    """
-
-    def __init__(
-        self, code: int, value: int, *, holds: str = "", fails: str = "", label: str = ""
-    ) -> None:
-        self.code = code
-        self.value = value
-        self.holds = holds
-        self.fails = fails
-        self.label = label
-
-
-def _forbid_calls(names: Sequence[str]) -> None:
-    """Make these system calls fail with EPERM, in this process and in the program it becomes.
-
-    Calls that make another process (not a thread), and calls of another architecture that the
-    kernel supports, fail too. Needs no_new_privs. Raises OSError: ENOSYS on a machine with unknown
-    system call numbers.
-    """
-    machine = _MACHINES.get(os.uname().machine)
-    if machine is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    architecture, own = machine
-    numbers = [own[name] if name in own else _NUMBERS[name] for name in names]
-    numbers += [own[name] for name in ("fork", "vfork") if name in own]
-    code = _assembled(
-        [
-            _Step(_LOAD, _ARCHITECTURE),
-            _Step(_EQUAL, architecture, fails="refuse"),
-            _Step(_LOAD, _NUMBER),
-            _Step(_AT_LEAST, _X32, holds="refuse"),
-            *(_Step(_EQUAL, number, holds="refuse") for number in numbers),
-            # A filter cannot see its arguments; if it fails, the C library uses clone.
-            _Step(_EQUAL, _CLONE3, holds="unknown"),
-            _Step(_EQUAL, own["clone"], fails="allow"),
-            _Step(_LOAD, _FIRST_ARGUMENT),
-            _Step(_HAS_BITS, _CLONE_THREAD, fails="refuse"),
-            _Step(_RETURN, _ALLOW, label="allow"),
-            _Step(_RETURN, _ERRNO | errno.EPERM, label="refuse"),
-            _Step(_RETURN, _ERRNO | errno.ENOSYS, label="unknown"),
-        ]
-    )
-    program = _Program(len(code) // 8, code)
-    if syscalls.libc.prctl(syscalls.PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0):
-        raise syscalls.last_error()
-
-
-def _assembled(steps: Sequence[_Step]) -> bytes:
-    """Return struct sock_filter for each step; a jump has the number of steps to skip."""
-    places = {step.label: at for at, step in enumerate(steps) if step.label}
-    return b"".join(
-        struct.pack(
-            "=HBBI",
-            step.code,
-            places[step.holds] - at - 1 if step.holds else 0,
-            places[step.fails] - at - 1 if step.fails else 0,
-            step.value,
-        )
-        for at, step in enumerate(steps)
-    )
