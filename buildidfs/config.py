@@ -50,16 +50,6 @@ class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     fetch: bool = False
 
 
-class CaptureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """``[capture]``: the options of all captures.
-
-    ``fuse_as_owner`` reads files on FUSE filesystems that root may not read, as the user who
-    mounted them.
-    """
-
-    fuse_as_owner: bool = False
-
-
 class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """``[watch]``: defaults of the options of ``buildidfs watch``.
 
@@ -202,7 +192,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: StoreSettings = StoreSettings()
     container: ContainerSettings = ContainerSettings()
     mount: MountSettings = MountSettings()
-    capture: CaptureSettings = CaptureSettings()
     watch: WatchSettings = WatchSettings()
     retention: RetentionSettings = RetentionSettings()
     up: UpSettings = UpSettings()

@@ -19,12 +19,10 @@ from buildidfs.store import NewAbsence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from buildidfs.capture.base import Found, Progress
     from buildidfs.capture.image.scanner import ImageScanner
     from buildidfs.capture.process.scanner import ProcScanner
-    from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.config import Settings, TrustRule
     from buildidfs.model import ContainerNames, FileIdentity
     from buildidfs.store import Store
@@ -105,30 +103,17 @@ class ProcessFiles:
         namespaces = self._settings.container.namespaces
         if self._pids is None:
             yield from out_of_sight()
-        with as_owner(self._settings) as reads_as_owner:
-            self._scanner = ProcScanner(
-                self._memo,
-                pids=self._pids,
-                containers=self._containers,
-                containers_only=self._containers_only,
-                container_namespaces=namespaces,
-                as_owner=reads_as_owner,
-                generated=self.generated.append,
-            )
-            yield from self._scanner
+        self._scanner = ProcScanner(
+            self._memo,
+            pids=self._pids,
+            containers=self._containers,
+            containers_only=self._containers_only,
+            container_namespaces=namespaces,
+            generated=self.generated.append,
+        )
+        yield from self._scanner
         if self._pids is None and self._containers is None and not self._containers_only:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)
-
-
-def as_owner(settings: Settings) -> AbstractContextManager[AsOwner | None]:
-    """Return a reader of files on FUSE filesystems of other users, if the settings want one."""
-    if not settings.capture.fuse_as_owner:
-        from contextlib import nullcontext
-
-        return nullcontext()
-    from buildidfs.capture.unresponsive.as_owner import AsOwner
-
-    return AsOwner()
 
 
 def scan_tree(

@@ -211,8 +211,8 @@ _OF_LOSS: Final = (
      "the store is too slow for what starts: faster storage, or more patience (pin-seconds and"
      " pin-bytes of buildidfs.toml(5))"),
     (("denied", "not permitted"),
-     "buildidfs doctor says which privilege is missing; fuse-as-owner of buildidfs.toml(5) is for"
-     " the FUSE filesystems of users"),
+     "buildidfs doctor says which privilege is missing; root cannot read a FUSE filesystem that its"
+     " user mounted without allow_other"),
     (("full", "space", "room"),
      "make room on the filesystem of the store: buildidfs prune --dry-run says what would go"),
     (("share", "faster"),

@@ -175,7 +175,7 @@ def _seed_config() -> Iterator[bytes]:
     yield (Path(__file__).resolve().parents[2] / "examples/buildidfs.toml").read_bytes()
     yield b'[watch]\npin-seconds = 0.5\npin-bytes = "1.5 GB"\nexclude = ["/a/*"]\n'
     yield b"512MiB"
-    yield b"[mount]\noptions = ['allow_other']\ngdb-scripts = 'keep'\n[capture]\nfuse-as-owner=true"
+    yield b"[mount]\noptions = ['allow_other']\ngdb-scripts = 'keep'"
 
 
 def _huge_config() -> Iterator[bytes]:

@@ -211,19 +211,6 @@ def test_a_capability_that_is_missing_is_named(
             assert name.removeprefix("CAP_") in report[name]["remedy"]
 
 
-def test_reading_as_the_owner_needs_setuid(kept: Path, directory: Path) -> None:
-    config = directory / "as-owner.toml"
-    config.write_text("[capture]\nfuse-as-owner = true\n")
-    dropped = ["sys_admin", "setuid"]
-    report = Report(without(dropped, "--config", config, *_words(kept)))
-    assert report.rc == 60
-    assert report.state("CAP_SYS_ADMIN") == "degraded"
-    assert report.state("CAP_SETUID") == "failed"
-    assert report.state("CAP_SETGID") == "ok"
-    relaxed = Report(without(dropped, *_words(kept)))
-    assert "CAP_SETUID" not in [each["name"] for each in relaxed.findings]
-
-
 def test_in_a_pid_namespace_only_its_processes_are_seen(kept: Path) -> None:
     options = ["--pid", "--fork", "--mount-proc"]
     report = Report(unshared(options, *_words(kept)))

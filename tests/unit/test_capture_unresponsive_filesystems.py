@@ -213,12 +213,3 @@ def test_silence_ends_after_its_time() -> None:
     silences.add(DEVICE)
     assert silences.has(DEVICE)
     assert not silences.has(OTHER)
-
-
-def test_owner_of_several_silent_filesystems_is_not_asked() -> None:
-    silences = Silences(60.0, most_of_an_owner=2)
-    silences.add(DEVICE, "anna")
-    assert not silences.has(OTHER, "anna")
-    silences.add((0, 97), "anna")
-    assert silences.has(OTHER, "anna")
-    assert not silences.has(OTHER, "berta")

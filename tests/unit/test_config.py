@@ -25,8 +25,6 @@ def test_every_key() -> None:
         [mount]
         options = ["noallow_other"]
         gdb-scripts = "keep"
-        [capture]
-        fuse-as-owner = true
         [watch]
         pin-seconds = 5
         pin-bytes = "1GiB"
@@ -40,7 +38,6 @@ def test_every_key() -> None:
     assert settings.container.namespaces == ("pid", "uts")
     assert settings.mount.options == ("noallow_other",)
     assert settings.mount.gdb_scripts == "keep"
-    assert settings.capture.fuse_as_owner
     assert settings.watch == config.WatchSettings(5, "1GiB", ("/tmp/*",))
     assert settings.up.mountpoint == "/srv/ids"
 

@@ -12,21 +12,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from buildidfs.app.doctor import machine, probe, storage
 from buildidfs.app.doctor.machine import PRIVILEGES
 from buildidfs.app.doctor.probe import Finding, State
-
-if TYPE_CHECKING:
-    from buildidfs.config import Settings
 
 __all__ = ["PRIVILEGES", "Finding", "State", "examine"]
 
 
 def examine(
     store_path: str | bytes | os.PathLike[str],
-    settings: Settings,
     *,
     seconds: float = probe.PATIENCE,
 ) -> Iterator[Finding]:
@@ -38,7 +33,7 @@ def examine(
     root = os.path.abspath(os.fsencode(store_path))
     yield from probe.ask(
         [
-            *machine.privilege_probes(settings),
+            *machine.privilege_probes(),
             *machine.kernel_probes(),
             *machine.limit_probes(),
             *storage.fuse_probes(),

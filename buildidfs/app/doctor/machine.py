@@ -10,7 +10,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
 from buildidfs.formats import proc_text
@@ -24,10 +24,6 @@ from buildidfs.linux import (
     procfs,
     statx,
 )
-
-if TYPE_CHECKING:
-    from buildidfs.config import Settings
-
 
 PRIVILEGES = "privileges"
 
@@ -119,24 +115,12 @@ _USEFUL = (
     ),
     _Need("CAP_SYS_ADMIN", ("CAP_SYS_ADMIN",), "mounts the store", "mounting needs fusermount3"),
 )
-_FOR_OWNERS = tuple(
-    _Need(
-        name,
-        (name,),
-        "reads FUSE filesystems as the users who mounted them (capture.fuse-as-owner)",
-        "files on FUSE filesystems of other users are not captured, in spite of"
-        " capture.fuse-as-owner",
-    )
-    for name in ("CAP_SETUID", "CAP_SETGID")
-)
 
 
-def privilege_probes(settings: Settings) -> list[Probe]:
+def privilege_probes() -> list[Probe]:
     """Return the probes of capabilities and namespaces."""
     wanted: list[tuple[_Need, _Verdict]] = [(need, failed) for need in (*_NEEDED, _FOR_PERF)]
     wanted += [(need, degraded) for need in _USEFUL]
-    if settings.capture.fuse_as_owner:
-        wanted += [(need, failed) for need in _FOR_OWNERS]
     return [
         *(
             Probe(PRIVILEGES, need.name, functools.partial(_capability, need, lacking))

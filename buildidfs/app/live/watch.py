@@ -23,7 +23,7 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from buildidfs.app import capture, upkeep
+from buildidfs.app import upkeep
 from buildidfs.app.live.history_writer import Minutes
 from buildidfs.app.live.jit import JitFollower
 from buildidfs.app.live.state import (
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Found
     from buildidfs.capture.live.protocol import Message
-    from buildidfs.capture.unresponsive.as_owner import AsOwner
     from buildidfs.config import Settings
     from buildidfs.model import BuildId, Origin, Sighting
     from buildidfs.store import Store
@@ -121,9 +120,8 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     notifier = Notifier(os.environ)
-    # The process that reads as other users is forked before there are threads.
-    with capture.as_owner(settings) as as_owner, opened() as store:
-        watch = Watch(store, options, as_owner=as_owner, tell=observer.event)
+    with opened() as store:
+        watch = Watch(store, options, tell=observer.event)
         try:
             with (
                 upkeep.Upkeep(store, compress_after=upkeep.compress_after(settings)),
@@ -183,9 +181,8 @@ class Watch(Listener):
     """Captures the files that processes map into ``store``, from `start` to `close`.
 
     The caller must call `tend` a few times a second, in the thread that called `start`.
-    ``as_owner`` reads the FUSE filesystems of other users; ``tell`` is called for each capture, in
-    threads of this object. Raises `CapabilityError` if /proc does not show the processes of the
-    events.
+    ``tell`` is called for each capture, in threads of this object. Raises `CapabilityError` if
+    /proc does not show the processes of the events.
     """
 
     def __init__(
@@ -193,7 +190,6 @@ class Watch(Listener):
         store: Store,
         options: WatchOptions,
         *,
-        as_owner: AsOwner | None = None,
         tell: Callable[[Event], None] = lambda event: None,
     ) -> None:
         if machine.view() == "foreign" and (spot := machine.blind_spot()) is not None:
@@ -201,7 +197,6 @@ class Watch(Listener):
         self._store = store
         self._tell = tell
         self._options = options
-        self._as_owner = as_owner
         self._memo = StoreMemo(store)
         self._slow = SlowMounts()
         self._sightings = LiveSightings(options.container_namespaces, slow=self._slow)
@@ -417,7 +412,6 @@ class Watch(Listener):
             pids=pids,
             may_have_ended=True,
             container_namespaces=namespaces,
-            as_owner=self._as_owner,
             helper=self._helper,
             generated=self._jit.met,
         )

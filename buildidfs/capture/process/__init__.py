@@ -2,6 +2,5 @@
 """The files that running processes have mapped, found in /proc.
 
 `scanner.ProcScanner` captures them, `inventory` only counts them, `mapped_by` finds the processes
-that map a build ID. `process` is one pinned process; `fuse_files` reads files that root may not
-read.
+that map a build ID. `process` is one pinned process.
 """

@@ -8,6 +8,7 @@ each, however many processes map it there. Files that the memo knows are not ope
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -32,18 +33,16 @@ from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.container_names import names_of_cgroup
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import Owners, trust_of
-from buildidfs.capture.process.fuse_files import FuseFiles, Owned
 from buildidfs.capture.process.process import Moved, Process, Ways, denied
 from buildidfs.capture.unresponsive.file_helper import FileHelper
-from buildidfs.capture.unresponsive.filesystems import Devices, Patience, has_fuse
+from buildidfs.capture.unresponsive.filesystems import Devices, Patience, fuse_devices
 from buildidfs.formats import proc_text
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import machine, mounts, namespaces, openat2, procfs
+from buildidfs.linux import credentials, machine, mounts, namespaces, openat2, procfs
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import (
     EVERYBODY,
-    OWNER,
     PUBLIC_ACCESS,
     Access,
     BuildId,
@@ -60,12 +59,17 @@ from buildidfs.model import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from buildidfs.capture.unresponsive.as_owner import AsOwner
+    from buildidfs.capture.unresponsive.filesystems import Device
     from buildidfs.model import Mapping
 
 _ATTEMPTS: Final = 3  # attempts to read the maps of a process that keeps mapping other files
 
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
+
+# The errors of a FUSE filesystem without allow_other: only its mounter, or only the mounter's user
+# namespace, may access it.
+_PRIVATE: Final = frozenset((errno.EACCES, errno.EOVERFLOW))
+_PRIVATE_FUSE: Final = "a FUSE filesystem that its user mounted without allow_other"
 
 # Mount namespace, container, and the file. The path is included because an overlay may show one
 # device and inode number for files of different layers, and because each name is worth recording.
@@ -81,7 +85,6 @@ class ProcScanner:
     ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict the scan;
     ``containers_only`` skips every process that shares one of ``container_namespaces`` with the
     host. ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
-    ``as_owner`` reads files that only the mounting user may read; without it they are `Unreadable`.
     ``helper`` opens files on filesystems that may not answer; the caller closes it.
     ``may_have_ended`` skips ``pids`` that are gone, because the caller found them some time ago.
     ``generated`` gets each process that may run generated code. ``ways`` and ``patience`` are for
@@ -101,7 +104,6 @@ class ProcScanner:
         container_namespaces: Collection[str] = ("mnt",),
         host: str | None = None,
         initial: NamespaceSet | None = None,
-        as_owner: AsOwner | None = None,
         ways: Ways | None = None,
         patience: Patience | None = None,
         helper: FileHelper | None = None,
@@ -119,7 +121,6 @@ class ProcScanner:
         self._initial = initial
         self._ways = ways
         self._patience = patience or Patience()
-        self._as_owner = as_owner
         self._generated = generated
         self.share: float | None = None
         """The part of the processes that were scanned, 0 to 1; None before the first."""
@@ -139,7 +140,6 @@ class ProcScanner:
             self._container_namespaces,
             self._ways or Ways(),
             self._patience,
-            FuseFiles(self._memo, helper, self._as_owner),
             helper,
             self._generated,
         )
@@ -171,7 +171,6 @@ class _Scan:
         container_namespaces: Collection[str],
         ways: Ways,
         patience: Patience,
-        fuse: FuseFiles,
         helper: FileHelper,
         generated: Callable[[int], None],
     ) -> None:
@@ -189,9 +188,9 @@ class _Scan:
         self._devices = Devices()
         self._slow_namespaces: set[int] = set()
         self._patience = patience
-        self._fuse = fuse
         self._helper = helper
         self._fuse_namespaces: set[int] = set()
+        self._fuse_devices: set[Device] = set()
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
         self._owners = Owners(mounts.initial_mountinfo)
@@ -271,8 +270,9 @@ class _Scan:
         by_root = process.namespaces.user == self._initial.user
         if self._devices.learn(text, overlays_answer=by_root):
             self._slow_namespaces.add(process.mount_namespace)
-            if has_fuse(text):
+            if found := fuse_devices(text):
                 self._fuse_namespaces.add(process.mount_namespace)
+                self._fuse_devices |= found
 
     def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
         where = process.mount_namespace, process.container
@@ -288,13 +288,9 @@ class _Scan:
             except OSError as error:
                 if error.errno in _GONE and process.is_gone():
                     return
-                owned = self._fuse.take(process, mapping, error)
-                if not isinstance(owned, Owned):
-                    # The file may be accessible through another process.
-                    path = process.path_in_root(mapping)
-                    self._failed[key] = owned or Unreadable(path, denied(error), error.errno or 0)
-                    continue
-                yield from self._owned(process, process.path_in_root(mapping), owned)
+                # The file may be accessible through another process.
+                self._failed[key] = self._refused(process, mapping, error)
+                continue
             self._met.add(key)
             self._failed.pop(key, None)
 
@@ -317,15 +313,18 @@ class _Scan:
 
         return self._patience.ask(mapping.dev, pin_and_read, lambda answer: os.close(answer[0]))
 
-    def _owned(self, process: Process, path: bytes, owned: Owned) -> Iterator[Found]:
-        trust = self._trust_in(process)  # its server does not belong to the host
-        sighting = self._sighting(process, path, owned.identity, trust)
-        if owned.known is not None:
-            yield SeenAgain(sighting, owned.known)
-        else:
-            yield PinnedFile(reached(sighting, OWNER), owned.fd)
-        if owned.binary is not None:
-            yield from self._debug_files(process, path, owned.binary, trust)
+    def _refused(self, process: Process, mapping: Mapping, error: OSError) -> Unreadable:
+        """Return the loss of a file that could not be opened, with the build ID of a file on a
+        private FUSE filesystem: the kernel reports it even if root may not read the file.
+        """
+        path, number = process.path_in_root(mapping), error.errno or 0
+        is_private = number in _PRIVATE and mapping.dev in self._fuse_devices
+        if not is_private or credentials.missing_for_scan():
+            return Unreadable(path, denied(error), number)
+        build_id = None
+        with contextlib.suppress(OSError):
+            build_id = self._helper.build_id(mapping.dev, process.pid, mapping)
+        return Unreadable(path, f"{os.strerror(number)}: {_PRIVATE_FUSE}", number, build_id)
 
     def _may_be_opened(self, mapping: Mapping) -> bool:
         if mapping.dev in self._own_mounts:

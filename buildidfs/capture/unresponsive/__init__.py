@@ -3,8 +3,7 @@
 
 `filesystems` recognises them without asking them. Network filesystems are accessed by a thread, see
 `filesystems.Patience`. A thread that waits for a FUSE server cannot be ended, and keeps its process
-from ending, so FUSE filesystems are accessed by a helper process: `file_helper.FileHelper`
-identifies and copies files, `as_owner.AsOwner` does so as the user who mounted the filesystem.
+from ending, so FUSE filesystems are accessed by a helper process, `file_helper.FileHelper`.
 `file_helper.check_readable` tries a file that the operator named before a command reads it. Nothing
 here knows a store or a scanner.
 """

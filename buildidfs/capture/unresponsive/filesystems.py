@@ -56,16 +56,17 @@ def slow_devices(text: bytes) -> set[Device]:
     return {mount.dev for mount in proc_text.mounts_in(text) if is_slow_type(mount.fstype)}
 
 
-def has_fuse(text: bytes) -> bool:
-    """Return True if a mountinfo text has a FUSE filesystem other than ours.
+def fuse_devices(text: bytes) -> set[Device]:
+    """Return the (major, minor) of the FUSE filesystems in a mountinfo text, without ours.
 
     A thread that waits for one cannot be ended: see `file_helper`.
     """
-    return any(
-        mount.fstype.startswith(b"fuse")
-        and mount.fstype not in (b"fusectl", mounts.FILESYSTEM_TYPE)
+    return {
+        mount.dev
         for mount in proc_text.mounts_in(text)
-    )
+        if mount.fstype.startswith(b"fuse")
+        and mount.fstype not in (b"fusectl", mounts.FILESYSTEM_TYPE)
+    }
 
 
 @functools.cache
@@ -170,27 +171,22 @@ _SILENCE: Final = "its filesystem does not answer"
 class Silences:
     """The filesystems that did not answer, each of which is not asked for ``seconds``.
 
-    After ``most_of_an_owner`` filesystems of one owner did not answer, none of this owner is asked:
-    a user may mount any number of them, and each would cause one timeout. Not thread-safe.
+    Not thread-safe.
     """
 
-    def __init__(self, seconds: float = math.inf, most_of_an_owner: float = math.inf) -> None:
+    def __init__(self, seconds: float = math.inf) -> None:
         self._seconds = seconds
-        self._most = most_of_an_owner
-        self._known: dict[Device, tuple[float, object]] = {}
+        self._known: dict[Device, float] = {}
 
-    def add(self, device: Device, owner: object = None) -> None:
+    def add(self, device: Device) -> None:
         """Remember that a filesystem did not answer."""
-        self._known[device] = time.monotonic(), owner
+        self._known[device] = time.monotonic()
 
-    def has(self, device: Device, owner: object = None) -> bool:
+    def has(self, device: Device) -> bool:
         """Return True if a filesystem must not be asked now."""
-        if not self._known:
-            return False
         begin = time.monotonic() - self._seconds
-        self._known = {each: known for each, known in self._known.items() if known[0] > begin}
-        others = sum(its_owner == owner for _, its_owner in self._known.values())
-        return device in self._known or others >= self._most
+        self._known = {each: since for each, since in self._known.items() if since > begin}
+        return device in self._known
 
 
 def no_answer() -> TimeoutError:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import math
 import os
 import signal
 import socket
@@ -64,16 +63,13 @@ class Helper:
     """The client of a helper process; a context manager. Thread-safe: one question at a time.
 
     ``module`` has the `main` of the program, and ``name`` is for messages. The program is started
-    with the first question, and again after it was ended, ``most_starts`` times in all.
+    with the first question, and restarted with the first question after its end.
     """
 
-    def __init__(
-        self, module: str, name: str, silences: Silences, most_starts: float = math.inf
-    ) -> None:
+    def __init__(self, module: str, name: str, silences: Silences) -> None:
         self._module = module
         self._name = name
         self._silences = silences
-        self._starts_left = most_starts
         self._lock = threading.Lock()
         self._process: Child | None = None
         self._channel: socket.socket | None = None
@@ -106,7 +102,6 @@ class Helper:
         fds: Sequence[int],
         seconds: float,
         kind: type[_ReplyT],
-        owner: object = None,
     ) -> tuple[_ReplyT, int]:
         """Return the answer to a request about a filesystem, and the descriptor that came with it,
         or -1.
@@ -114,7 +109,7 @@ class Helper:
         Raises OSError: TimeoutError if there is no answer, and the error in the answer.
         """
         with self._lock:
-            if self._silences.has(device, owner):
+            if self._silences.has(device):
                 raise no_answer()
             channel = self._started()
             try:
@@ -122,7 +117,7 @@ class Helper:
                 channel.settimeout(seconds)
                 data, got, _, _ = socket.recv_fds(channel, MESSAGE_MAX, 1)
             except TimeoutError:
-                self._silences.add(device, owner)
+                self._silences.add(device)
                 self._end(0)
                 raise no_answer() from None
             except OSError:
@@ -132,7 +127,7 @@ class Helper:
                 raise OSError(errno.EIO, f"{self._name} was ended")
             answer = msgspec.msgpack.decode(data, type=kind)
             if answer.errno == errno.ETIMEDOUT:
-                self._silences.add(device, owner)
+                self._silences.add(device)
         if answer.errno:
             raise OSError(answer.errno, answer.reason)
         return answer, got[0] if got else -1
@@ -142,11 +137,8 @@ class Helper:
         if self._is_closed:
             raise OSError(errno.ECANCELED, "the program is ending")
         if self._channel is None:
-            if self._starts_left <= 0:
-                raise OSError(errno.EIO, f"{self._name} was ended too often")
             if child.left_behind() >= _MOST_LEFT_BEHIND:
                 raise TimeoutError(errno.ETIMEDOUT, "too many filesystems do not answer")
-            self._starts_left -= 1
             self._process, self._channel = child.start_with_socket(self._module, quiet=True)
             self._await_start(self._channel)
         return self._channel
