@@ -1,64 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``buildidfs push``: upload files of the store to the bucket of the fleet, or to a server of
-profiles.
-"""
+"""``buildidfs push``: upload files of the store to the bucket of the fleet."""
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
+from buildidfs.cli.common import BuildIdArgument, Session, exit_status
 from buildidfs.cli.output import counted, json_line, one_line, size
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from buildidfs.app.fleet.uploader import Options, Summary, Uploader
+    from buildidfs.app.fleet.push import Pusher
+    from buildidfs.app.fleet.uploader import Summary
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
 
-SERVERS: Final = ("parca", "pyroscope")
-
-
 @click.command(
     "push",
-    short_help="Upload captured files to a bucket, Parca or Pyroscope.",
+    short_help="Upload captured files to a bucket.",
     epilog=exit_status(
         [
             "buildidfs push --all",
             "buildidfs push --watch --rate 10MiB",
             "buildidfs push 5d8f",
-            "buildidfs push --all --to parca http://parca:7070",
-            "buildidfs push --watch --to pyroscope https://profiles --headers-file keys",
         ],
         {
-            2: "no bucket is configured, or the extra for it or for --to is not installed",
+            2: "no bucket is configured, or the extra for it is not installed",
             3: "some files could not be pushed; a line for each is on standard error",
             30: "nothing known under a build ID",
-            50: "the bucket or server is missing, refuses the request, or does not answer",
+            50: "the bucket is missing, refuses the request, or does not answer",
         },
     ),
 )
 @click.argument("ids", metavar="ID...", nargs=-1, type=BuildIdArgument())
 @click.option("--all", "all_", is_flag=True, help="Push all files of the store.")
 @click.option("--watch", is_flag=True, help="Push all files, then new captures, until stopped.")
-@click.option(
-    "--to",
-    metavar="parca|pyroscope URL",
-    type=(click.Choice(SERVERS), str),
-    help="Push to that server instead of the bucket.",
-)
-@click.option(
-    "--headers-file",
-    metavar="FILE",
-    type=AnyPath(),
-    help="With --to: send these headers with each request.",
-)
 @click.option(
     "--rate", metavar="SIZE", help="Send at most this many bytes per second.  [default: no limit]"
 )
@@ -70,8 +52,6 @@ def push(
     ids: tuple[str, ...],
     all_: bool,
     watch: bool,
-    to: tuple[str, str] | None,
-    headers_file: str | None,
     rate: str | None,
     verify: bool,
     json_: bool,
@@ -81,16 +61,11 @@ def push(
     The push sends the files that the bucket lacks, and overwrites nothing: if the bucket has other
     bytes for a build ID, the file goes below variant/. Files that not every user could read go to
     the bucket in [remote] private, or stay here. A push continues one that was interrupted.
-
-    With --to, the command pushes to a Parca or Pyroscope server the files that it lacks to name
-    functions: one for each build ID, and only files that every user could read. This needs the
-    extra buildidfs[upstream].
     """
     if sum((bool(ids), all_, watch)) != 1:
         raise UsageError("push takes build IDs, or one of --all and --watch")
-    if headers_file is not None and to is None:
-        raise UsageError("--headers-file is for a server: give --to as well")
     from buildidfs.app.fleet import uploader
+    from buildidfs.app.fleet.push import Pusher
 
     if watch and not session.verbosity:
         session.start_logging()
@@ -100,7 +75,7 @@ def push(
     )
     with (
         session.open_store() as store,
-        _uploader(session, store, to, headers_file or "", options) as pusher,
+        Pusher(store, session.settings.remote, options) as pusher,
     ):
         if watch:
             _watch(pusher)
@@ -108,22 +83,10 @@ def push(
         chosen = [_found(store, text) for text in ids] if ids else None
         with session.progress("Pushing") as line:
             summary = pusher.run(chosen, line)
-    return _report(session, summary, to, json_=json_)
+    return _report(session, summary, json_=json_)
 
 
-def _uploader(
-    session: Session, store: Store, to: tuple[str, str] | None, headers_file: str, options: Options
-) -> Uploader[Any]:
-    if to is not None:
-        from buildidfs.app.fleet.symbol_push import pusher_of
-
-        return pusher_of(store, *to, headers_file, options)
-    from buildidfs.app.fleet.push import Pusher
-
-    return Pusher(store, session.settings.remote, options)
-
-
-def _watch(pusher: Uploader[Any]) -> None:
+def _watch(pusher: Pusher) -> None:
     from buildidfs.linux.sdnotify import Notifier
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -138,26 +101,21 @@ def _found(store: Store, text: str) -> tuple[int, BuildId]:
     return ordinal, build_id
 
 
-def _report(session: Session, summary: Summary, to: tuple[str, str] | None, *, json_: bool) -> int:
+def _report(session: Session, summary: Summary, *, json_: bool) -> int:
     for failure in summary.failed:
         terminal.complain(f"cannot push {one_line(failure)}")
     if json_:
-        own = ("variants",) if to is None else ("ambiguous", "unsuitable")
-        names = ("pushed", *own, "present", "private", "leased")
+        names = ("pushed", "variants", "present", "private", "leased")
         counts = {name: getattr(summary, name) for name in names}
         json_line({**counts, "failed": len(summary.failed), "bytes": summary.bytes})
     elif not session.is_quiet:
-        where = "in the bucket" if to is None else "on the server"
-        variants = f" {counted(summary.variants, 'variant')}," if to is None else ""
         left_out = (
             (summary.private, "private and not pushed"),
-            (summary.ambiguous, "of unrelated programs each"),
-            (summary.unsuitable, "of no use to the server"),
             (summary.leased, "being pushed by other hosts"),
         )
         terminal.say(
-            f"{counted(summary.pushed, 'file')} pushed ({size(summary.bytes)}),{variants}"
-            f" {summary.present} {where} before"
+            f"{counted(summary.pushed, 'file')} pushed ({size(summary.bytes)}),"
+            f" {counted(summary.variants, 'variant')}, {summary.present} in the bucket before"
             + "".join(f", {count} {what}" for count, what in left_out if count)
         )
     return 3 if summary.failed else 0

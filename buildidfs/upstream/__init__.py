@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upstream servers, from which missing files are fetched: debuginfod servers, directories, mirrors.
 
-`symbol_servers` has servers that take files: Parca and Pyroscope.
-
 `fetcher.Upstreams` is for a process that may write to the store. `agent.Agent` is for mount and
 server, which may not: another process fetches for them. `options.Options` has the servers and
 limits. Nothing here knows names in a mount or requests of HTTP clients. Only `http_client` uses the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads and uploads over HTTP, with limits of time, bytes and redirects.
+"""Downloads over HTTP, with limits of time, bytes and redirects.
 
 A server has a limited time from the request to the end of the head of its answer, redirects
 included, and again for each `_PROGRESS_BYTES` of the body. The library limits single reads only, so
@@ -8,8 +8,6 @@ because the library does not tell which connection a request uses.
 
 A body is complete if it has the length in a header of the server. A compressed body is unpacked
 piece by piece, and its unpacked size counts.
-
-In an upload the same time limit applies to each piece, and to the answer after the last piece.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from buildidfs.linux import file_ops
 from buildidfs.upstream.server import NotThere, Unacceptable, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _ATTEMPTS: Final = 3
 _FIRST_DELAY_S: Final = 0.25
@@ -45,7 +43,6 @@ _PACKED_MORE: Final = 1 << 20
 """Bytes by which a compressed body may be larger than its content."""
 _UNPACKED_PIECE: Final = 1 << 20
 _WHY_BYTES: Final = 80
-_ANSWER_BYTES: Final = 64 << 10
 
 _GONE: Final = frozenset((404, 410))
 _FORBIDDEN: Final = frozenset((401, 403, 407))
@@ -58,19 +55,6 @@ class Download(msgspec.Struct, frozen=True):
 
     size: int
     modified_ns: int
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """The answer to an upload, with any status; ``said`` is the status as a text.
-
-    ``body`` has at most 64 KiB. ``location`` is the target of a redirect. The redirect is not
-    followed.
-    """
-
-    status: int
-    said: str
-    body: bytes
-    location: str = ""
 
 
 class HttpClient:
@@ -114,23 +98,6 @@ class HttpClient:
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
         raise AssertionError("the last attempt returns or raises")
-
-    def send(
-        self,
-        method: str,
-        url: str,
-        content: bytes | Iterable[bytes],
-        headers: Sequence[tuple[str, str]] = (),
-        *,
-        is_own: bool = True,
-    ) -> Answer:
-        """Upload bytes, or pieces as they come, in one attempt; return the answer.
-
-        Pieces are sent in chunks unless the headers have a Content-Length. The headers of the
-        operator are sent only if ``is_own``. Raises `Unavailable`, and errors of ``content``.
-        """
-        request = _Request(self, url, (*headers,), self._timeout_s)
-        return request.send(method, content, self._headers if is_own else ())
 
     def connections(self) -> _Connections:
         """Return the connections of the calling thread. Raises `Unavailable` after `close`."""
@@ -219,35 +186,6 @@ class _Request:
             self._stop_timer()
             _check_status(response)
             return self._body(response, fd, most, progress)
-
-    def send(
-        self, method: str, content: bytes | Iterable[bytes], own: Sequence[tuple[str, str]]
-    ) -> Answer:
-        """Upload. Raises the errors of `HttpClient.send`."""
-        with self._timed():
-            request = self._connections.client.build_request(
-                method,
-                self._url,
-                headers=[*own, *self._headers],
-                content=content if isinstance(content, bytes) else self._renewing(content),
-                extensions={"trace": self._connections.trace},
-            )
-            sent = self._connections.client.send(request, stream=True, follow_redirects=False)
-            with self._closing(sent) as response:
-                body = b""
-                for piece in response.iter_raw():
-                    body += piece
-                    if len(body) >= _ANSWER_BYTES:
-                        break
-                location = response.headers.get("location", "")
-                return Answer(response.status_code, _said(response), body[:_ANSWER_BYTES], location)
-
-    def _renewing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the pieces, with a new time limit for each."""
-        for piece in pieces:
-            self._start_timer()
-            yield piece
-        self._start_timer()
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

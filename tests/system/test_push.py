@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`buildidfs push`: the command line, debuginfod clients on the bare bucket, and kills.
-
-The receiver is a bucket, or a server of profiles.
-"""
+"""`buildidfs push`: the command line, debuginfod clients on the bare bucket, and kills."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import signal
@@ -25,7 +21,6 @@ from tests.support.clients import debuginfod_find
 from tests.support.commands import ROOT
 from tests.support.mounts import COMMAND, BuildIdFs, start
 from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
-from tests.support.symbolservers import AUTHORIZATION, SymbolServer, symbol_server
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -93,19 +88,6 @@ def _begun(*words: Argument) -> Process:
     """A command that has started; no test reads its outputs."""
     with open(os.devnull, "wb") as output:
         return start([*COMMAND, *words], output.fileno())
-
-
-def _push_to(
-    buildidfs: BuildIdFs, kind: str, server: SymbolServer, *words: str
-) -> subprocess.Popen[bytes]:
-    argv = [*COMMAND, "--store", str(buildidfs.store), "push", "--to", kind, server.url, *words]
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-    )
 
 
 def _blobs(storage: ObjectStorage) -> dict[BuildId, bytes]:
@@ -245,105 +227,6 @@ def test_watch_pushes_what_is_captured_until_told_to_end(
         pushing.terminate()
         _, err = pushing.communicate(timeout=30)
         assert (pushing.returncode, err) == (0, b"")
-
-
-# --- Parca and Pyroscope -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def unstripped(directory: Path, buildidfs: BuildIdFs) -> dict[str, bytes]:
-    """Programs with symbols in the store of ``buildidfs``, by build ID."""
-    tree = directory / "unstripped"
-    tree.mkdir()
-    files = {}
-    for number in range(5):
-        build_id = BuildId(hashlib.sha1(b"%d" % number, usedforsecurity=False).digest())
-        text = elfwriter.Section(b".text", bytes([number]) * 2000, flags=6)
-        data = elfwriter.elf_file([text, elfwriter.SYMTAB], build_id=build_id)
-        files[str(build_id)] = data
-        (tree / str(build_id)).write_bytes(data)
-        (tree / str(build_id)).chmod(0o755)
-    buildidfs("scan", "tree", tree)
-    return files
-
-
-def _complete(server: SymbolServer) -> dict[str, bytes]:
-    """The files that the server names functions with."""
-    return {key[0]: data for key, data in server.uploaded().items() if "EXEC" not in key[1]}
-
-
-@pytest.mark.parametrize("kind", ["parca", "pyroscope"])
-def test_servers_of_profiles(
-    directory: Path, buildidfs: BuildIdFs, unstripped: dict[str, bytes], kind: str
-) -> None:
-    keys = directory / "keys"
-    keys.write_text(f"Authorization: {AUTHORIZATION}\n")
-    words = ["--all", "--json", "-vv", "--headers-file", str(keys)]
-    with symbol_server(kind) as server:
-        server.authorization = AUTHORIZATION
-        for pushed in (len(unstripped), 0):
-            pushing = _push_to(buildidfs, kind, server, *words)
-            out, err = pushing.communicate(timeout=60)
-            assert pushing.returncode == 0, err
-            assert AUTHORIZATION.encode() not in err
-            told = json.loads(out)
-            slots = 2 if kind == "parca" else 1
-            assert (told["pushed"], told["failed"]) == (slots * pushed, 0)
-            assert told["present"] == slots * (len(unstripped) - pushed)
-            assert _complete(server) == unstripped
-
-
-@pytest.mark.parametrize("kind", ["parca", "pyroscope"])
-def test_push_to_a_server_that_is_killed_goes_on(
-    buildidfs: BuildIdFs, unstripped: dict[str, bytes], kind: str
-) -> None:
-    for kill_at in (1, 2, 3, 5, 8, 11):
-        for ledger in (buildidfs.store / "remote").glob("*"):
-            ledger.unlink()
-        with symbol_server(kind) as server:
-            started: list[Process] = []
-            asked = itertools.count(1)
-
-            def kill(path: str, kill_at: int = kill_at) -> int:
-                if next(asked) != kill_at:  # noqa: B023
-                    return 0
-                until(lambda: started, "the process")  # noqa: B023
-                started[0].kill()  # noqa: B023
-                started[0].wait()  # noqa: B023
-                return -1
-
-            server.late_fault = kill
-            words = ("push", "--to", kind, server.url, "--all")
-            started.append(_begun("--store", buildidfs.store, *words))
-            started[0].wait(60)
-            assert started[0].returncode == -signal.SIGKILL
-            assert _complete(server).items() <= unstripped.items()
-            again = buildidfs(*words, check=False)
-            assert (again.rc, again.err) == (0, ""), kill_at
-            assert "other hosts" not in again.out
-            assert _complete(server) == unstripped
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--to", "parca", "parca:7070", "--all"], 2, "not the URL of a server"),
-        (["--to", "perforator", "http://localhost", "--all"], 2, "is not one of"),
-        (["--headers-file", "keys", "--all"], 2, "give --to"),
-        (
-            ["--to", "parca", "http://localhost:9", "--all", "--headers-file", "no"],
-            2,
-            "no: No such",
-        ),
-        (["--to", "pyroscope", "http://localhost", "0123456789"], 30, "nothing is known"),
-    ],
-)
-def test_failure_with_a_server_is_told(
-    buildidfs: BuildIdFs, filled: dict[BuildId, bytes], words: list[str], code: int, message: str
-) -> None:
-    done = buildidfs("push", *words, check=False)
-    assert done.rc == code
-    assert message in done.err
 
 
 @pytest.mark.parametrize("outage", ["from the start", "later"])

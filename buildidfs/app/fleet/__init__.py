@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fleet: push the files of a store to a bucket, and answer questions about all hosts.
 
-`push` uploads to a bucket, `symbol_push` to a server of profiles; `uploader` is the common part of
-both. `ledger` remembers what was uploaded, `questions` reads the manifests of all hosts. `fetch`
-gets missing files from upstream servers.
+`push` uploads to a bucket; `uploader` has the threads of an upload. `ledger` remembers what was
+uploaded, `questions` reads the manifests of all hosts. `fetch` gets missing files from upstream
+servers.
 """
 
 from typing import Final

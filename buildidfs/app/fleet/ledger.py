@@ -34,9 +34,7 @@ _CLOCK_S: Final = 60
 
 
 class Entry(NamedTuple):
-    """A file that the receiver has, and its state: `manifests.Row.state`, or
-    `symbol_push.State`.
-    """
+    """A file that the receiver has, and its state: `manifests.Row.state`."""
 
     build_id: BuildId
     kind: Kind
@@ -91,17 +89,6 @@ class Ledger:
         ]
         self._write("insert or replace into pushed values (?, ?, ?, ?, ?, ?)", rows)
         self._known.update(_key(*row[:3]) for row in rows)
-
-    def noted(self, build_id: bytes, kind: Kind) -> dict[Digest, tuple[str, int]]:
-        """Return the states of the files with a build ID and kind, each with its time
-        (Unix time).
-        """
-        with self._lock:
-            rows = self._db.execute(
-                "select digest, state, at from pushed where build_id = ? and kind = ?",
-                (bytes(build_id), int(kind)),
-            ).fetchall()
-        return {Digest(row[0]): (row[1], row[2]) for row in rows}
 
     def unfiltered(self) -> list[Entry]:
         """Return the files that the filter of the bucket may lack."""

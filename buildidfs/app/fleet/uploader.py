@@ -2,8 +2,7 @@
 """The loop of all pushes: `Uploader` sends the files of a store in threads, again and again.
 
 The loop limits the rate, waits while the receiver does not answer, and follows the commits to the
-store. A subclass knows the receiver: in `push` this is a bucket, in `symbol_push` a server of
-profiles.
+store. A subclass knows the receiver, which is a bucket in `push`.
 """
 
 from __future__ import annotations
@@ -70,9 +69,8 @@ class Options(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct):
     """Counts of files: sent as the first of their build ID (``pushed``) or as ``variants``, already
     there (``present``), left out because not all users could read them (``private``), being
-    uploaded by another host (``leased``). A server of profiles gets no files of an ``ambiguous``
-    build ID, and none that are ``unsuitable`` for it. ``bytes`` is the number of bytes sent.
-    ``failed`` has the files that could not be sent, with the reason.
+    uploaded by another host (``leased``). ``bytes`` is the number of bytes sent. ``failed`` has the
+    files that could not be sent, with the reason.
     """
 
     pushed: int = 0
@@ -80,17 +78,13 @@ class Summary(msgspec.Struct):
     present: int = 0
     private: int = 0
     leased: int = 0
-    ambiguous: int = 0
-    unsuitable: int = 0
     bytes: int = 0
     failed: list[str] = msgspec.field(default_factory=list)
 
     @property
     def files(self) -> int:
         """Return the number of files that were processed."""
-        sent = self.pushed + self.variants
-        left_out = self.private + self.leased + self.ambiguous + self.unsuitable
-        return sent + self.present + left_out
+        return self.pushed + self.variants + self.present + self.private + self.leased
 
     def add(self, other: Summary) -> None:
         """Add the counts of another summary."""
