@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check a store: find faults, repair them, and capture lost bytes again.
 
+Any fault of the index has one remedy: a new index, made from the blobs and from the rows of the old
+one that still decode.
+
 The check first marks a damaged blob in the index, so that no reader gets it. Then it looks for the
 same bytes at the paths where the blob was seen on this host, and in running processes; a capture of
 the same bytes replaces the blob and keeps all its rows. If they are not found, the check removes
@@ -11,35 +14,34 @@ from __future__ import annotations
 
 import os
 import stat
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
 from buildidfs.app import capture
 from buildidfs.capture.base import PinnedFile
-from buildidfs.errors import StoreDamaged
+from buildidfs.errors import StoreDamaged, StoreLocked
 from buildidfs.linux import machine
 from buildidfs.names import printable
 from buildidfs.store import Store, layout, schema
-from buildidfs.store.fsck import repair
+from buildidfs.store.fsck import rebuild
 from buildidfs.store.fsck.faults import Fault
-from buildidfs.store.index.environment import is_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from buildidfs.capture.base import Found
     from buildidfs.config import Settings
     from buildidfs.model import Digest
-    from buildidfs.store.fsck.check import Checker
 
 State = Literal["found", "repaired", "captured again", "lost"]
 
 READING: Final = "Reading blobs"
 """The step of a check whose progress is counted in bytes."""
 
-_MAP_BYTES: Final = 1 << 40
-_PASSES: Final = 3
+_MOST_NAMED: Final = 1000
+"""The number of faults of rows that a repair names; it counts further ones."""
 
 
 class Options(NamedTuple):
@@ -102,28 +104,27 @@ def _check(path: str, settings: Settings, options: Options, checked: Checked) ->
         yield Result(Fault(damage), "repaired" if options.repair else "found")
         if not options.repair:
             return
-        made = 0
-
-        def progress(count: int) -> None:
-            nonlocal made
-            made += count
-            options.progress("Making a new index", made, 0)
-
-        rebuilt = repair.rebuild(path, progress)
-        checked.unknown = len(rebuilt.unknown)
-        for digest in rebuilt.damaged:
-            yield Result(Fault(f"blob {digest} has other bytes", digest), "found")
-            yield _lost(digest)
-    with Store.open(path, read_only=not os.access(path, os.W_OK)) as store:
+        yield from _new_index(path, options, checked)
+    elif options.repair:
+        faults = _faults_of_rows(path, options)
+        yield from _mended(path, faults, options, checked)
+    with _opened(path) as store:
         capture.believe(store, settings)
         capture.name_containers(store)
-        yield from _check_rows(store.checker(), options)
-        if options.repair:
-            checked.named = repair.name_blobs(store.checker())
-        yield from _check_files(store, settings, options, checked)
+        if not options.repair:
+            for fault in store.checker().rows(_progress_of_rows(store, options)):
+                yield Result(fault, "found")
+        else:
+            checked.named = rebuild.name_blobs(store.checker())
+        differing = yield from _check_files(store, settings, options, checked)
         yield from _check_names(store, options)
         checked.blobs = store.stats().blobs
         checked.unreferenced = store.checker().unreferenced()
+    yield from _mended(path, differing, options, checked)
+
+
+def _opened(path: str) -> Store:
+    return Store.open(path, read_only=not os.access(path, os.W_OK))
 
 
 def _damage(path: str) -> str | None:
@@ -131,36 +132,61 @@ def _damage(path: str) -> str | None:
     root = os.path.abspath(os.fsencode(path))
     if (version := layout.read_format(root)) != schema.FORMAT_VERSION:
         return f"the index has format {version}, not {schema.FORMAT_VERSION}"
-    directory = os.path.join(root, b"index")
     try:
-        if os.path.exists(directory) and not is_readable(directory, _MAP_BYTES):
+        if os.path.exists(os.path.join(root, b"index")) and not rebuild.is_readable(root):
             return "the index cannot be read"
-        Store.open(path, read_only=not os.access(path, os.W_OK)).close()
+        _opened(path).close()
     except StoreDamaged as error:
         return str(error).partition(": buildidfs check")[0]
     return None
 
 
-def _check_rows(checker: Checker, options: Options) -> Iterator[Result]:
-    total, done = checker.count_rows(), 0
+def _faults_of_rows(path: str, options: Options) -> list[Fault]:
+    """Return the faults of rows; those beyond `_MOST_NAMED` are one fault that counts them."""
+    with _opened(path) as store:
+        faults = store.checker().rows(_progress_of_rows(store, options))
+        named = list(islice(faults, _MOST_NAMED))
+        more = sum(1 for _ in faults)
+    return [*named, Fault(f"{more} more rows have faults")] if more else named
+
+
+def _progress_of_rows(store: Store, options: Options) -> Callable[[int], None]:
+    total, done = store.checker().count_rows(), 0
 
     def progress(count: int) -> None:
         nonlocal done
         done += count
         options.progress("Looking at rows", done, total)
 
-    if options.repair:
-        mended = False
-        for fault in repair.mend(checker, progress):
-            mended = True
-            yield Result(fault, "repaired")
-        for fault in repair.adopt(checker) if mended else ():
-            yield Result(fault, "repaired")
+    return progress
+
+
+def _mended(path: str, faults: list[Fault], options: Options, checked: Checked) -> Iterator[Result]:
+    """Make a new index if there are faults, and yield these. Raises `StoreLocked`."""
+    if not faults:
         return
-    for fault in checker.rows(progress):
-        yield Result(fault, "found")
-    for fault in checker.counts():
-        yield Result(fault, "found")
+    try:
+        yield from _new_index(path, options, checked)
+    except StoreLocked:
+        yield from (Result(fault, "found") for fault in faults)
+        raise
+    yield from (Result(fault, "repaired") for fault in faults)
+
+
+def _new_index(path: str, options: Options, checked: Checked) -> Iterator[Result]:
+    """Make a new index. Raises `StoreLocked` if the store is in use."""
+    made = 0
+
+    def progress(count: int) -> None:
+        nonlocal made
+        made += count
+        options.progress("Making a new index", made, 0)
+
+    rebuilt = rebuild.rebuild(path, progress)
+    checked.unknown = len(rebuilt.unknown)
+    for digest in rebuilt.damaged:
+        yield Result(Fault(f"blob {digest} has other bytes", digest), "found")
+        yield _lost(digest)
 
 
 def _check_names(store: Store, options: Options) -> Iterator[Result]:
@@ -176,7 +202,8 @@ def _check_names(store: Store, options: Options) -> Iterator[Result]:
 
 def _check_files(
     store: Store, settings: Settings, options: Options, checked: Checked
-) -> Iterator[Result]:
+) -> Generator[Result, None, list[Fault]]:
+    """Check the blobs, and capture damaged ones again; return the faults that a new index mends."""
     checker = store.checker()
     total = store.stats().stored_bytes if options.verify_data else 0
 
@@ -190,17 +217,15 @@ def _check_files(
     if not options.repair:
         for fault in faults:
             yield Result(fault, "found")
-        return
+        return []
+    differing = []
     for fault in faults:
         if fault.digest is not None and checker.is_struck(fault.digest):
             yield Result(fault, "found")
         else:
-            repair.mend_file(checker, fault)
-            yield Result(fault, "repaired")
+            differing.append(fault)
     yield from restore(store, settings)
-    for _ in range(_PASSES):
-        if not list(repair.mend(checker)):
-            return
+    return differing
 
 
 def restore(store: Store, settings: Settings) -> Iterator[Result]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
             "buildidfs check --json | jq -r 'select(.state == \"lost\").sha256'",
         ],
         {
-            12: "the index must be made anew, but the store is in use (run buildidfs down)",
+            12: "--repair needs a new index, but the store is in use (run buildidfs down)",
             20: "a fault was found, or a blob is lost; standard output has a line for each",
         },
     ),
@@ -52,9 +52,9 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     """Check the index against itself and against the blobs; the store may be in use.
 
     The command reads a blob only if its file is no longer the one that was written, or with
-    --verify-data. A blob with other bytes is no longer served. --repair mends the index, and
-    captures a damaged blob again from this host; if the host no longer has the file, the blob goes
-    to quarantine. An unusable index is made anew from the blobs.
+    --verify-data. A blob with other bytes is no longer served. --repair captures a damaged blob
+    again from this host; if the host no longer has the file, the blob goes to quarantine. If a row
+    has a fault, --repair makes a new index from the blobs, while nothing else uses the store.
     """
     from buildidfs.app import check as checking
 

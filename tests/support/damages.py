@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from buildidfs.store import Store
+from buildidfs.store.fsck import rebuild
+from buildidfs.store.index import environment
+
 Damage = Callable[[Path, Path], None]
 """What is done to the file of a blob; the second one is that of another."""
 
@@ -96,3 +100,13 @@ def changed_bytes(value: bytes, chosen: random.Random) -> bytes:
         if data:
             data[chosen.randrange(len(data))] = chosen.choice((0, 1, 0x7F, 0x80, 0xFF))
     return bytes(data)
+
+
+def with_new_index(store: Store) -> Store:
+    """Close a store, make a new index for it, and open it again."""
+    key = environment._key(store.path)
+    store.close()
+    while (still := environment._open.get(key)) is not None:
+        environment.release(still)
+    rebuild.rebuild(store.path)
+    return Store.open(store.path)

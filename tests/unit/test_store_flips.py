@@ -19,6 +19,7 @@ import pytest
 from buildidfs.errors import BuildIdFsError, IntegrityError
 from buildidfs.model import BuildId, Kind, Standing, Trust
 from buildidfs.store import Store, schema
+from buildidfs.store.fsck import rebuild
 from buildidfs.view import View
 from tests.support.captures import capture, read_blob, sighting
 
@@ -160,9 +161,19 @@ def test_one_wrong_bit(sound: Path, tmp_path: Path, contents: Contents, what: st
         file.write_bytes(data)
         status = _apart(path, contents)
         assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == RIGHT, (file, at, bit)
+        if what == "index":
+            _assert_complete_with_new_index(path, contents)
         ended["right" if os.WIFEXITED(status) else signal.Signals(status & 127).name] += 1
         shutil.rmtree(path)
     assert ended["right"] > FLIPS // 2, ended
+
+
+def _assert_complete_with_new_index(path: Path, contents: Contents) -> None:
+    rebuild.rebuild(path)
+    with Store.open(path) as store:
+        assert list(store.check()) == []
+        assert all(_has(store, build_id, content) for build_id, content in contents.items())
+        assert all(store.index.ordinal(build_id) for build_id in contents)
 
 
 def _rewrite(path: Path, table: str, change: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:

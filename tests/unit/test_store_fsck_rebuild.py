@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.store.fsck.repair: an index made from the blobs alone serves what the old one did."""
+"""buildidfs.store.fsck.rebuild: an index made from the blobs alone serves what the old one did."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 
 from buildidfs.errors import StoreDamaged, StoreLocked, StoreMissing
 from buildidfs.model import Artifact, BuildId, ContainerNames, Kind, Quality, Sighting, Trust
-from buildidfs.store import Store, layout
+from buildidfs.store import NewSeen, Store, layout
 from buildidfs.store.blobs import files
-from buildidfs.store.fsck import repair
-from buildidfs.store.fsck.faults import Fault
+from buildidfs.store.fsck import rebuild
 from buildidfs.store.index import environment
 from tests.golden.make import fill
 from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting
@@ -74,7 +73,7 @@ def test_everything_is_served_again(path: Path, damage: Callable[[Path], None]) 
     damage(path)
     with pytest.raises(StoreDamaged, match="check --repair makes a new one"):
         Store.open(path)
-    done = repair.rebuild(path)
+    done = rebuild.rebuild(path)
     assert (done.blobs, done.unknown, done.damaged) == (len(names), [], [])
     with Store.open(path) as store:
         assert list(store.check(digests=True)) == []
@@ -92,6 +91,38 @@ def test_everything_is_served_again(path: Path, damage: Callable[[Path], None]) 
         assert len(list((path / "quarantine").glob("index.*"))) == 1
 
 
+def _kept(store: Store) -> tuple[object, ...]:
+    """What a store has beside the files: places, pins, journal, and the order of uses."""
+    ordinal = store.index.ordinal(b"\x01\x01")
+    assert ordinal is not None
+    places = {
+        (each.origin.path, each.first_seen_ns, each.last_seen_ns)
+        for each in store.index.origins(ordinal)
+    }
+    env = store.checker().env
+    with env.read() as txn:
+        uses = list(txn.cursor(env.tables["uses"]).iternext(values=False))
+    return places, list(store.pins.every()), list(store.journal.since()), uses
+
+
+def test_new_index_keeps_the_rows_that_no_blob_has(path: Path) -> None:
+    with Store.open(path) as store:
+        content = elf_file([TEXT], build_id=b"\x01\x01")
+        for number in range(20):
+            at = sighting(b"/opt/%d" % number, ino=100 + number)
+            commit(store, capture(store, content, b"\x01\x01", at=at))
+        store.pin([BuildId(b"\x01\x01")], b"core")
+        store.note_seen([NewSeen(sighting(b"/never/captured"), BuildId(b"\x07\x07"))])
+        before = _kept(store)
+        env = store.checker().env
+        env.write(lambda txn: txn.put(b"\x03\x03", bytes(8), db=env.tables["ids"]))
+        assert list(store.check()) != []
+    rebuild.rebuild(path)
+    with Store.open(path) as store:
+        assert list(store.check()) == []
+        assert _kept(store) == before
+
+
 def test_dwz_files_have_the_names_again_by_which_debuginfo_refers_to_them(path: Path) -> None:
     mine, common = b"\x0a" * 20, b"\x0b" * 20
     debug = elf_file([DWARF, altlink(b"/usr/lib/debug/.dwz/x86/other", common)], build_id=mine)
@@ -102,7 +133,7 @@ def test_dwz_files_have_the_names_again_by_which_debuginfo_refers_to_them(path: 
             commit(store, capture(store, data, build_id, at=at, kinds=kinds))
         assert store.index.supplementary(b"x86/other") is None, "this capture did not say so"
     _lose(path)
-    repair.rebuild(path)
+    rebuild.rebuild(path)
     with Store.open(path) as store:
         assert store.index.supplementary(b"x86/other") == store.index.ordinal(common) is not None
 
@@ -114,7 +145,7 @@ def test_nobody_is_sent_a_blob_again_that_is_damaged(path: Path) -> None:
     blob.chmod(0o600)
     blob.write_bytes(b"others")
     _lose(path)
-    assert repair.rebuild(path).damaged == [victim]
+    assert rebuild.rebuild(path).damaged == [victim]
     with Store.open(path) as store:
         assert victim not in set(store.blobs.names())
         assert list(store.check(digests=True)) == []
@@ -128,7 +159,7 @@ def test_without_what_is_kept_beside_them_the_bytes_tell(path: Path) -> None:
             os.removexattr(store.blobs.path(name), files.ORIGIN_ATTRIBUTE)
         before = _shown(store)
     _lose(path)
-    done = repair.rebuild(path)
+    done = rebuild.rebuild(path)
     assert (done.unknown, done.damaged) == ([], [])
     with Store.open(path) as store:
         assert list(store.check(digests=True)) == []
@@ -161,7 +192,7 @@ def test_what_is_kept_beside_a_blob_does_not_overrule_its_bytes(path: Path) -> N
             store.blobs.files.keep_origin(name, origin)
         before = _shown(store)
     _lose(path)
-    repair.rebuild(path)
+    rebuild.rebuild(path)
     with Store.open(path) as store:
         assert list(store.check(digests=True)) == []
         assert {build_id for build_id, _ in _shown(store)} <= {build_id for build_id, _ in before}
@@ -175,7 +206,7 @@ def test_compressed_blobs(path: Path) -> None:
         assert list(store.check(digests=True)) == []
         before = _shown(store)
     _lose(path)
-    repair.rebuild(path)
+    rebuild.rebuild(path)
     with Store.open(path) as store:
         assert _shown(store) == before
         assert list(store.check(digests=True)) == []
@@ -190,7 +221,7 @@ def test_a_store_of_another_format(path: Path, version: int) -> None:
     with Store.open(path) as store:
         before = _shown(store)
     (path / "format").write_text(f"buildidfs store {version}\n")
-    repair.rebuild(path)
+    rebuild.rebuild(path)
     assert layout.read_format(bytes(path)) == 1
     with Store.open(path) as store:
         assert _shown(store) == before
@@ -200,7 +231,7 @@ def test_a_store_of_another_format(path: Path, version: int) -> None:
 def test_not_while_it_is_in_use(path: Path) -> None:
     before = dict(environment._open)
     with Store.open(path), pytest.raises(StoreLocked, match="is open in this process"):
-        repair.rebuild(path)
+        rebuild.rebuild(path)
     ready, release = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -213,7 +244,7 @@ def test_not_while_it_is_in_use(path: Path) -> None:
     try:
         os.read(ready[0], 1)
         with pytest.raises(StoreLocked, match="is in use"):
-            repair.rebuild(path)
+            rebuild.rebuild(path)
     finally:
         os.write(release[1], b".")
         os.waitpid(child, 0)
@@ -224,14 +255,14 @@ def test_not_while_it_is_in_use(path: Path) -> None:
 
 def test_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreMissing):
-        repair.rebuild(tmp_path)
+        rebuild.rebuild(tmp_path)
 
 
 def test_killed_before_any_call(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one goes on with it."""
-    monkeypatch.setattr(repair, "_BATCH", 2)
+    monkeypatch.setattr(rebuild, "_BATCH", 2)
     with Store.open(path) as store:
         before = _shown(store)
     _cut(path)
@@ -242,16 +273,16 @@ def test_killed_before_any_call(
         shutil.copytree(path, trial, copy_function=_copy)
 
     fresh()
-    repair.rebuild(trial)
+    rebuild.rebuild(trial)
     fresh()
-    calls = calls_of(lambda: repair.rebuild(trial))
+    calls = calls_of(lambda: rebuild.rebuild(trial))
     assert calls > 300
     for moment in random.Random(5).sample(range(1, calls), 20):
         fresh()
 
         def work(moment: int = moment) -> None:
             kill_at_call(moment)
-            repair.rebuild(trial)
+            rebuild.rebuild(trial)
             os.kill(os.getpid(), 9)
 
         assert is_killed(work)
@@ -261,7 +292,7 @@ def test_killed_before_any_call(
         except StoreDamaged:
             done = False
         if not done:
-            repair.rebuild(trial)
+            rebuild.rebuild(trial)
         with Store.open(trial) as store:
             assert list(store.check(digests=True)) == []
             assert _shown(store) == before
@@ -313,7 +344,7 @@ def test_containers_have_their_names_again(tmp_path: Path) -> None:
         before = _containers(store)
     assert {label: each[0] for label, each in before.items()} == names
     _lose(path)
-    repair.rebuild(path)
+    rebuild.rebuild(path)
     with Store.open(path) as store:
         assert list(store.check(digests=True)) == []
         now = _containers(store)
@@ -336,21 +367,8 @@ def test_names_that_an_engine_noted_late(tmp_path: Path) -> None:
         assert list(store.check(digests=True)) == []
     assert before[f"podman:{FIRST[:12]}"][0] == known[0]
     _lose(path)
-    repair.rebuild(path)
+    rebuild.rebuild(path)
     with Store.open(path) as store:
-        assert _containers(store) == before
-
-
-def test_names_survive_when_a_blob_is_identified_again(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with Store.create(path) as store:
-        store.name_containers(lambda origin: ContainerNames("web"))
-        content = elf_file([TEXT], build_id=b"\x01\x01")
-        commit(store, capture(store, content, b"\x01\x01", at=_in(FIRST, b"/app", 0)))
-        before = _containers(store)
-        (digest,) = store.blobs.names()
-        checker = store.checker()
-        repair.mend_file(checker, Fault("as if its rows were wrong", digest))
         assert _containers(store) == before
 
 

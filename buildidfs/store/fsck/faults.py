@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of an index and their repair: the tools of the rules in `id_rules` and `location_rules`.
-
-A rule reads one row and its related rows within one transaction, so that a commit cannot look like
-a fault. To mend faults, the same rules run in a write transaction: each fault carries its own
-repair.
-"""
+"""Faults of an index, and the index as the rules see it (`rules`)."""
 
 from __future__ import annotations
 
@@ -20,11 +15,8 @@ from buildidfs.model import Artifact, BuildId, Digest, Kind
 from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.queries import DAMAGE, floor_of, prefixed
-from buildidfs.store.write.uses import UseWriter
-from buildidfs.store.write.variants import VariantWriter
 
 if TYPE_CHECKING:
-    from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.index.environment import Environment, Txn
 
 
@@ -34,38 +26,24 @@ _KINDS: Final = tuple(int(kind) for kind in Kind)
 class Fault(msgspec.Struct, frozen=True):
     """A fault in one line, with the build ID or blob that it affects, if known.
 
-    ``mend`` corrects or removes the row; it is None if the index alone is not enough for that.
+    A new index mends all faults of rows (`rebuild`); a new capture mends the fault of a blob.
     """
 
     text: str
     digest: Digest | None = None
     build_id: BuildId | None = None
-    mend: Callable[[Mending], object] | None = None
-
-
-def stray(text: str, table: str, key: bytes, *, digest: Digest | None = None) -> Fault:
-    """Return the fault of a row that must not be there; the repair removes it."""
-    return Fault(text, digest, mend=lambda mending: mending.delete(table, key))
-
-
-def lacking(
-    text: str, table: str, key: bytes, value: bytes, *, digest: Digest | None = None
-) -> Fault:
-    """Return the fault of a row that is missing or wrong; the repair writes it."""
-    return Fault(text, digest, mend=lambda mending: mending.put(table, key, value))
 
 
 class Rows:
-    """The index as one transaction sees it."""
+    """The index as one transaction sees it, so that a commit cannot look like a fault."""
 
-    def __init__(self, env: Environment, txn: Txn, blobs: Blobs) -> None:
+    def __init__(self, env: Environment, txn: Txn) -> None:
         self.env = env
         self.txn = txn
-        self.blobs = blobs
         self.tables = env.tables
 
     @cached_property
-    def said(self) -> schema.Counters:
+    def counters(self) -> schema.Counters:
         """Return the counters as the index has them, right or wrong."""
         return load_counters(self.env, self.txn)
 
@@ -76,9 +54,12 @@ class Rows:
         except lmdb.BadValsizeError:
             return None
 
-    def having(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows whose key begins with ``prefix``."""
-        return prefixed(self.txn, self.tables[table], prefix)
+    def having(self, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows whose key begins with ``prefix``; none if a store of an earlier version
+        lacks the table.
+        """
+        if table in self.tables:
+            yield from prefixed(self.txn, self.tables[table], prefix)
 
     def named(self, ordinal: int) -> schema.OrdinalRow | None:
         """Return a row of *ordinals*; None if it is missing or does not decode."""
@@ -129,18 +110,9 @@ class Rows:
             return schema.WITHHELD
         return mask
 
-    def is_ambiguous(self, ordinal: int) -> bool:
-        """Return True if no file of a build ID may be served."""
-        return self._has("ambiguous", ordinal)
-
-    def is_adopted(self, ordinal: int) -> bool:
-        """Return True if a build ID is marked as adopted."""
-        return self._has("adopted", ordinal)
-
-    def _has(self, table: str, ordinal: int) -> bool:
-        if table not in self.tables:
-            return False
-        return self.get(table, schema.U64.pack(ordinal)) is not None
+    def is_marked(self, table: str, ordinal: int) -> bool:
+        """Return True if *ambiguous* or *adopted* has a build ID."""
+        return table in self.tables and self.get(table, schema.U64.pack(ordinal)) is not None
 
     def floor(self, ordinal: int) -> int:
         """Return the belief below which debuginfo is withheld; 0 if there is none or its row is
@@ -158,43 +130,6 @@ class Rows:
         return self.get("ordinals", ordinal) is not None
 
 
-class Mending(Rows):
-    """The index during a repair, within one write transaction; call `finish` last."""
-
-    def __init__(self, env: Environment, txn: Txn, blobs: Blobs) -> None:
-        super().__init__(env, txn, blobs)
-        self.counters = load_counters(env, txn)
-        self.changed: set[int] = set()
-        self.variants = VariantWriter(env, txn, self.counters, self.changed)
-        self.uses = UseWriter(env, txn)
-
-    def put(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a row."""
-        self.txn.put(key, value, db=self.tables[table])
-
-    def delete(self, table: str, key: bytes) -> None:
-        """Remove a row."""
-        self.txn.delete(key, db=self.tables[table])
-
-    def change_named(self, ordinal: int, **fields: object) -> None:
-        """Change fields of a row of *ordinals*."""
-        row = self.named(ordinal)
-        if row is not None:
-            row = msgspec.structs.replace(row, **fields)
-            self.put("ordinals", schema.U64.pack(ordinal), row.pack())
-            self.changed.add(ordinal)
-
-    def count_up(self, **numbers: int) -> None:
-        """Raise each named counter to at least the given number."""
-        for field, number in numbers.items():
-            setattr(self.counters, field, max(getattr(self.counters, field), number))
-
-    def finish(self) -> None:
-        """Write the counters."""
-        self.counters.announced += bool(self.changed)
-        self.put("meta", schema.COUNTERS_KEY, self.counters.pack())
-
-
 Rule = Callable[[Rows, bytes, bytes], Iterator[Fault]]
 """A rule yields the faults of a row, given its key and value. Raises the exceptions of decoding the
 row.
@@ -208,6 +143,5 @@ def faults_of(rule: Rule, table: str, rows: Rows, key: bytes, value: bytes) -> l
         for fault in rule(rows, key, value):
             found.append(fault)  # noqa: PERF402 - those before an exception count
     except (*DAMAGE, BuildIdFsError) as error:
-        text = f"row {key.hex()} of {table} cannot be read: {error}"
-        found.append(Fault(text, mend=lambda mending: mending.delete(table, key)))
+        found.append(Fault(f"row {key.hex()} of {table} cannot be read: {error}"))
     return found

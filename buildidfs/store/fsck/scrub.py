@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +26,7 @@ from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind, Quality
 from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
-from buildidfs.store.fsck.faults import Fault, Mending, Rows
+from buildidfs.store.fsck.faults import Fault, Rows
 from buildidfs.store.index.queries import DAMAGE, prefixed
 from buildidfs.store.write import provenance
 
@@ -37,6 +36,10 @@ if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.blobs.verify import VerifiedBlobs
     from buildidfs.store.index.environment import Environment, Txn
+
+CHECK_MARK: Final = b"check"
+SCRUB_MARK: Final = b"scrub"
+"""Rows of *meta* with the position of `check --verify-data`, and of the monthly scrub."""
 
 _ROWS: Final = 256
 _NOTES_AT_ONCE: Final = 256
@@ -184,7 +187,7 @@ class Scrubber:
         if described is None:
             return []
         with self._env.read() as txn:
-            moment = Rows(self._env, txn, self._blobs)
+            moment = Rows(self._env, txn)
             now = moment.digest_row(digest)
             return [] if now is None else list(_differences(moment, digest, now, described))
 
@@ -202,15 +205,15 @@ class Scrubber:
             return
 
         def work(txn: Txn) -> tuple[int, list[int]]:
-            mending = Mending(self._env, txn, self._blobs)
+            results = _Results(self._env, txn, self._blobs)
             for digest, each in seen.items():
-                _write_down(mending, digest, each)
+                results.record(digest, each)
+            meta = self._env.tables["meta"]
             if self._mark and self._place:
-                mending.put("meta", self._mark, self._place)
+                txn.put(self._mark, self._place, db=meta)
             elif self._mark:
-                mending.delete("meta", self._mark)
-            mending.finish()
-            return mending.counters.announced, sorted(mending.changed)
+                txn.delete(self._mark, db=meta)
+            return results.finish()
 
         announced, changed = self._env.write(work)
         if changed:
@@ -254,7 +257,7 @@ def _differences(
         if artifact is None or named is None:
             continue  # the fault of another rule
         build_id = named.build_id
-        if described.build_id not in (build_id, GIVEN) and not moment.is_adopted(ordinal):
+        if described.build_id not in (build_id, GIVEN) and not moment.is_marked("adopted", ordinal):
             text = f"is of build ID {described.build_id}, and the index says {build_id}"
             yield Fault(f"blob {digest} {text}", digest, build_id)
         elif 1 << kind & _ELF_KINDS & ~kinds:
@@ -265,71 +268,61 @@ def _differences(
             or artifact.scripts != described.scripts
         ):
             text = f"has other sections than the index says of {build_id}"
-            mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
-            yield Fault(f"blob {digest} {text}", digest, build_id, mend)
+            yield Fault(f"blob {digest} {text}", digest, build_id)
         elif artifact.truncated != bool(described.truncated):
-            said = "whole" if described.truncated else "truncated"
-            text = f"is not {said}, as the index says of {build_id}"
-            mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
-            yield Fault(f"blob {digest} {text}", digest, build_id, mend)
+            state = "whole" if described.truncated else "truncated"
+            text = f"is not {state}, as the index says of {build_id}"
+            yield Fault(f"blob {digest} {text}", digest, build_id)
         elif artifact.segments != described.segments:
             text = f"is loaded at other addresses than the index says of {build_id}"
-            mend = partial(_describe_again, ref=(ordinal, kind, number), described=described)
-            yield Fault(f"blob {digest} {text}", digest, build_id, mend)
+            yield Fault(f"blob {digest} {text}", digest, build_id)
 
 
-def _describe_again(mending: Mending, ref: tuple[int, int, int], described: ElfFile) -> None:
-    artifact = mending.variant(*ref)
-    if artifact is not None:
-        mending.variants.change(
-            msgspec.structs.replace(
-                artifact,
-                quality=_quality(artifact, described),
-                scripts=described.scripts,
-                segments=described.segments,
-                truncated=bool(described.truncated),
-            )
-        )
-        _choose(mending, artifact.ordinal, artifact.kind)
+class _Results:
+    """Records what was found in blobs, within one write transaction; call `finish` last."""
 
+    def __init__(self, env: Environment, txn: Txn, blobs: Blobs) -> None:
+        self._env = env
+        self._txn = txn
+        self._blobs = blobs
+        self._rows = Rows(env, txn)
+        self._changed: set[int] = set()
 
-def _choose(mending: Mending, ordinal: int, kind: int) -> None:
-    mending.variants.choose(ordinal, kind)
-    if kind == Kind.EXECUTABLE:
-        mending.variants.choose(ordinal, Kind.DEBUGINFO)
-
-
-def _write_down(mending: Mending, digest: Digest, seen: _Seen) -> None:
-    row = mending.digest_row(digest)
-    if row is None or _file_in(row) != seen.row:
-        return  # another process has written down its result
-    if seen.file is None:
-        if schema.is_struck(row.pack()):
+    def record(self, digest: Digest, seen: _Seen) -> None:
+        """Record the result for one blob, unless another process has recorded its own."""
+        row = self._rows.digest_row(digest)
+        if row is None or _file_in(row) != seen.row:
             return
-        row.inode = row.ctime_ns = 0
-        mending.changed.update(ref[0] for ref in row.refs)
-    elif mending.blobs.file(digest) == seen.file:
-        file = _kept_beside(mending, digest, row, seen.file)
-        before, row.taken = row.taken, mending.blobs.disk_bytes(digest)
-        mending.counters.stored_bytes += row.taken - before
-        row.stored, row.inode, row.ctime_ns = file
-        row.form, row.verified = seen.form, int(time.time())
-    mending.put("digests", digest, row.pack())
+        if seen.file is None:
+            if schema.is_struck(row.pack()):
+                return
+            row.inode = row.ctime_ns = 0
+            self._changed.update(ref[0] for ref in row.refs)
+        elif self._blobs.file(digest) == seen.file:
+            file = self._keep_origin(digest, row, seen.file)
+            before, row.taken = row.taken, self._blobs.disk_bytes(digest)
+            self._rows.counters.stored_bytes += row.taken - before
+            row.stored, row.inode, row.ctime_ns = file
+            row.form, row.verified = seen.form, int(time.time())
+        self._txn.put(digest, row.pack(), db=self._env.tables["digests"])
 
+    def _keep_origin(self, digest: Digest, row: schema.DigestRow, file: BlobFile) -> BlobFile:
+        """Write the data beside a blob again, because a copy of the store may have lost it.
 
-def _kept_beside(
-    mending: Mending, digest: Digest, row: schema.DigestRow, file: BlobFile
-) -> BlobFile:
-    """Write the data beside a blob again, because a copy of the store may have lost it.
+        Returns the file of the blob after that.
+        """
+        try:
+            data = provenance.of_rows(self._env, self._txn, digest, row)
+        except DAMAGE:
+            return file  # rows that do not decode are faults of their own
+        if data == self._blobs.origin(digest):
+            return file
+        self._blobs.keep_origin(digest, data)
+        return self._blobs.file(digest) or file
 
-    Returns the file of the blob after that.
-    """
-    blobs = mending.blobs
-    try:
-        data = provenance.of_rows(mending.env, mending.txn, digest, row)
-    except DAMAGE:
-        return file  # rows that do not decode are faults of their own
-    if data == blobs.origin(digest):
-        return file
-    blobs.keep_origin(digest, data)
-    return blobs.file(digest) or file
+    def finish(self) -> tuple[int, list[int]]:
+        """Write the counters; return the number of announced commits, and the changed ordinals."""
+        counters = self._rows.counters
+        counters.announced += bool(self._changed)
+        self._txn.put(schema.COUNTERS_KEY, counters.pack(), db=self._env.tables["meta"])
+        return counters.announced, sorted(self._changed)

@@ -67,8 +67,13 @@ class Environment:
         create: bool,
         map_size: int | None,
         directory: bytes = b"index",
+        lock: bool = True,
     ) -> None:
+        """Without ``lock`` no process may write, because the caller has locked the index
+        (`exclusive`).
+        """
         self.root = root
+        self._lock = lock
         self.read_only = read_only
         self.users = 1
         self.path = os.path.join(root, directory)
@@ -77,7 +82,8 @@ class Environment:
             self._lmdb = self._map(map_size, create)
             try:
                 self.tables = self._open_tables(create)
-                self._lmdb.reader_check()  # frees the slots of killed readers
+                if self._lock:
+                    self._lmdb.reader_check()  # frees the slots of killed readers
             except BaseException:
                 self._lmdb.close()
                 raise
@@ -87,7 +93,8 @@ class Environment:
         data = os.path.join(self.path, b"data.mdb")
         if not create and (not os.path.exists(data) or os.path.getsize(data) < 2 * 4096):
             raise damaged(self.root, "is missing")
-        self._allocate_lock_file()
+        if self._lock:
+            self._allocate_lock_file()
         sizes = MAP_SIZES if map_size is None else (map_size,)
         for size in sizes:
             try:
@@ -138,6 +145,8 @@ class Environment:
             )
 
         with _text(self.path) as path:
+            if not self._lock:
+                return attempt(lock=False)
             try:
                 return self._registered(functools.partial(attempt, lock=True))
             except lmdb.Error:
@@ -414,7 +423,10 @@ def exclusive(root: bytes) -> Iterator[None]:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
             except (BlockingIOError, PermissionError):
-                raise StoreLocked(f"store {printable(root)} is in use") from None
+                raise StoreLocked(
+                    f"store {printable(root)} is in use, and needs a new index: end its users"
+                    " (buildidfs down), then run buildidfs check --repair"
+                ) from None
             yield
         finally:
             os.close(fd)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repair faults: write rows again if other rows have their data, and remove rows that refer to
-missing ones.
+"""Make a new index from the blobs: the one remedy for all faults of an index.
 
-The rule that finds a fault also says how to mend it (`id_rules`, `location_rules`). Each fault is
-mended in a write transaction that reads the row once more. A repair may expose another fault, so
-all rows are checked again until no fault is found.
+The data beside each blob and its bytes become rows again. Rows that no blob has, such as pins, come
+from the old index, see `salvage`.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import lmdb
 import msgspec
 
-from buildidfs.errors import BuildIdFsError, IntegrityError, StoreDamaged
+from buildidfs.errors import IntegrityError, StoreDamaged, StoreError
 from buildidfs.formats.elf import other_ids
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
 from buildidfs.model import (
@@ -38,19 +35,16 @@ from buildidfs.model import (
     Standing,
     Trust,
 )
-from buildidfs.store import coordination, layout, location_rows, schema
+from buildidfs.store import layout, location_rows, schema
 from buildidfs.store.blobs.files import Blobs, Staged
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
-from buildidfs.store.commit import Commits
 from buildidfs.store.errors import translated
-from buildidfs.store.fsck.check import RULES, wrong_counts
-from buildidfs.store.fsck.faults import Fault, Mending, faults_of
+from buildidfs.store.fsck.salvage import OldIndex
 from buildidfs.store.fsck.scrub import GIVEN, Scrubber, describe
 from buildidfs.store.index import environment
 from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import Environment
 from buildidfs.store.index.queries import DAMAGE
-from buildidfs.store.retention import removal
 from buildidfs.store.values import NewCapture, claimed
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
@@ -63,81 +57,6 @@ if TYPE_CHECKING:
     from buildidfs.model import ContainerNames
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Txn
-
-_PASSES: Final = 5
-
-
-def mend(checker: Checker, progress: Callable[[int], None] = lambda count: None) -> Iterator[Fault]:
-    """Mend rows and counts; yield each fault that was mended."""
-    told: set[str] = set()
-    for _ in range(_PASSES):
-        clean = True
-        for table in RULES:
-            for count, suspicious in checker.batches(table):
-                progress(count)
-                for fault in _mend_rows(checker, table, suspicious) if suspicious else ():
-                    clean = False
-                    if fault.text not in told:
-                        told.add(fault.text)
-                        yield fault
-        for fault in _mend_counts(checker):
-            clean = False
-            yield fault
-        if clean:
-            return
-
-
-def _mend_rows(checker: Checker, table: str, keys: list[bytes]) -> list[Fault]:
-    def work(mending: Mending) -> list[Fault]:
-        found = []
-        for key in keys:
-            value = mending.get(table, key)
-            if value is not None:
-                faults = faults_of(RULES[table], table, mending, key, value)
-                found += _apply(mending, faults)
-        return found
-
-    return _in_transaction(checker, work)
-
-
-def _mend_counts(checker: Checker) -> list[Fault]:
-    def work(mending: Mending) -> list[Fault]:
-        return _apply(mending, list(wrong_counts(mending)))
-
-    return _in_transaction(checker, work) if checker.counts() else []
-
-
-def _apply(mending: Mending, faults: list[Fault]) -> list[Fault]:
-    for fault in faults:
-        if fault.mend is not None:
-            # The repair may need a row that is also damaged; the next pass mends this fault.
-            with contextlib.suppress(*DAMAGE, BuildIdFsError, lmdb.Error):
-                fault.mend(mending)
-    return faults
-
-
-def _in_transaction(checker: Checker, work: Callable[[Mending], list[Fault]]) -> list[Fault]:
-    env = checker.env
-
-    def write(txn: Txn) -> tuple[list[Fault], int, list[int]]:
-        mending = Mending(env, txn, checker.blobs)
-        found = work(mending)
-        mending.finish()
-        return found, mending.counters.announced, sorted(mending.changed)
-
-    found, announced, changed = env.write(write)
-    if changed:
-        coordination.announce(env.root, announced, changed)
-    return found
-
-
-def adopt(checker: Checker) -> list[Fault]:
-    """Write the lost rows of blobs again, from the data kept beside them."""
-    return [
-        Fault(f"blob {digest} was recorded again", digest)
-        for digest, adopted in adopt_blobs(checker.env, checker.blobs)
-        if adopted
-    ]
 
 
 def name_blobs(checker: Checker) -> int:
@@ -170,37 +89,9 @@ def _put_aliases(env: Environment, found: dict[Digest, tuple[Alias, ...]], txn: 
             writer.put(digest, aliases)
 
 
-def mend_file(checker: Checker, fault: Fault) -> None:
-    """Mend the rows of a blob that has the right bytes."""
-    if fault.mend is not None:
-        _in_transaction(checker, lambda mending: _apply(mending, [fault]))
-    elif fault.digest is not None:
-        _read_again(checker, fault.digest)
-
-
-def _read_again(checker: Checker, digest: Digest) -> None:
-    """Remove a blob, then identify and commit a copy of its bytes."""
-    env, blobs = checker.env, checker.blobs
-    try:
-        opened = checker.verified.open(digest)
-    except IntegrityError:
-        return  # removed meanwhile, or damaged by now
-    with opened, blobs.stage(opened.fileno()) as staged:
-        adopted = captures_of(blobs, digest, opened, staged)
-        removal.remove(env, blobs, [digest])
-        called = _called(adopted)
-        commits = Commits(
-            env,
-            blobs,
-            checker.verified,
-            names_of=lambda origin: called.get((origin.cgroup, origin.container), NO_NAMES),
-        )
-        captures = [new for each in adopted for new in (each.capture, *each.others)]
-        commits.commit(captures, (), ())
-
-
 _NEW: Final = b"index.new"
 _BATCH: Final = 64
+_MAP_BYTES: Final = 1 << 40
 _PROGRAMS: Final = frozenset((ET_EXEC, ET_DYN))
 _UNKNOWN_FILE: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
 
@@ -241,18 +132,20 @@ def rebuild(
 ) -> Rebuilt:
     """Make a new index for a closed store of any format; ``progress`` gets the blobs done.
 
+    It keeps the rows of the old index that no blob has, see `salvage`.
+
     Raises `StoreLocked` if a process has the store open, `StoreFull`, `StoreMissing`, `StoreError`.
     """
     root = os.path.abspath(os.fsencode(path))
-    layout.read_format(root)
+    is_kept = layout.read_format(root) == schema.FORMAT_VERSION and is_readable(root)
     with translated(root):
         os.makedirs(os.path.join(root, b"index"), 0o700, exist_ok=True)
         os.makedirs(os.path.join(root, _NEW), 0o700, exist_ok=True)
     with environment.exclusive(root):
         blobs = Blobs(root, writable=False)
         try:
-            with contextlib.closing(_begin(root)) as env:
-                result = _fill(env, blobs, progress)
+            with contextlib.closing(_begin(root)) as env, _old(root if is_kept else None) as old:
+                result = _fill(env, blobs, old, progress)
         finally:
             blobs.close()
         _take_over(root)
@@ -271,18 +164,41 @@ def _begin(root: bytes) -> Environment:
     return env
 
 
-def _fill(env: Environment, blobs: Blobs, progress: Callable[[int], None]) -> Rebuilt:
+def is_readable(root: bytes) -> bool:
+    """Return True if each row of the index of a store can be read, right or wrong."""
+    directory = os.path.join(root, b"index")
+    return os.path.exists(directory) and environment.is_readable(directory, _MAP_BYTES)
+
+
+@contextlib.contextmanager
+def _old(root: bytes | None) -> Iterator[OldIndex]:
+    """Yield the index of a store; an empty one for None, or if it cannot be opened."""
+    env = None
+    with contextlib.suppress(StoreError):
+        if root is not None:
+            env = Environment(root, read_only=True, create=False, map_size=None, lock=False)
+    try:
+        yield OldIndex(env)
+    finally:
+        if env is not None:
+            env.close()
+
+
+def _fill(
+    env: Environment, blobs: Blobs, old: OldIndex, progress: Callable[[int], None]
+) -> Rebuilt:
     result = Rebuilt()
-    for digest, adopted in adopt_blobs(env, blobs, progress):
+    for digest, adopted in _adopt_blobs(env, blobs, old, progress):
         if not adopted:
             blobs.set_aside(digest)
             (result.damaged if adopted is None else result.unknown).append(digest)
+    old.keep(env, blobs)
     result.blobs = env.entries()["digests"]
     return result
 
 
-def adopt_blobs(
-    env: Environment, blobs: Blobs, progress: Callable[[int], None] = lambda count: None
+def _adopt_blobs(
+    env: Environment, blobs: Blobs, old: OldIndex, progress: Callable[[int], None]
 ) -> Iterator[tuple[Digest, list[Adopted] | None]]:
     """Record every blob that has no row, from the data kept beside the blob.
 
@@ -293,15 +209,13 @@ def adopt_blobs(
     missing = (digest for digest in blobs.names() if env.get(table, digest) is None)
     while batch := list(islice(missing, _BATCH)):
         found: list[tuple[Digest, list[Adopted] | None]] = []
-        with coordination.naming(env.root):
-            for digest in batch:
-                try:
-                    found.append((digest, _captures(blobs, verified, digest)))
-                except IntegrityError:
-                    found.append((digest, None))
-            adopted = [each for _, captures in found for each in captures or ()]
-            announced, changed = env.write(partial(_record, env, blobs, adopted))
-        coordination.announce(env.root, announced, changed)
+        for digest in batch:
+            try:
+                found.append((digest, _captures(blobs, verified, digest)))
+            except IntegrityError:
+                found.append((digest, None))
+        adopted = [each for _, captures in found for each in captures or ()]
+        env.write(partial(_record, env, blobs, adopted, old))
         progress(len(batch))
         yield from found
 
@@ -446,16 +360,18 @@ def _capture(
 
 
 def _record(
-    env: Environment, blobs: Blobs, adopted: list[Adopted], txn: Txn
-) -> tuple[int, list[int]]:
+    env: Environment, blobs: Blobs, adopted: list[Adopted], old: OldIndex, txn: Txn
+) -> None:
     recorder = Recorder(env, txn, blobs, called=_called(adopted))
     now_ns = time.time_ns()
     for each in adopted:
-        recorder.adopt(_timed(each.capture, now_ns), each.shown, each.form, now_ns // 10**9)
+        assert isinstance(each.capture.content, Staged)
+        now, used = now_ns // 10**9, old.used(each.capture.content.digest)
+        used = now if used is None else min(used, now)
+        recorder.adopt(_timed(each.capture, now_ns), each.shown, each.form, used)
         for other in each.others:
             recorder.capture(_timed(other, now_ns))
     recorder.finish()
-    return recorder.counters.announced, sorted(recorder.changed)
 
 
 def _timed(new: NewCapture, now_ns: int) -> NewCapture:

@@ -1,0 +1,537 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the rows of an index, one for each table.
+
+The docstring of a rule is the statement that must be true of each row. A rule only finds faults: a
+new index mends them all (`rebuild`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.model import BuildId, Digest
+from buildidfs.store import location_rows, schema
+from buildidfs.store.fsck.faults import Fault, Rows
+from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
+from buildidfs.store.index.queries import DAMAGE
+from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
+from buildidfs.store.location_rows import ContainerRow, offset_of, unpack_container, unpack_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildidfs.model import Artifact
+    from buildidfs.store.fsck.faults import Rule
+
+_FORMS: Final = (schema.FORM_PLAIN, schema.FORM_ZSTD, schema.FORM_DENSE)
+_CLASSES: Final = (0, 1)
+_MEMO_HEAD: Final = schema.SEEN.size
+_DIGEST_BYTES: Final = 32
+
+# --- build IDs, artifacts and blobs --------------------------------------------------------------
+
+
+def _meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A floor or a derivation can be decoded. Other rows are checked by the code that
+    reads them.
+    """
+    if key.startswith(schema.FLOOR_PREFIX):
+        schema.unpack_floor(key, value)
+    elif key.startswith(schema.DERIVATION_PREFIX):
+        schema.unpack_derivation(key, value)
+    yield from ()
+
+
+def _ids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A build ID leads to an ordinal, and the row of the ordinal has this build ID."""
+    (ordinal,) = schema.U64.unpack(value)
+    build_id, named = BuildId(key), rows.named(ordinal)
+    if named is None or named.build_id != key:
+        text = f"build ID {key.hex()} has no ordinal that knows of it"
+        yield Fault(text, build_id=build_id)
+    elif not named.kinds:
+        yield Fault(f"build ID {key.hex()} has no artifact", build_id=build_id)
+
+
+def _ordinals(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """The row of an ordinal matches the kinds and the first path of its build ID."""
+    (ordinal,) = schema.U64.unpack(key)
+    if not 0 < ordinal <= schema.MAX_NUMBER:
+        raise ValueError("there is no such number")
+    row = schema.OrdinalRow.unpack(value)
+    build_id, kinds = BuildId(row.build_id), rows.kinds(ordinal)
+    if ordinal >= rows.counters.next_ordinal:
+        yield Fault(
+            f"the next ordinal would be {rows.counters.next_ordinal}, but {ordinal} is used"
+        )
+    if row.kinds != kinds:
+        yield Fault(f"the kinds of {build_id} are not those that there are", build_id=build_id)
+    if kinds and rows.get("ids", build_id) != key:
+        text = f"build ID {build_id} does not lead to its number {ordinal}"
+        yield Fault(text, build_id=build_id)
+    if not kinds and rows.get("gone", key) is None:
+        yield Fault(f"build ID number {ordinal} has no artifact", build_id=build_id)
+    if row.primary_path != ROOT and rows.get("paths", schema.U32.pack(row.primary_path)) is None:
+        yield Fault(f"the first path of {build_id} does not exist", build_id=build_id)
+
+
+def _artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A served variant belongs to a build ID, and may be served."""
+    ordinal, kind = schema.ORDINAL_KIND.unpack(key)
+    artifact = schema.unpack_artifact(ordinal, kind, value)
+    if rows.is_marked("ambiguous", ordinal):
+        text = f"artifact {ordinal}/{kind} is of a build ID that programs share, and is served"
+        yield Fault(text)
+    elif is_withheld(artifact, _executable(rows, artifact), rows.floor(ordinal)):
+        yield Fault(
+            f"debuginfo {ordinal}/{kind}/{artifact.variant} is believed less than its executable,"
+            " and is served"
+        )
+    yield from _artifact(rows, artifact)
+
+
+def _variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A variant that is not served belongs to an artifact with a better variant."""
+    ordinal, kind, number = schema.ORDINAL_KIND_VARIANT.unpack(key)
+    variant = schema.unpack_artifact(ordinal, kind, value)
+    if variant.variant != number:
+        yield Fault(f"variant {ordinal}/{kind}/{number} says that it is another")
+        return
+    served = rows.get("artifacts", key[: schema.ORDINAL_KIND.size])
+    if served is None:
+        is_kept_back = rows.is_marked("ambiguous", ordinal) or is_withheld(
+            variant, _executable(rows, variant), rows.floor(ordinal)
+        )
+        if not is_kept_back:
+            yield Fault(f"there are variants of {ordinal}/{kind} of which none is served")
+    elif served[:2] == value[:2]:
+        yield Fault(f"variant {number} of {ordinal}/{kind} is there twice")
+        return
+    elif _is_better(rows, variant, served):
+        yield Fault(f"variant {number} of {ordinal}/{kind} should be served")
+    yield from _artifact(rows, variant)
+
+
+def _is_better(rows: Rows, variant: Artifact, served: bytes) -> bool:
+    try:
+        best = schema.unpack_artifact(variant.ordinal, variant.kind, served)
+    except DAMAGE:
+        return False  # the fault of another row
+    executable, floor = _executable(rows, variant), rows.floor(variant.ordinal)
+    return rank(variant, executable, floor) < rank(best, executable, floor)
+
+
+def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
+    """Return the executable that is served for the same build ID; None if its row is damaged."""
+    value = rows.get("artifacts", executable_key(artifact.ordinal))
+    try:
+        return executable_in(artifact.ordinal, value)
+    except DAMAGE:
+        return None
+
+
+def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
+    """Apply the rules for all variants, served or not."""
+    ordinal, kind, number = artifact.ordinal, artifact.kind, artifact.variant
+    spelled = f"{ordinal}/{int(kind)}/{number}"
+    named = rows.named(ordinal)
+    if named is None:
+        yield Fault(f"artifact {spelled} is not known to its build ID", artifact.digest)
+        return
+    build_id = named.build_id
+    if named.next_variant[kind - 1] <= number < schema.MAX_VARIANT:
+        text = f"the next variant of {ordinal}/{int(kind)} would be one that there is"
+        yield Fault(text, artifact.digest, build_id)
+    if artifact.adopted and not rows.is_marked("adopted", ordinal):
+        yield Fault(f"build ID {build_id} is an adopted one, and is not marked", build_id=build_id)
+    row = rows.get("digests", artifact.digest)
+    ref = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number)
+    if row is None or not schema.has_ref(row, ref):
+        yield Fault(f"artifact {spelled} has no blob", artifact.digest, build_id)
+    elif (size := schema.size_in(row)) != artifact.size:
+        text = f"artifact {spelled} has {artifact.size} bytes, and its blob {size}"
+        yield Fault(text, artifact.digest, build_id)
+
+
+def _digests(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A blob has at least one artifact, and a row in the order of uses; `scrub` checks its file."""
+    digest = Digest(key)
+    row = schema.DigestRow.unpack(value)
+    kept = [ref for ref in row.refs if rows.has_variant(ref, key)]
+    for ref in row.refs:
+        if ref not in kept:
+            yield Fault(f"blob {digest} has no artifact {'/'.join(map(str, ref))}", digest)
+    if not kept or len(kept) != len(row.refs):
+        text = f"blob {digest} has {len(row.refs)} artifacts in its row, and {len(kept)} in others"
+        yield Fault(text, digest)
+        return
+    if len(set(kept)) != len(kept):
+        yield Fault(f"blob {digest} has an artifact twice", digest)
+    if row.form not in _FORMS:
+        yield Fault(f"blob {digest} has a form that there is not: {row.form}", digest)
+    if row.rank not in _CLASSES:
+        yield Fault(f"blob {digest} has a class that there is not: {row.rank}", digest)
+    elif rows.get("uses", schema.USE.pack(row.rank, row.used, digest)) is None:
+        yield Fault(f"blob {digest} has no place in the order of uses", digest)
+
+
+def _uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """Each row in the order of uses has the blob whose use it records."""
+    number, used, digest = schema.USE.unpack(key)
+    row = rows.digest_row(digest)
+    if row is None or (row.rank, row.used) != (number, used):
+        text = f"the order of uses has a place for blob {digest.hex()} that is not its own"
+        yield Fault(text, Digest(digest))
+
+
+def _identities(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """Each alias of a blob has a row in *aliases* that leads to the blob."""
+    digest = Digest(key)
+    if rows.get("digests", key) is None:
+        yield Fault(f"blob {digest} has aliases, and is gone", digest)
+        return
+    for alias in schema.unpack_aliases(key, value):
+        if rows.get("aliases", schema.alias_prefix(alias) + key) is None:
+            text = f"an alias of blob {digest} does not lead to it: {alias.value.hex()}"
+            yield Fault(text, digest)
+
+
+def _aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of *aliases* leads to a blob that has the alias."""
+    alias, digest = schema.alias_of(key)
+    kept = rows.get("identities", digest)
+    if kept is None or alias not in schema.unpack_aliases(digest, kept):
+        text = f"blob {digest} does not have the alias {alias.value.hex()} that leads to it"
+        yield Fault(text, digest)
+
+
+def _marked(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A build ID in *adopted* or *ambiguous* exists."""
+    (ordinal,) = schema.U64.unpack(key)
+    if rows.named(ordinal) is None:
+        yield Fault(f"build ID number {ordinal} is marked, and does not exist")
+
+
+def _gone(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A build ID in *gone* has a row in *ordinals*."""
+    (ordinal,) = schema.U64.unpack(key)
+    if not rows.is_there(key):
+        yield Fault(f"build ID number {ordinal} is going, and was never there")
+
+
+def _pins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A pin can be read."""
+    _, name = schema.pin_of(key)
+    schema.U64.unpack(value)
+    if len(name) > schema.MAX_PIN_NAME:
+        raise ValueError("a name that is too long")
+    yield from ()
+
+
+# --- places, journal and containers --------------------------------------------------------------
+
+
+def _origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """The build ID of an origin exists and has, or had, its blob; the key is right for the row."""
+    digest = location_rows.place_of(key, value)
+    if not rows.is_there(key[:8]):
+        yield Fault(f"origin {key.hex()} is of an unknown build ID", digest)
+        return
+    if digest is None:
+        yield Fault(f"origin {key.hex()} is not where it should be")
+        return
+    row = rows.get("digests", digest)
+    known = row is not None and schema.has_ref(row, key[:8])
+    if not known and rows.get("gone", key[:8]) is None:
+        yield Fault(f"origin {key.hex()} is of a blob that its build ID does not have", digest)
+
+
+def _names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name in a directory leads to a path, and this path has the name."""
+    if value[4:] not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
+    if rows.get("paths", value[:4]) != key:
+        yield Fault(f"name {key.hex()} leads to a path that has another")
+
+
+def _paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """The parent of a path exists, and lists the path."""
+    (number,) = schema.U32.unpack(key)
+    if not 0 < number <= schema.MAX_NUMBER:
+        raise ValueError("there is no such number")
+    (parent,) = schema.U32.unpack_from(value)
+    if number >= rows.counters.next_path:
+        yield Fault(f"the next path would be {rows.counters.next_path}, but {number} is used")
+    is_orphan = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
+    if is_orphan and parent != NAMES:
+        yield Fault(f"path {number} has no parent")
+    elif (rows.get("names", value) or b"")[:4] != key:
+        yield Fault(f"path {number} is not in its parent")
+
+
+def _pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A path and a build ID that was seen there both exist."""
+    if value not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
+    return _hanging(rows, key)
+
+
+def _nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A file name and a build ID that has it both exist; `wrong_counts` checks their number."""
+    schema.U16.unpack_from(value)
+    if value[schema.U16.size :] not in (b"", schema.PUBLIC):
+        raise ValueError("of another length")
+    yield from _hanging(rows, key)
+    path = rows.get("paths", key[:4])
+    if path is not None and path[:4] != schema.U32.pack(NAMES):
+        yield Fault(f"build IDs of the file name {key[:4].hex()}, which is the number of a path")
+
+
+def _hanging(rows: Rows, key: bytes) -> Iterator[Fault]:
+    number, ordinal = schema.PATH_ORDINAL.unpack(key)
+    if rows.get("paths", key[:4]) is None:
+        yield Fault(f"path {number} does not exist, and build ID number {ordinal} hangs from it")
+    elif not rows.is_there(key[4:]):
+        yield Fault(f"an unknown build ID number {ordinal} hangs from path {number}")
+
+
+def _dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name below /.dwz/ belongs to a build ID."""
+    referred = schema.DwzRow.unpack(key, value).referred
+    is_id = not referred or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
+    if not rows.is_there(value[:8]) or not is_id:
+        yield Fault(f"/.dwz/ name {key!r} is of an unknown build ID")
+
+
+def _seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of the memo has the length that belongs to its tag."""
+    _, tag = schema.SEEN.unpack_from(value)
+    length = len(value) - _MEMO_HEAD
+    if len(key) != 16 or length != (0 if tag else _DIGEST_BYTES):
+        raise ValueError("of another length")
+    yield from ()
+
+
+def _journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of the journal has its row in *recent*."""
+    record = location_rows.unpack_journal(key, value)
+    if record.last_seen_ns < record.first_seen_ns:
+        yield Fault(f"journal row {key.hex()} was last seen before it was first seen")
+    if rows.get("recent", schema.U64.pack(record.last_seen_ns) + key) is None:
+        yield Fault(f"journal row {key.hex()} has no place in the order of time")
+
+
+def _recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A row of *recent* leads to a row of the journal."""
+    row = rows.get("journal", key[8:])
+    if row is None or row[8:16] != key[:8]:
+        yield Fault(
+            f"the order of time has a place for journal row {key[8:].hex()} that is not its own"
+        )
+
+
+def _containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A container has a name, and the name leads to the container."""
+    (number,) = schema.U32.unpack(key)
+    container, _ = unpack_container(number, value)
+    if not 0 < number <= schema.MAX_CONTAINER or not 0 < len(container.name) <= MAX_LABEL:
+        raise ValueError("no number, or no name, of a container")
+    if number >= rows.counters.next_container:
+        yield Fault(
+            f"the next container would be {rows.counters.next_container}, but {number} is used"
+        )
+    if container.first_seen_ns > container.last_seen_ns:
+        yield Fault(f"container {number} was last seen before it was first seen")
+    there = rows.get("labels", container.name)
+    if there == key:
+        return
+    other = None if there is None else _container_row(rows, there)
+    if other is None or other.name != container.name:
+        yield Fault(f"container {number} is not found under its name")
+    else:
+        yield Fault(f"container {number} has the name of another")
+
+
+def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
+    """Return the row of a container; None if it is missing or does not decode."""
+    value = rows.get("containers", key)
+    try:
+        return None if value is None else unpack_container(0, value)[1]
+    except DAMAGE:
+        return None
+
+
+def _labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """A name of a container leads to a container that has this name."""
+    schema.U32.unpack(value)
+    row = _container_row(rows, value)
+    if row is None or key not in (row.name, link_key(row.names)):
+        yield Fault(f"name {key!r} leads to a container that there is not, or has another")
+
+
+def _contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """An entry of a container has the key of its name. Its artifact may be gone."""
+    entry, container = unpack_entry(key, value), _container_row(rows, key[:4])
+    below = int.from_bytes(key[4:8], "big")
+    if (
+        container is None
+        or entry.offset != offset_of(entry.name)
+        or 0 < entry.directory <= below  # numbers are given from the root down
+        or entry.directory > schema.MAX_CONTAINER
+    ):
+        text = f"row {key.hex()} of contents is of no container, or not where its name belongs"
+        yield Fault(text)
+    elif max(entry.directory, below) >= container.next_directory:
+        text = f"the next directory of container {key[:4].hex()} would be one that it has"
+        yield Fault(text)
+
+
+def _history(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+    """The check at the end of a row of the history is right. No other row depends on the row."""
+    schema.unpack_history(key, value)
+    yield from ()
+
+
+RULES: Final[dict[str, Rule]] = {
+    "meta": _meta,
+    "ids": _ids,
+    "ordinals": _ordinals,
+    "variants": _variants,
+    "artifacts": _artifacts,
+    "digests": _digests,
+    "uses": _uses,
+    "gone": _gone,
+    "pins": _pins,
+    "identities": _identities,
+    "aliases": _aliases,
+    "adopted": _marked,
+    "ambiguous": _marked,
+    "origins": _origins,
+    "names": _names,
+    "paths": _paths,
+    "pathids": _pathids,
+    "nameids": _nameids,
+    "dwz": _dwz,
+    "seen": _seen,
+    "journal": _journal,
+    "recent": _recent,
+    "containers": _containers,
+    "labels": _labels,
+    "contents": _contents,
+    "history": _history,
+}
+
+# --- counts --------------------------------------------------------------------------------------
+
+_NUMBERS: Final = (
+    ("next_ordinal", schema.MAX_NUMBER),
+    ("next_path", schema.MAX_NUMBER),
+    ("next_container", schema.MAX_CONTAINER),
+)
+"""Counters that only grow, with the highest possible number."""
+
+
+def wrong_counts(rows: Rows) -> Iterator[Fault]:
+    """Yield the faults of all counts at one moment."""
+    counters = rows.counters
+    for what, counted, there in _totals(rows):
+        if counted != there:
+            yield Fault(f"{there} {what} are counted as {counted}")
+    for field, most in _NUMBERS:
+        number = getattr(counters, field)
+        if not 0 < number <= most + 1:
+            yield Fault(f"the next {field.removeprefix('next_')} would be {number}")
+    for ordinal, field in _wrong_numbers(rows):
+        named = rows.named(ordinal)
+        build_id = named.build_id if named else None
+        yield Fault(f"{field} of {build_id or ordinal} are counted wrongly", build_id=build_id)
+    if _names_differ(rows):
+        yield Fault("file names of paths are counted wrongly")
+    for number in _wrong_entries(rows):
+        yield Fault(f"rows of container {number} are counted wrongly")
+
+
+def _totals(rows: Rows) -> Iterator[tuple[str, int, int]]:
+    """Yield each total of the store, as the counters have it and as it is."""
+    counters, found = rows.counters, schema.Counters()
+    for key in _keys(rows, "artifacts"):
+        if 0 < key[-1] <= len(found.artifacts):
+            found.artifacts[key[-1] - 1] += 1
+    for _, value in rows.having("digests"):
+        try:
+            row = schema.DigestRow.unpack(value)
+        except DAMAGE:
+            continue
+        found.blobs += 1
+        found.blob_bytes += row.size
+        found.stored_bytes += row.taken
+    for kind, pair in enumerate(zip(counters.artifacts, found.artifacts, strict=True), 1):
+        yield (f"artifacts of kind {kind}", *pair)
+    yield "blobs", counters.blobs, found.blobs
+    yield "bytes of blobs", counters.blob_bytes, found.blob_bytes
+    yield "bytes of files of blobs", counters.stored_bytes, found.stored_bytes
+
+
+def _wrong_numbers(rows: Rows) -> Iterator[tuple[int, str]]:
+    """Yield the ordinals with a wrong count of origins or paths, and what is counted wrongly."""
+    known = array("Q", (int.from_bytes(key[:8], "big") for key in _keys(rows, "ordinals")))
+    origins, paths = (array("I", bytes(4 * len(known))) for _ in range(2))
+    for found, table, begin in ((origins, "origins", 0), (paths, "pathids", 4)):
+        for key in _keys(rows, table):
+            ordinal = int.from_bytes(key[begin : begin + 8], "big")
+            at = bisect_left(known, ordinal)
+            if at < len(known) and known[at] == ordinal:
+                found[at] += 1
+    for (key, value), *there in zip(rows.having("ordinals"), origins, paths, strict=True):
+        try:
+            row = schema.OrdinalRow.unpack(value)
+        except DAMAGE:
+            continue
+        if len(key) != schema.U64.size:
+            continue  # a row without a build ID, which is the fault of another rule
+        for field, counted, count in zip(
+            ("origins", "paths"), (row.origins, row.paths), there, strict=True
+        ):
+            if counted != count:
+                yield int.from_bytes(key, "big"), field
+
+
+def _names_differ(rows: Rows) -> bool:
+    """Return True if a path lacks its file name, or the numbers of names and paths differ."""
+    names = paths = 0
+    for _, value in rows.having("nameids"):
+        names += int.from_bytes(value[:2], "big")
+    prefix = schema.U32.pack(NAMES)
+    for number, group in groupby(rows.having("pathids"), lambda row: row[0][:4]):
+        path = rows.get("paths", number)
+        name = None if path is None else rows.get("names", prefix + path[4:])
+        for key, _ in group:
+            paths += 1
+            if path is not None and (
+                name is None or rows.get("nameids", name[:4] + key[4:]) is None
+            ):
+                return True
+    return names != paths
+
+
+def _wrong_entries(rows: Rows) -> Iterator[int]:
+    """Yield the numbers of containers with a wrong count of entries."""
+    there = {
+        number: sum(1 for _ in group)
+        for number, group in groupby(rows.having("contents"), lambda row: row[0][:4])
+    }
+    for key, value in rows.having("containers"):
+        try:
+            row = unpack_container(0, value)[1]
+        except DAMAGE:
+            continue  # the fault of another rule
+        if row.entries != there.get(key, 0):
+            yield int.from_bytes(key, "big")
+
+
+def _keys(rows: Rows, table: str) -> Iterator[bytes]:
+    with rows.txn.cursor(rows.tables[table]) as cursor:
+        yield from cursor.iternext(keys=True, values=False)
