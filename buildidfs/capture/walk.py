@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.formats import proc_text
-from buildidfs.linux import mounts
+from buildidfs.linux import mounts, openat2
 from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
@@ -25,25 +25,16 @@ if TYPE_CHECKING:
 MAX_DEPTH: Final = 256
 """The depth to which directories are followed: each level takes a descriptor."""
 
-# Kernel interfaces that look like files, and their magic numbers. None holds a binary, and reading
-# some of them has side effects: reading trace_pipe of tracefs removes the events for other readers.
-_NOT_FILES: Final = {
-    b"proc": 0x9FA0, b"sysfs": 0x62656572, b"debugfs": 0x64626720, b"tracefs": 0x74726163,
-    b"securityfs": 0x73636673, b"configfs": 0x62656570, b"cgroup": 0x27E0EB,
-    b"cgroup2": 0x63677270, b"bpf": 0xCAFE4A11, b"pstore": 0x6165676C, b"efivarfs": 0xDE5E81E4,
-    b"selinuxfs": 0xF97CFF8C, b"smackfs": 0x43415D53, b"devpts": 0x1CD1, b"mqueue": 0x19800202,
-    b"autofs": 0x0187, b"binfmt_misc": 0x42494E4D, b"nsfs": 0x6E736673, b"rpc_pipefs": 0x67596969,
-    b"fusectl": 0x65735543, b"resctrl": 0x7655821,
-}  # fmt: skip
-_BY_MAGIC: Final = {magic: fstype for fstype, magic in _NOT_FILES.items()}
+# Opening the mount point of an automounter waits for the mount.
+_UNOPENED: Final = frozenset((mounts.FILESYSTEM_TYPE, b"autofs"))
 
 _OPEN_PATH: Final = os.O_PATH | os.O_CLOEXEC
 _PIN: Final = _OPEN_PATH | os.O_NOFOLLOW
-_OPEN_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# The directory entry was a regular file, but by now it is gone or has another type.
-_VANISHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV))
+# The directory entry was a regular file, but by now it is gone or has another type; or a file of an
+# interface of the kernel is mounted there.
+_VANISHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL))
 
 
 class OpenFile(NamedTuple):
@@ -100,30 +91,34 @@ class Mounts:
         self._points: dict[bytes, bytes] = {}
 
     def refused(self, device: int, fd: int) -> bytes | None:
-        """Return the type of the filesystem with that st_dev if a walk must not enter it.
+        """Return the type of the filesystem with that st_dev if a walk must not enter it: an
+        interface of the kernel, or ours.
 
         ``fd`` is open on it (O_PATH suffices). Raises OSError.
         """
+        if self.is_ours(device):
+            return mounts.FILESYSTEM_TYPE
+        if mounts.stores_files(fd):
+            return None
+        return self._types[device] or b"kernel"
+
+    def is_ours(self, device: int) -> bool:
+        """Return True if the filesystem with that st_dev is a mount of ours. Raises OSError."""
         if device not in self._types:
             # A filesystem that was mounted since the last look, a btrfs subvolume, or a mount of
             # another namespace, to which /proc/PID/root leads: the latter two are not in our mount
             # table.
+            self._types[device] = b""
             for mount in proc_text.mounts_in(mounts.mountinfo()):
                 self._types[os.makedev(*mount.dev)] = mount.fstype
                 self._points[mount.mount_point] = mount.fstype
-            if device not in self._types:
-                self._types[device] = _BY_MAGIC.get(mounts.filesystem_magic(fd), b"")
-        return _refused(self._types[device])
+        return self._types[device] == mounts.FILESYSTEM_TYPE
 
     def refused_at(self, path: bytes) -> bool:
         """Return True if a walk must not enter the mount at a path. Makes no request to the
         filesystem, which may not answer.
         """
-        return _refused(self._points.get(path, b"")) is not None
-
-
-def _refused(fstype: bytes) -> bytes | None:
-    return fstype if fstype in _NOT_FILES or fstype == mounts.FILESYSTEM_TYPE else None
+        return self._points.get(path, b"") in _UNOPENED
 
 
 def open_start(path: bytes) -> int:
@@ -160,8 +155,7 @@ def _start(
         return
     link = b"/proc/self/fd/%d" % start_fd
     if stat.S_ISREG(status.st_mode):
-        fd = os.open(link, _OPEN_FILE)
-        yield OpenFile(path, fd)
+        yield OpenFile(path, openat2.reopen_regular(start_fd))
     elif stat.S_ISDIR(status.st_mode):
         real = os.readlink(link).rstrip(b"/") + b"/"
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
@@ -260,8 +254,6 @@ def _enter(
 def _open(name: str, directory_fd: int, known: Mounts) -> int:
     """Open a regular file; -1 if it is gone, or must not be read. Raises OSError."""
     with closing_fd(os.open(name, _PIN, dir_fd=directory_fd)) as path_fd:
-        status = os.fstat(path_fd)
-        # A file may be a mount point, and /proc/kmsg is a regular file.
-        if not stat.S_ISREG(status.st_mode) or known.refused(status.st_dev, path_fd):
+        if known.is_ours(os.fstat(path_fd).st_dev):  # a file may be a mount point
             return -1
-        return os.open(b"/proc/self/fd/%d" % path_fd, _OPEN_FILE)
+        return openat2.reopen_regular(path_fd)

@@ -6,8 +6,11 @@ Source: credentials(7), user_namespaces(7), capabilities(7).
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
+from collections.abc import Callable, Iterator
 
 from buildidfs.linux import machine, syscalls
 from buildidfs.linux.file_ops import closing_fd
@@ -97,7 +100,63 @@ def remedy(*any_of: str) -> str:
 
 # --- becoming another user ---
 
+# Architectures other than these have the number of asm-generic/unistd.h.
+_SYS_SETGROUPS = {"x86_64": 116, "i686": 206, "ppc64le": 81, "s390x": 206}
+_SYS_SETGROUPS_GENERIC = 159
+
+
+@contextlib.contextmanager
+def opening_as(uid: int, gid: int) -> Iterator[None]:
+    """Let this thread resolve and open paths with the rights of a user, who is not root.
+
+    The thread keeps no supplementary group, and no capability for files (setfsuid(2) takes these
+    away, see capabilities(7)). Other threads keep theirs, but one that is started meanwhile
+    inherits these rights. Nothing changes for a process that is not root's: it can have the rights
+    of its own user only.
+
+    Raises OSError: EPERM without CAP_SETUID and CAP_SETGID, and for another user than our own
+    without root's rights.
+    """
+    if os.geteuid() != 0:
+        if uid != os.geteuid():
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        yield
+        return
+    groups, own_gid = os.getgroups(), os.getegid()
+    dumpable = syscalls.libc.prctl(syscalls.PR_GET_DUMPABLE, 0, 0, 0, 0)
+    _set_groups([])
+    try:
+        _set_fs_id(syscalls.libc.setfsgid, gid)
+        _set_fs_id(syscalls.libc.setfsuid, uid)
+        yield
+    finally:
+        # Only root may change the groups: its ID comes first.
+        _set_fs_id(syscalls.libc.setfsuid, 0)
+        _set_fs_id(syscalls.libc.setfsgid, own_gid)
+        _set_groups(groups)
+        if dumpable == 1:  # a change of the ID takes this from the whole process
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+
+
+def _set_fs_id(call: Callable[[int], int], number: int) -> None:
+    """Call setfsuid(2) or setfsgid(2), which reports no error. Raises OSError."""
+    call(number)
+    if call(-1) & _NO_ID != number:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _set_groups(groups: list[int]) -> None:
+    """Set the supplementary groups of this thread; the C library would set those of all threads.
+
+    Raises OSError.
+    """
+    number = _SYS_SETGROUPS.get(os.uname().machine, _SYS_SETGROUPS_GENERIC)
+    given = (ctypes.c_uint32 * len(groups))(*groups)
+    syscalls.syscall(number, len(groups), ctypes.addressof(given))
+
+
 _CLONE_NEWUSER = 0x10000000
+_NO_ID = 0xFFFFFFFF
 _CAPABILITY_SETS = (b"CapInh", b"CapPrm", b"CapEff", b"CapAmb")
 
 

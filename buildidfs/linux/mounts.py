@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import select
+import stat
 import struct
 from typing import Final, NamedTuple
 
@@ -22,6 +23,16 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 OVERLAY_MAGIC: Final = 0x794C7630
+
+# These may report no blocks although they store files: tmpfs, ramfs, hugetlbfs; FUSE, 9P, NFS, SMB,
+# SMB2, CIFS, the layers of an overlay.
+_WITHOUT_BLOCKS: Final = frozenset(
+    (
+        0x01021994, 0x858458F6, 0x958458F6, 0x65735546, 0x01021997, 0x6969, 0x517B, 0xFE534D42,
+        0xFF534D42, OVERLAY_MAGIC,
+    )
+)  # fmt: skip
+_EFIVARFS: Final = 0xDE5E81E4  # reports the memory of the firmware as blocks
 
 _INITIAL_MOUNTINFO: Final = "/proc/1/mountinfo"
 
@@ -134,6 +145,31 @@ def filesystem_magic(fd: int) -> int:
     if _fstatfs(fd, ctypes.addressof(answer)):
         raise syscalls.last_error()
     return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
+
+
+def stores_files(fd: int) -> bool:
+    """Return True if the filesystem of an open file (O_PATH suffices) can store files of users.
+
+    procfs, sysfs, tracefs and all other interfaces of the kernel cannot, although their files look
+    regular: they are on no block device and have no blocks (simple_statfs in fs/libfs.c). A read
+    there may have any effect; one of trace_pipe or /proc/kmsg takes the text from other readers.
+
+    The call may ask the server of the filesystem. Raises OSError.
+    """
+    status = os.fstat(fd)
+    if os.major(status.st_dev):
+        return True  # on a block device
+    try:
+        magic = filesystem_magic(fd)
+    except OSError as error:
+        # Only the server of a FUSE filesystem can do without an answer.
+        if error.errno != errno.ENOSYS:
+            raise
+        return True
+    if magic == OVERLAY_MAGIC and stat.S_ISREG(status.st_mode):
+        # Even an unprivileged user can mount an overlay with sysfs as a layer.
+        return status.st_blocks > 0
+    return magic in _WITHOUT_BLOCKS or (magic != _EFIVARFS and os.fstatvfs(fd).f_blocks > 0)
 
 
 def mount_magic(mount: int, namespace: int = 0) -> int:

@@ -5,6 +5,9 @@ Paths below /proc/PID/root come from containers that may be hostile: a symbolic 
 must lead to a place in that root, never to the host's file of the same name. openat2(2) (Linux 5.6)
 resolves paths that way in the kernel. If it is missing, or a seccomp filter forbids it, this module
 walks the path itself, one component at a time over O_PATH descriptors.
+
+`reopen_regular` is the gate to the bytes of files that a container or another user may have placed:
+a path is pinned first, and only a stored, regular file is ever opened for reading.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import stat
 import struct
 
-from buildidfs.linux import syscalls
+from buildidfs.linux import mounts, syscalls
 
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
@@ -99,9 +102,21 @@ def pin_parent(dir_fd: int, *, ask: bool = True) -> int:
 def open_regular_in_root(root_fd: int, path: bytes) -> int:
     """Open the regular file at ``path`` in the root ``root_fd`` for reading.
 
-    A file of another type is not opened: OSError(EINVAL) is raised. Raises OSError.
+    Raises OSError, see `reopen_regular`.
     """
     path_fd = open_in_root(root_fd, path, os.O_PATH)
+    try:
+        return reopen_regular(path_fd)
+    finally:
+        os.close(path_fd)
+
+
+def open_regular(path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None) -> int:
+    """Open the regular file at a path of our own for reading; links are followed.
+
+    Raises OSError, see `reopen_regular`.
+    """
+    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         return reopen_regular(path_fd)
     finally:
@@ -111,10 +126,13 @@ def open_regular_in_root(root_fd: int, path: bytes) -> int:
 def reopen_regular(path_fd: int) -> int:
     """Open the regular file behind an O_PATH descriptor for reading; both descriptors stay open.
 
-    Raises OSError, EINVAL if it is not a regular file.
+    Raises OSError, EINVAL if it is not a regular file, or a file of an interface of the kernel
+    (`mounts.stores_files`). Such a file is not opened, because opening may have any effect.
     """
     if not stat.S_ISREG(os.fstat(path_fd).st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
+    if not mounts.stores_files(path_fd):
+        raise OSError(errno.EINVAL, "not a stored file, but an interface of the kernel")
     return os.open(
         b"/proc/self/fd/%d" % path_fd, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     )

@@ -146,6 +146,7 @@ def of_user(engine: Looked, container: str = CONTAINER, uid: int = USER) -> Cont
 @pytest.fixture
 def alice(notes: EngineNotes) -> EngineNotes:
     """A user of the host, by the only place that tells where her home is."""
+    notes.root.chmod(0o755)
     notes.write("/etc/passwd", f"root:x:0:0::/root:\nalice:x:{USER}:1::{HOME}:\n".encode())
     return notes
 
@@ -166,9 +167,9 @@ def test_podman_of_a_user(alice: EngineNotes, image: Looked, root: str) -> None:
     listed = alice.podman(
         (CONTAINER, "app:1", ID), file=f"{root}/overlay-containers/containers.json"
     )
-    assert of_user(image) == ContainerNames("c0", image=f"app:1\nsha256:{ID}")
+    assert of_user(image) == NO_NAMES  # the list is private to root
     os.chown(listed, USER, USER)
-    assert of_user(image).name == "c0"
+    assert of_user(image) == ContainerNames("c0", image=f"app:1\nsha256:{ID}")
 
 
 def test_docker_of_a_user(alice: EngineNotes, image: Looked) -> None:
@@ -188,6 +189,21 @@ def test_user_names_no_container_of_others(alice: EngineNotes, image: Looked) ->
     os.chown(listed, USER + 1, USER)
     assert of_user(image, OTHER) == NO_NAMES
     assert image() == ""
+
+
+def test_link_of_a_user_does_not_lead_to_private_records(alice: EngineNotes, image: Looked) -> None:
+    """The record belongs to the user, but lies in a directory of root."""
+    victims = "/var/lib/docker-of-root"
+    record = alice.docker(CONTAINER, "secret:1", f"sha256:{ID}", victims)
+    data = alice.root / f"{HOME}/.local/share/docker".lstrip("/")
+    data.parent.mkdir(parents=True)
+    data.symlink_to(victims)
+    assert of_user(image) == NO_NAMES
+    os.chown(record, USER, USER)
+    (alice.root / victims.lstrip("/")).chmod(0o700)
+    assert of_user(image) == NO_NAMES
+    (alice.root / victims.lstrip("/")).chmod(0o755)
+    assert of_user(image).shown == "web"
 
 
 # --- who is asked about --------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import os
 import re
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from buildidfs.formats import proc_text
-from buildidfs.linux import credentials, namespaces, procfs, syscalls
+from buildidfs.linux import credentials, namespaces, openat2, procfs, syscalls
 from tests.support.children import cat_program, needs_root, running
 from tests.support.clients import run, tool
 
@@ -248,3 +249,45 @@ def test_scan_works_with_exactly_the_named_capabilities(tmp_path: Path) -> None:
             assert error != 255, "the child failed to become nobody"
             missing = credentials.missing_for_scan(held)
             assert bool(error) == bool(missing), (sorted(held), os.strerror(error), missing)
+
+
+def test_a_thread_opens_files_as_a_user_and_other_threads_as_root(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("x")
+    private.chmod(0o640)  # the group of root is not kept either
+    own = tmp_path / "own"
+    own.write_text("x")
+    own.chmod(0o600)
+    os.chown(own, _USER, _USER)
+    private_fd, own_fd = os.open(private, os.O_PATH), os.open(own, os.O_PATH)
+
+    def open_both() -> str:
+        other = ThreadPoolExecutor(1)
+        other.submit(os.getpid).result()  # a thread inherits the rights of the one that starts it
+        with other, credentials.opening_as(_USER, _USER):
+            os.close(openat2.reopen_regular(own_fd))
+            other.submit(lambda: os.close(openat2.reopen_regular(private_fd))).result()
+            try:
+                os.close(openat2.reopen_regular(private_fd))
+            except PermissionError:
+                refused = True
+        os.close(openat2.reopen_regular(private_fd))
+        dumpable = syscalls.libc.prctl(syscalls.PR_GET_DUMPABLE, 0, 0, 0, 0)
+        return f"{refused} {os.getgroups()} {dumpable}"
+
+    try:
+        assert in_a_child(open_both) == f"True {os.getgroups()} 1"
+    finally:
+        os.close(private_fd)
+        os.close(own_fd)
+
+
+def test_a_user_opens_files_as_that_user_only() -> None:
+    def change() -> str:
+        credentials.become(_USER, _USER)
+        with credentials.opening_as(_USER, _USER):
+            pass
+        with credentials.opening_as(_USER - 1, _USER):
+            return "changed"
+
+    assert in_a_child(change) == "EPERM"

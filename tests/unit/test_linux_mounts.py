@@ -7,12 +7,14 @@ import contextlib
 import ctypes
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from buildidfs.formats import proc_text as parser
 from buildidfs.linux import mounts, namespaces, procfs, statx, syscalls
+from buildidfs.linux.file_ops import closing_fd
 from tests.support.children import needs_root, private_cat
 from tests.support.clients import run, tool, unmount
 from tests.support.waiting import until
@@ -303,3 +305,40 @@ def _is_unknown(mount: int, namespace: int) -> bool:
     except OSError as error:
         return error.errno in (errno.ENOENT, errno.EINVAL, errno.EPERM)
     return False
+
+
+@pytest.mark.parametrize(
+    ("path", "stored"),
+    [
+        ("/proc/version", False),
+        ("/proc/self", False),
+        ("/sys/kernel/notes", False),
+        ("/dev/shm", True),
+        (sys.executable, True),
+    ],
+)
+def test_interfaces_of_the_kernel_store_no_files(path: str, *, stored: bool) -> None:
+    with closing_fd(os.open(path, os.O_PATH)) as fd:
+        assert mounts.stores_files(fd) is stored
+
+
+def test_files_in_memory_are_stored() -> None:
+    with closing_fd(os.memfd_create("x")) as fd:
+        assert mounts.stores_files(fd)
+
+
+@needs_root("mounts an overlay")
+def test_overlay_does_not_hide_an_interface_of_the_kernel(tmp_path: Path) -> None:
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    (lower / "stored").write_text("x")
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    option = f"lowerdir=/sys/kernel:{lower}"
+    run([tool("mount"), "-t", "overlay", "-o", option, "none", shown], check=True)
+    try:
+        for name, stored in (("notes", False), ("stored", True)):
+            with closing_fd(os.open(shown / name, os.O_PATH)) as fd:
+                assert mounts.stores_files(fd) is stored
+    finally:
+        run([tool("umount"), shown], check=True)

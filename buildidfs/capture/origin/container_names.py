@@ -9,12 +9,14 @@ the user of the engine. If the filesystem of state files does not answer, no fur
 looked up there.
 
 Users can run engines of their own. The state files of these engines are in directories of the user.
-They count only for containers in the control groups that systemd has given to that user.
+They are opened with the rights of that user, so that a link leads only to files that the user can
+read. They count only for containers in the control groups that systemd has given to that user.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import queue
@@ -28,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
-from buildidfs.linux import machine, openat2
+from buildidfs.linux import credentials, machine, openat2
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, ContainerNames
 
@@ -197,12 +199,17 @@ class _Host:
         self._root_fd = root_fd
         self._lists = lists
         self._owner = owner
+        self._home = b""
 
     def names(self, container: bytes) -> ContainerNames:
         """Return the names of a container according to the first engine that knows it."""
-        for engine in self._engines(container):
-            if (names := _joined(engine)) != NO_NAMES:
-                return names
+        with contextlib.ExitStack() as rights, _as_missing():
+            if self._owner != _ROOT:
+                self._home, group = self._account()
+                rights.enter_context(credentials.opening_as(self._owner, group))
+            for engine in self._engines(container):
+                if (names := _joined(engine)) != NO_NAMES:
+                    return names
         return NO_NAMES
 
     def _engines(self, container: bytes) -> Iterator[Iterator[ContainerNames]]:
@@ -211,7 +218,7 @@ class _Host:
             yield self._by_containerd(container)
             storage = self._storage(_STORAGE_SETTINGS)
             yield self._by_storage(container, [*_STORAGE, *storage])
-        elif (home := self._home()).startswith(b"/"):
+        elif (home := self._home).startswith(b"/"):
             yield self._by_docker(container, iter((_ROOTLESS_DOCKER % home,)))
             own = [path % {b"home": home, b"uid": self._owner} for path in _ROOTLESS_STORAGE]
             storage = self._storage((_ROOTLESS_SETTINGS % home,))
@@ -267,15 +274,17 @@ class _Host:
                         yield root
                 return
 
-    def _home(self) -> bytes:
-        """Return the home directory of the owner; empty if /etc/passwd does not have it."""
-        with _as_missing():
-            wanted = b"%d" % self._owner
-            for line in self._content(_PASSWD, _PASSWD_MAX).split(b"\n"):
-                fields = line.split(b":")
-                if len(fields) == 7 and fields[2] == wanted:
-                    return fields[5]
-        return b""
+    def _account(self) -> tuple[bytes, int]:
+        """Return home directory and group of the owner. Raises OSError, ValueError; ENOENT if
+        /etc/passwd does not have them.
+        """
+        with closing_fd(openat2.open_regular_in_root(self._root_fd, _PASSWD)) as fd:
+            text = _read(fd, _PASSWD_MAX)
+        for line in text.split(b"\n"):
+            fields = line.split(b":")
+            if len(fields) == 7 and fields[2] == b"%d" % self._owner:
+                return fields[5], int(fields[3])
+        raise OSError(errno.ENOENT, "no such user")
 
     # --- state files --------------------------------------------------------------------------
 

@@ -174,6 +174,7 @@ class TreeScanner:
 # --- named files ----------------------------------------------------------------------------------
 
 _SYMBOL: Final = re.compile(rb"[0-9a-f]{8,16} [a-zA-Z?] \S+[^\n]*\n")
+_KALLSYMS: Final = b"/proc/kallsyms"
 _LINE_MAX: Final = 1024
 _ANOTHER: Final = "has another build ID of its own"
 _HEAD: Final = 32
@@ -214,6 +215,9 @@ class GivenFiles:
                 yield from self._given(path, probe)
 
     def _given(self, path: bytes, probe: NamedFileProbe) -> Iterator[Found]:
+        if self._kallsyms and os.path.realpath(path) == _KALLSYMS:
+            yield Unreadable(path, "those of the running kernel are captured by scan kernel")
+            return
         try:
             probe.check(path)
             fd = _opened(path)
@@ -278,8 +282,6 @@ class GivenFiles:
                         yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
 
     def _symbols(self, path: bytes, shown: bytes, fd: int) -> Found:
-        if not os.fstat(fd).st_size:
-            return Unreadable(path, "those of the running kernel are captured by scan kernel")
         if not _SYMBOL.match(os.pread(fd, _LINE_MAX, 0)):
             return Unreadable(path, "not a copy of /proc/kallsyms")
         sighting = self._here.sighting(shown, fd, foreign=is_foreign(fd))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that the program reads in the root of a container lead to FIFOs and to interfaces of the
+kernel. None of these is opened for reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildidfs.capture.origin.container_names import EngineNames
+from buildidfs.capture.process import inventory
+from buildidfs.capture.process.jit_files import JitFinder
+from buildidfs.capture.process.package_notes import PackageNotes
+from buildidfs.capture.process.process import Process, Ways
+from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.scan.kernel import InstalledKernels
+from buildidfs.capture.scan.tree import TreeScanner, identify_tree
+from buildidfs.capture.unresponsive.file_helper import FileHelper
+from buildidfs.capture.unresponsive.filesystems import SlowMounts
+from buildidfs.linux.file_ops import closing_fd
+from buildidfs.model import NO_NAMES
+from tests.support import echo, opens
+from tests.support.children import running
+from tests.support.clients import run, tool
+from tests.support.scans import Memory, own_namespaces, scan
+
+pytestmark = pytest.mark.root
+
+ID = b"\x1e" * 20
+CONTAINER = "0123456789abcdef" * 4
+ENGINES = (
+    "etc/docker/daemon.json",
+    f"var/lib/docker/containers/{CONTAINER}/config.v2.json",
+    f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{CONTAINER}/config.json",
+    "etc/containers/storage.conf",
+    f"run/containers/storage/overlay-containers/{CONTAINER}/userdata/config.json",
+    "run/containers/storage/overlay-containers/containers.json",
+    "var/lib/containers/storage/overlay-containers/volatile-containers.json",
+    "etc/passwd",
+)
+NAMES = (
+    *ENGINES,
+    f"usr/lib/debug/.build-id/1e/{'1e' * 19}.debug",
+    "bin/name.debug",
+    "bin/.debug/name.debug",
+    "usr/lib/debug/bin/name.debug",
+    "usr/lib/debug/.dwz/app",
+    "bin/app.dwp",
+    "var/lib/dpkg/status",
+    "var/lib/dpkg/info/app.list",
+    "var/lib/dpkg/status.d/app.md5sums",
+    "var/lib/rpm/rpmdb.sqlite",
+    "usr/lib/sysimage/rpm/rpmdb.sqlite",
+    "lib/apk/db/installed",
+    "usr/lib/apk/db/installed",
+    "etc/os-release",
+    "boot/vmlinuz-1",
+    "boot/System.map-1",
+    "lib/modules/1/kernel/x.ko",
+    "lib/modules/1/modules.dep",
+)
+PROC, SYSFS = Path("/proc/sys/fs/pipe-user-pages-soft"), Path("/sys/kernel/fscaps")
+
+
+@pytest.fixture
+def place(directory: Path) -> Iterator[Path]:
+    """A filesystem that is gone, with all that is mounted in it, after the test."""
+    run([tool("mount"), "-t", "tmpfs", "-o", "mode=0755", "none", directory], check=True)
+    try:
+        yield directory
+    finally:
+        run([tool("umount"), "-R", "-l", directory], check=True)
+
+
+@pytest.fixture(scope="module")
+def app(scratch: Path) -> Path:
+    """A program with names of debug files of all kinds."""
+    path, part = scratch / "foreign-files-app", scratch / "foreign-files-section"
+    echo.build(path, f"-Wl,--build-id=0x{ID.hex()}")
+    for section, content in (
+        ("gnu_debuglink", b"name.debug\0\0" + bytes(4)),
+        ("gnu_debugaltlink", b"/usr/lib/debug/.dwz/app\0" + b"\x2e" * 20),
+    ):
+        part.write_bytes(content)
+        run([tool("objcopy"), "--add-section", f".{section}={part}", path], check=True)
+    return path
+
+
+class Trap:
+    """Puts one file at many names of a root, and notices each open of it."""
+
+    def __init__(self, root: Path, way: str) -> None:
+        self._root, self._way = root, way
+        self.target = {"fifo": root / "fifo", "sysfs": SYSFS}.get(way, PROC)
+
+    def set(self, name: str) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self._way == "fifo":
+            os.link(self.target, path)
+        elif self._way == "link":
+            path.symlink_to(PROC)
+        else:
+            path.touch(0o644)
+            run([tool("mount"), "--bind", self.target, path], check=True)
+
+
+@contextlib.contextmanager
+def trap(place: Path, way: str) -> Iterator[tuple[Trap, Path]]:
+    root = place / "root"
+    (root / "proc").mkdir(parents=True)
+    run([tool("mount"), "-t", "proc", "none", root / "proc"], check=True)
+    os.mkfifo(root / "fifo")
+    trap = Trap(root, way)
+    for name in NAMES:
+        trap.set(name)
+    yield trap, root
+
+
+@pytest.mark.parametrize("way", ["fifo", "link", "proc", "sysfs"])
+def test_no_foreign_file_but_a_stored_one_is_opened(place: Path, app: Path, way: str) -> None:
+    with contextlib.ExitStack() as stack:
+        trapped, root = stack.enter_context(trap(place, way))
+        (root / "bin/app").write_bytes(app.read_bytes())
+        (root / "bin/app").chmod(0o755)
+        pid = stack.enter_context(running([tool("chroot"), root, "/bin/app"])).pid
+        trapped.set(f"tmp/perf-{pid}.map")
+        noticed = stack.enter_context(opens.watched(trapped.target))
+
+        found = scan(ProcScanner(Memory(), pids=[pid], initial=own_namespaces()))
+        assert {seen.path for seen in found.pinned} == {b"/bin/app", b"[vdso]"}
+        assert not noticed.any(), "scan proc"
+        _read_as_why_and_watch_do(pid)
+        assert not noticed.any(), "why, watch"
+        inventory.take()
+        assert not noticed.any(), "where --live"
+        path = os.fsencode(root)
+        list(identify_tree([path]))
+        assert {seen.path for seen in scan(TreeScanner(Memory(), [path])).pinned} == {
+            os.path.join(path, b"bin/app")
+        }
+        assert not noticed.any(), "scan tree"
+        scan(InstalledKernels(Memory(), path))
+        assert not noticed.any(), "scan kernel"
+        names = EngineNames(lambda: iter([path]))
+        for slice_of in (b"", b"/user.slice/user-4242.slice"):
+            assert names.of_cgroup(slice_of + b"/docker-%s.scope" % CONTAINER.encode()) == NO_NAMES
+        assert not noticed.any(), "names of containers"
+
+        with closing_fd(os.open(trapped.target, os.O_RDONLY | os.O_NONBLOCK)):
+            assert noticed.any(), "the test would notice an open"
+
+
+def _read_as_why_and_watch_do(pid: int) -> None:
+    with Process(pid, Ways()) as process:
+        PackageNotes().owner(process, b"/bin/app")
+    with FileHelper() as helper:
+        for file in JitFinder(("mnt",), SlowMounts(), helper).find(pid):
+            file.close()
+            raise AssertionError("names of generated code from no regular file")
