@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream servers, from which missing files are fetched: debuginfod servers, directories, mirrors.
+"""Upstream servers, from which missing files are fetched: debuginfod servers and directories.
 
 `fetcher.Upstreams` is for a process that may write to the store. `agent.Agent` is for mount and
 server, which may not: another process fetches for them. `options.Options` has the servers and

@@ -102,7 +102,7 @@ class Upstreams:
         spool = Spool(store.path, options.max_size, progress)
         self._servers: Sequence[tuple[Server, Breaker]] = [
             (server, Breaker())
-            for server in servers_of(options, spool, directory, token_of(store.path))
+            for server in servers_of(options, spool, token_of(store.path))
             if server.is_local or not options.offline
         ]
         urls = [server.label for server, _ in self._servers]
@@ -128,7 +128,6 @@ class Upstreams:
         build_id: BuildId,
         kind: Kind,
         *,
-        near: BuildId | None = None,
         hops: int = 0,
         via: str = "",
         again: bool = False,
@@ -140,7 +139,7 @@ class Upstreams:
         """
         if self.is_held(build_id, kind):
             return Fetched(build_id, kind, State.HELD)
-        wanted = Wanted(build_id, kind, near, hops, via)
+        wanted = Wanted(build_id, kind, hops, via)
         done = self._flights.run(
             bytes((kind,)) + build_id, lambda: self._fetch(wanted, again=again)
         )
@@ -260,9 +259,7 @@ class Upstreams:
         if isinstance(described, Absence) or described.supplement is None:
             return
         _, build_id = described.supplement
-        done = self.fetch(
-            build_id, Kind.DEBUGINFO, near=wanted.build_id, hops=wanted.hops, via=wanted.via
-        )
+        done = self.fetch(build_id, Kind.DEBUGINFO, hops=wanted.hops, via=wanted.via)
         if done.state not in (State.FETCHED, State.HELD):
             log.info("the dwz file %s of %s: %s", build_id, wanted.build_id, done.why)
 

@@ -59,14 +59,12 @@ class Unavailable(Exception):
 class Wanted(msgspec.Struct, frozen=True):
     """A requested file.
 
-    ``near`` is the build ID of debuginfo that refers to the file and may be in the same package.
     ``hops`` is the number of servers that have passed the request on. ``via`` has the names that
     some of them have added.
     """
 
     build_id: BuildId
     kind: Kind
-    near: BuildId | None = None
     hops: int = 0
     via: str = ""
 

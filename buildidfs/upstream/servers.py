@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers for the URLs in the settings: debuginfod servers, directories, mirrors.
+"""The servers for the URLs in the settings: debuginfod servers and directories.
 
 A debuginfod server may be ours, any other one, or a bucket with the layout ``/buildid/ID/KIND``. A
 directory has files by build ID in any layout that clients and servers use:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from buildidfs.upstream.options import Options
     from buildidfs.upstream.server import Server, Spool, Wanted
 
-PREFIX: Final = "apt:"
 _CREDENTIALS: Final = re.compile(r"(https?://)[^/\s]*@")
 _KINDS: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _ABSENT: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP))
@@ -54,11 +53,8 @@ _NAMES: Final = {
 }
 
 
-def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> list[Server]:
-    """Return the servers of the options in their order.
-
-    ``directory`` is for their cached lists and absences. Raises `UsageError`.
-    """
+def servers_of(options: Options, spool: Spool, token: str) -> list[Server]:
+    """Return the servers of the options in their order. Raises `UsageError`."""
     servers: list[Server] = []
     for url in options.urls:
         if url.startswith(("http://", "https://")):
@@ -66,21 +62,9 @@ def servers_of(options: Options, spool: Spool, directory: bytes, token: str) -> 
         elif url.startswith(("/", "file:///")):
             path = urllib.parse.unquote(url.removeprefix("file://")) if url[0] != "/" else url
             servers.append(Directory(os.fsencode(path), options.timeout))
-        elif url.startswith(PREFIX):
-            servers.append(_mirror(url, options, spool, directory, token))
         else:
             raise _unknown(url)
     return servers
-
-
-def _mirror(url: str, options: Options, spool: Spool, directory: bytes, token: str) -> Server:
-    from buildidfs.upstream.apt import AptMirror, parse
-
-    suite = parse(url)
-    is_remote = suite.url.startswith("http")
-    if is_remote:
-        _checked(suite.url)
-    return AptMirror(suite, _client(options) if is_remote else None, spool, directory, token)
 
 
 def _client(options: Options) -> HttpClient:
@@ -107,8 +91,7 @@ def without_password(url: str) -> str:
 
 def _unknown(url: str) -> UsageError:
     return UsageError(
-        f"not an upstream: {without_password(url)[:80]!r}; try https://HOST, a directory, or"
-        " apt:URL SUITE COMPONENT"
+        f"not an upstream: {without_password(url)[:80]!r}; try https://HOST or a directory"
     )
 
 

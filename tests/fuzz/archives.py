@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.formats.archive import apt_lists, common, packages, tar
+from buildidfs.formats.archive import common, packages, tar
 from buildidfs.formats.archive.common import Damaged, Member
 from buildidfs.formats.container import engine_records, oci
 from buildidfs.formats.container.oci import LayerNames
@@ -540,31 +540,6 @@ def _check_both(*checks: Callable[[bytes], None]) -> Callable[[bytes], None]:
     return check
 
 
-# --- lists of a mirror ---------------------------------------------------------------------------
-
-
-def _check_apt_lists(data: bytes) -> None:
-    halves = [data[: len(data) // 2], data[len(data) // 2 :]]
-    found = list(apt_lists.packages([data]))
-    assert found == list(apt_lists.packages(halves))
-    assert all(each.build_ids and len(each.sha256) == 32 for each in found)
-    assert apt_lists.release([data]) == apt_lists.release(halves)
-
-
-def _seed_apt_lists() -> Iterator[bytes]:
-    digest = b"ab" * 32
-    yield b"Build-Ids: aabb ccdd\nFilename: a.deb\nSize: 7\nSHA256: %s\n\n" % digest * 2
-    yield b"Suite: x\nSHA256:\n %s 7 main/Packages.xz\nSHA512:\n" % digest
-
-
-def _huge_apt_lists() -> Iterator[bytes]:
-    yield filled(b"\n")
-    yield b"SHA256:\n" + filled(b" %s 1 x\n" % (b"00" * 32), MEGABYTE - 8)
-    yield filled(next(_seed_apt_lists()))
-    rest = b"\nFilename: a\nSize: 1\nSHA256: %s\n" % (b"00" * 32)
-    yield b"Build-Ids: " + filled(b"aabb ", MEGABYTE - 200) + rest
-
-
 TARGETS: Final = {
     "cpio": Target(
         _check_both(
@@ -592,12 +567,5 @@ TARGETS: Final = {
     "engines": Target(_check_engines, _seed_engines, _huge_engines, ("container.engine_records",)),
     "ar": Target(_check_ar, lambda: [deb(b"data")], _huge_ar, ("archive.packages",)),
     "rpm": Target(_check_rpm, _seed_rpm, _huge_rpm, ("archive.packages",)),
-    "apt-lists": Target(
-        _check_apt_lists,
-        _seed_apt_lists,
-        _huge_apt_lists,
-        ("archive.apt_lists",),
-        cost=lambda data: sum(1 for _ in apt_lists.packages([data])),
-    ),
     "packages": Target(_check_packages, _seed_packages, _huge_packages, ("archive.packages",)),
 }

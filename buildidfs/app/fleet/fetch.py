@@ -50,7 +50,7 @@ Lacking = tuple[BuildId, Kind]
 
 def check(options: Options) -> None:
     """Raise `UsageError` for an invalid URL or a missing Python package."""
-    for server in servers_of(options, Spool(b"/", options.max_size), b"/", ""):
+    for server in servers_of(options, Spool(b"/", options.max_size), ""):
         server.close()
 
 
