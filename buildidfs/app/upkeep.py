@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from buildidfs.linux.child import Child
     from buildidfs.model import BuildId, Digest
     from buildidfs.store import Store
-    from buildidfs.store.retention.eviction import Choice, Policy
+    from buildidfs.store.retention.eviction import Policy
+    from buildidfs.store.retention.plan import Choice
     from buildidfs.store.schema import DigestRow
 
 

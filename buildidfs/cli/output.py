@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from buildidfs.app.inputs import Named
     from buildidfs.ingest import Summary
     from buildidfs.store.retention.eviction import Policy
-    from buildidfs.store.retention.eviction_order import Evicted, Evictions, Tally
+    from buildidfs.store.retention.tally import Evicted, Evictions, Tally
 
 
 _encode = msgspec.json.Encoder().encode

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from buildidfs.app.catalog import Chosen
     from buildidfs.config import RetentionSettings
     from buildidfs.store import Store
-    from buildidfs.store.retention.eviction import Choice
+    from buildidfs.store.retention.plan import Choice
 
 _SECOND: Final = 1_000_000_000
 _SHOWN: Final = 20
@@ -158,9 +158,9 @@ def prune(
 ) -> int:
     """Remove files until the store is within its limits, and print them with the reason.
 
-    The store first removes files that this host still has, then the files that were unused for the
-    longest time. Pinned files stay. The default limits are those of buildidfs.toml(5), which scans
-    and watches apply by themselves.
+    Files that this host can give back go first, the longest unused first. Then go the others, from
+    the container or user with the most bytes, the longest unused first. Pinned files stay. The
+    default limits are those of buildidfs.toml(5), which scans and watches apply by themselves.
     """
     from msgspec.structs import replace
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.service.status import Running, Status, Verdict
     from buildidfs.store.retention.eviction import Policy
-    from buildidfs.store.retention.eviction_order import Evictions
+    from buildidfs.store.retention.tally import Evictions
 
 
 _PARTLY = 3

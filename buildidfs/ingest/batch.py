@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from buildidfs.capture.base import Unreadable
 from buildidfs.model import Absence, BuildId, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged
-from buildidfs.store.retention.eviction_order import Tally
+from buildidfs.store.retention.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

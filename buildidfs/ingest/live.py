@@ -35,7 +35,7 @@ from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
-from buildidfs.store.retention.eviction_order import is_fresh
+from buildidfs.store.retention.recapture import is_fresh
 
 if TYPE_CHECKING:
     from buildidfs.capture.live.protocol import Caught

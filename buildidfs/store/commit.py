@@ -13,7 +13,7 @@ import msgspec
 from buildidfs.errors import StoreFull
 from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
-from buildidfs.store.retention import eviction_order
+from buildidfs.store.retention import tally
 from buildidfs.store.values import CommitResult, NewSeen, Outcome, claimed
 from buildidfs.store.write.locations import JournalWriter
 from buildidfs.store.write.provenance import of_captures
@@ -37,38 +37,33 @@ _New = TypeVar("_New", "NewCapture", NewSeen)
 _log = logging.getLogger(__name__)
 
 
-class _Crowd:
-    """The recapturable files of a batch. If the store lacks room, their bytes are dropped."""
+class _Batch:
+    """The captures of a batch; those in ``dropped`` are only noted."""
 
     def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
         self._env = env
-        self._captures = captures
+        self.captures = captures
         self._dropped: set[int] = set()
 
     def __contains__(self, new: NewCapture) -> bool:
-        return id(new) in self._dropped
+        return id(new) not in self._dropped
 
-    def drop(self, losses: int | None = None) -> bool:
-        """Drop the recapturable files; return True if there were any.
+    def drop(self) -> None:
+        """Drop the bytes of the recapturable files.
 
-        With ``losses``, the present number of lost blobs, keep the files for which this number was
-        the same when they were staged.
+        Files of several processes are staged at a time. They may fit one by one, and not together.
         """
-        before = len(self._dropped)
-        for new in self._captures:
-            content = new.content
-            if not isinstance(content, Staged) or new in self or content.losses == losses:
-                continue
-            from buildidfs.store.retention.eviction_order import can_be_had
+        for new in self.captures:
+            if isinstance(new.content, Staged) and new in self:
+                from buildidfs.store.retention.recapture import can_be_had
 
-            if can_be_had(self._env, new.sighting.origin):
-                self._dropped.add(id(new))
-                content.close()
-        return len(self._dropped) > before
+                if can_be_had(self._env, new.sighting.origin):
+                    self._dropped.add(id(new))
+                    new.content.close()
 
     def entries(self) -> list[NewSeen]:
-        """Journal entries for the captures that were dropped."""
-        dropped = [new for new in self._captures if new in self]
+        """Return journal entries for the captures that were dropped."""
+        dropped = [new for new in self.captures if new not in self]
         return [NewSeen(new.sighting, new.build_id, noted=True) for new in dropped]
 
 
@@ -107,12 +102,12 @@ class Commits:
         sizes = {blob.digest: blob.size for blob in staged}
         added: set[Digest] = set()
         called = self._called([new.sighting for new in captures])
-        crowd = _Crowd(self._env, captures)
+        batch = _Batch(self._env, captures)
         keeper = self._keeper() if staged or absent or any(each.noted for each in seen) else None
         if keeper is not None and absent and not keeper.has_room_for_rows(len(absent)):
             absent = ()  # such rows only save work, and blobs would have to go for them
         notes = sum(each.noted for each in seen)
-        if keeper is not None and notes and not keeper.has_room_for_notes(notes):
+        if keeper is not None and notes and not keeper.has_room_for_rows(notes, of_journal=True):
             seen = [each for each in seen if not each.noted]
         noted = [self._judged(each) for each in seen if each.noted]
 
@@ -120,16 +115,16 @@ class Commits:
             recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, called)
             outcomes = tuple(
                 [
-                    Outcome(0, noted=True) if new in crowd else recorder.capture(new)
+                    recorder.capture(new) if new in batch else Outcome(0, noted=True)
                     for new in captures
                 ]
             )
             for absence in absent:
                 recorder.absent(absence)
-            for each in (*noted, *crowd.entries()):
+            for each in (*noted, *batch.entries()):
                 recorder.note(each.build_id, each.sighting.origin)
             recorder.finish()
-            self._write_journal(txn, [*seen, *crowd.entries()], keeper)
+            self._write_journal(txn, [*seen, *batch.entries()], keeper)
             changed = tuple(sorted(recorder.changed))
             size = sum(sizes[digest] for digest in added)
             return CommitResult(outcomes, changed, len(added), size), recorder
@@ -137,16 +132,15 @@ class Commits:
         def attempt() -> tuple[CommitResult, Recorder]:
             with coordination.naming(self._env.root) if staged else contextlib.nullcontext():
                 if keeper is not None and staged:
-                    crowd.drop(keeper.losses())
                     keeper.settle(staged)
-                kept = [new for new in captures if new not in crowd]
+                kept = [new for new in captures if new in batch]
                 added.update(self._sealed(kept, called))
                 return self._env.write(work)
 
         if not captures and not absent and not seen:
             return CommitResult()
         try:
-            result, recorder = self._with_room(attempt, staged, crowd.drop)
+            result, recorder = self._with_room(attempt, staged, batch.drop)
         finally:
             for blob in staged:
                 blob.close()
@@ -176,15 +170,15 @@ class Commits:
         journal = JournalWriter(self._env, txn)
         journal.add(seen)
         if keeper is not None and any(each.noted for each in seen):
-            row = eviction_order.load(self._env, txn)
+            row = tally.load(self._env, txn)
             row.noted += journal.noted
-            eviction_order.save(self._env, txn, row)
+            tally.save(self._env, txn, row)
 
     def _with_room(
         self,
         work: Callable[[], T],
         staged: Sequence[Staged] = (),
-        drop: Callable[[], bool] = lambda: False,
+        drop: Callable[[], None] = lambda: None,
     ) -> T:
         if staged:
             return self._with_room_for(work, staged, drop)
@@ -194,7 +188,7 @@ class Commits:
             return self._with_room_for(work, staged, drop)
 
     def _with_room_for(
-        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], bool]
+        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], None]
     ) -> T:
         keeper = self._keeper()
         if keeper is None:

@@ -135,15 +135,20 @@ def pack_origin(
     return TIMES.pack(first, last) + _encode(row)
 
 
+def origin_row(value: bytes) -> OriginRow:
+    """Return the msgpack part of a row of *origins*. Raises the errors of decoding."""
+    return _decode(memoryview(value)[TIMES.size :])
+
+
 def reach_in(value: bytes) -> int:
     """Return the `Origin.reach` that a row of *origins* has."""
-    return _decode(memoryview(value)[TIMES.size :]).reach
+    return origin_row(value).reach
 
 
 def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
     """The inverse of `pack_origin`: digest, kinds, origin, first and last seen."""
     first, last = TIMES.unpack_from(value)
-    row = _decode(memoryview(value)[TIMES.size :])
+    row = origin_row(value)
     identity = FileIdentity(
         row.dev,
         row.ino,
@@ -180,7 +185,7 @@ def place_of(key: bytes, value: bytes) -> Digest | None:
     Raises the errors of decoding.
     """
     first, last = TIMES.unpack_from(value)
-    row = _decode(memoryview(value)[TIMES.size :])
+    row = origin_row(value)
     place = (row.digest, row.path, row.host, row.container, row.mnt_ns_id, row.dev, row.ino)
     Trust(row.trust)
     in_place = key[8:] == fingerprint(_encode(place)) and first <= last

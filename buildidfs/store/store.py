@@ -52,9 +52,10 @@ if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment
     from buildidfs.store.jit_maps import JitMaps
     from buildidfs.store.retention.compress import Compressed
-    from buildidfs.store.retention.eviction import Choice, Keeper, Policy
-    from buildidfs.store.retention.eviction_order import AltLinks, Evictions, Tally
+    from buildidfs.store.retention.eviction import Keeper, Policy
+    from buildidfs.store.retention.plan import AltLinks, Choice
     from buildidfs.store.retention.removal import Collected, Removed
+    from buildidfs.store.retention.tally import Evictions, Tally
     from buildidfs.store.run_files import Lost
     from buildidfs.store.values import CommitResult, NewAbsence, NewCapture, NewSeen
 
@@ -348,19 +349,19 @@ class Store:
         """Return the counts of the blobs removed to make room and of the noted files, since the
         store was made.
         """
-        from buildidfs.store.retention import eviction_order
+        from buildidfs.store.retention import tally
 
         env = self._opened()
         with env.read() as txn:
-            return eviction_order.load(env, txn)
+            return tally.load(env, txn)
 
     def can_be_had(self, origin: Origin) -> str:
         """Return the place at which the host still has the file of an origin; empty if it may be
         gone.
         """
-        from buildidfs.store.retention import eviction_order
+        from buildidfs.store.retention import recapture
 
-        return eviction_order.can_be_had(self._opened(), origin)
+        return recapture.can_be_had(self._opened(), origin)
 
     def enforce(self) -> None:
         """Remove the blobs that the policy given to `retain` does not allow to stay. Raises
@@ -386,7 +387,7 @@ class Store:
     @property
     def tally(self) -> Tally:
         """Return the counts of the blobs that the policy removed since the last `take_tally`."""
-        from buildidfs.store.retention.eviction_order import Tally
+        from buildidfs.store.retention.tally import Tally
 
         return Tally() if self._keeper is None else self._keeper.tally
 

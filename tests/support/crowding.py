@@ -21,7 +21,7 @@ from pathlib import Path
 from buildidfs.model import BuildId, Digest
 from buildidfs.store import Store
 from buildidfs.store.index.environment import acquire, release
-from buildidfs.store.retention.eviction_order import Candidates
+from buildidfs.store.retention.plan import Planner
 from tests.support.clients import run, tool
 from tests.support.mounts import COMMAND, BuildIdFs
 
@@ -75,8 +75,8 @@ class Witness:
             env = acquire(store.path, read_only=True)
             try:
                 found = frozenset(
-                    (each.digest, store.index.ordinal(each.build_ids[0]) or 0)
-                    for each in Candidates(env).again()
+                    (each.candidate.digest, store.index.ordinal(each.candidate.build_ids[0]) or 0)
+                    for each in Planner(env).recapturable()
                 )
             finally:
                 release(env)

@@ -10,7 +10,7 @@ import pytest
 from buildidfs.app.service.activity import Activity
 from buildidfs.app.service.status import Running, Status
 from buildidfs.store import StoreStats
-from buildidfs.store.retention.eviction_order import Evictions
+from buildidfs.store.retention.tally import Evictions
 from buildidfs.store.run_files import Present
 
 SOURCE = {"container": "docker:ab", "bytes": 5, "last": 1.0}

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.formats.container.cgroup import container_id, container_label, path, place, unified
+from buildidfs.formats.container.cgroup import (
+    container_id,
+    container_label,
+    outermost,
+    path,
+    place,
+    unified,
+)
 
 ID = b"0123456789abcdef" * 4
 OTHER = b"fedcba9876543210" * 4
@@ -301,3 +308,19 @@ def test_longer_than_any_path_costs_no_more() -> None:
 def test_place(where: bytes, found: bytes) -> None:
     assert place(where) == found
     assert container_id(where) in found.decode()
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (b"/docker/" + ID, b"/docker/" + ID),
+        (b"/docker/" + ID + b"/docker/" + OTHER + b"/x", b"/docker/" + ID),
+        (b"/docker/" + ID + b"/lxc/web", b"/docker/" + ID),
+        (b"/lxc/web/docker/" + ID, b"/lxc/web"),
+        (b"/machine.slice/machine-web.scope/x", b"/machine.slice/machine-web.scope"),
+        (b"/system.slice/cron.service", b""),
+        (b"", b""),
+    ],
+)
+def test_outermost_container(where: bytes, found: bytes) -> None:
+    assert outermost(where) == found

@@ -20,14 +20,23 @@ import msgspec
 import pytest
 
 from buildidfs import names
-from buildidfs.errors import IntegrityError, StoreError, StoreFull
+from buildidfs.errors import IntegrityError, Recapturable, StoreError, StoreFull
 from buildidfs.linux import statx
-from buildidfs.model import BuildId, Digest, Kind, Origin, Sighting, Trust, archive_scope
+from buildidfs.model import (
+    BuildId,
+    Digest,
+    Kind,
+    NamespaceSet,
+    Origin,
+    Sighting,
+    Trust,
+    archive_scope,
+)
 from buildidfs.store import Store
 from buildidfs.store.index import environment
-from buildidfs.store.retention import eviction, eviction_order
+from buildidfs.store.retention import eviction, plan
 from buildidfs.store.retention.eviction import Policy
-from buildidfs.store.retention.eviction_order import AT_REST
+from buildidfs.store.retention.tally import Tally
 from tests.support.captures import SECOND, capture, identity, read_blob, sighting
 from tests.support.scans import open_descriptors
 
@@ -76,8 +85,8 @@ def _room_for(store: Store, blobs: float, **options: int) -> Policy:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is removed beyond what is needed now."""
-    monkeypatch.setattr(eviction, "_HEADROOM", 1 << 40)
-    monkeypatch.setattr(eviction, "_LEAST_HEADROOM", 0)
+    monkeypatch.setattr(eviction, "_MARGIN", 1 << 40)
+    monkeypatch.setattr(eviction, "_LEAST_MARGIN", 0)
 
 
 def _host_file(path: Path, number: int, days_ago: float = 0) -> Sighting:
@@ -134,28 +143,6 @@ def test_what_can_be_had_again_goes_before_what_is_older(
     assert order == [3, 2, 6, 7, 1, 4, 5]
 
 
-def test_file_that_was_just_made_goes_after_others_that_can_be_had_again(
-    store: Store, tmp_path: Path, exact: None
-) -> None:
-    """A program that was built, run and deleted would be lost, and be told to be on the host."""
-    _add(store, 1, days_ago=50)
-    built = _host_file(tmp_path / "built", 2)
-    _add(store, 2, at=Sighting(built.origin, built.seen_ns - 10 * SECOND))
-    for number in (3, 4):
-        seen = _host_file(tmp_path / str(number), number)
-        at_rest = msgspec.structs.replace(seen.origin, scanner=AT_REST)
-        _add(store, number, at=Sighting(at_rest, seen.seen_ns + number * SECOND))
-    store.retain(_room_for(store, 0))
-    order = []
-    for number in range(10, 14):
-        before = _ids(store)
-        _add(store, number)
-        order.append(before - _ids(store))
-        if len(order) == 2:
-            (tmp_path / "built").unlink()
-    assert order == [{3}, {4}, {1}, {2}]
-
-
 def test_a_use_is_what_counts(store: Store, exact: None) -> None:
     first, second = _add(store, 1, days_ago=9), _add(store, 2, days_ago=8)
     store.open_blob(first).close()
@@ -172,13 +159,13 @@ def test_a_blob_that_nobody_has_any_more_is_asked_about_once(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: None
 ) -> None:
     asked: list[bytes] = []
-    real = eviction_order.had_again
+    real = plan.recapturable_at
 
-    def had_again(origins: list[Any]) -> str:
+    def recapturable_at(origins: list[Any]) -> str:
         asked.append(origins[0].origin.path)
         return real(origins)
 
-    monkeypatch.setattr(eviction_order, "had_again", had_again)
+    monkeypatch.setattr(plan, "recapturable_at", recapturable_at)
     for number in range(6):
         _add(store, number, at=_host_file(tmp_path / str(number), number, 20 - number))
         (tmp_path / str(number)).unlink()
@@ -188,6 +175,97 @@ def test_a_blob_that_nobody_has_any_more_is_asked_about_once(
             _add(store, number, days_ago=1)
     assert len(asked) == len(set(asked)) == 6
     assert _ids(store) & set(range(6)) == {4, 5}
+
+
+# --- places --------------------------------------------------------------------------------------
+
+VICTIM = b"/system.slice/docker-" + b"ab" * 32 + b".scope"
+_MNT = 1 << NamespaceSet.__struct_fields__.index("mnt")
+
+
+def _anonymous(number: int) -> dict[str, Any]:
+    return {"container": f"mnt:{number}", "mnt_ns_id": number, "apart": _MNT}
+
+
+def _users(group: bytes) -> bytes:
+    return b"/user.slice/user-1000.slice/user@1000.service/user.slice/" + group
+
+
+_FLOODS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "one container": lambda number: {
+        "cgroup": b"/system.slice/docker-" + b"cd" * 32 + b".scope", "container": "docker:c"},
+    "its control groups": lambda number: {
+        "cgroup": b"/system.slice/docker-" + b"cd" * 32 + b".scope/" + b"%064x" % number},
+    "a user's containers": lambda number: {
+        "cgroup": _users(b"libpod-%064x.scope" % number), "container": f"podman:{number:012x}"},
+    "the label of the victim": lambda number: {
+        "cgroup": _users(b"docker-" + b"ab" * 32 + b".scope"), "container": "docker:abababababab"},
+    "mount namespaces": _anonymous,
+    "mount namespaces of a user": lambda number: {
+        "cgroup": _users(b"x.scope/%d" % number), **_anonymous(number)},
+    "bundles": lambda number: {
+        "cgroup": b"/docker/%064x" % number, "scanner": "bundle", "host": f"h{number}"},
+    "the files of a user": lambda number: {"uid": 1000},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flood", _FLOODS)
+def test_flood_displaces_only_files_of_its_own_place(store: Store, exact: None, flood: str) -> None:
+    """The victims have one old program each, and the flood makes many places."""
+    victims = [VICTIM, b"/machine.slice/machine-victim.scope"]
+    for number, group in enumerate(victims):
+        at = {"cgroup": group, "container": f"docker:{number}", "apart": _MNT}
+        _add(store, number, days_ago=300, **at)
+    store.retain(_room_for(store, 6))
+    for number in range(100, 130):
+        _add(store, number, days_ago=(130 - number) / 30, **_FLOODS[flood](number))
+    left = _ids(store)
+    assert left >= {0, 1}
+    assert max(left) == 129
+    assert len(left) >= 6, "and no more than necessary"
+
+
+def test_largest_place_loses_its_oldest_files(store: Store, exact: None) -> None:
+    """Places of 4, 2 and 1 files become places of 2, 2 and 1."""
+    for number, (uid, days_ago) in enumerate(
+        [(1, 5), (1, 4), (1, 9), (1, 1), (2, 50), (2, 40), (3, 90)]
+    ):
+        _add(store, number, days_ago=days_ago, uid=uid)
+    store.retain(_room_for(store, 0))
+    _add(store, 10, uid=9)
+    _add(store, 11, uid=9)
+    assert {*range(7)} - _ids(store) == {0, 2}
+
+
+def test_running_a_copy_does_not_have_the_file_removed(store: Store, exact: None) -> None:
+    """A file that two places have belongs to the smaller of them."""
+    digest = _add(store, 1, days_ago=90, uid=1)
+    for number in range(10, 16):
+        _add(store, number, days_ago=20, uid=2)
+    again = sighting(b"/copy", uid=2, ino=99, seen_ns=time.time_ns() - 80 * DAY * SECOND)
+    store.commit([capture(store, digest, _id(1), at=again)])
+    store.retain(_room_for(store, 0))
+    for number in range(20, 24):
+        _add(store, number, uid=2)
+    assert 1 in _ids(store)
+
+
+def test_recapturable_file_does_not_take_the_room_of_a_loss(store: Store, tmp_path: Path) -> None:
+    for number in range(20):
+        _add(store, number, days_ago=20 - number)
+    store.retain(_room_for(store, 0))
+    _add(store, 100)
+    before = _ids(store)
+    assert len(before) < 21, "more than necessary is removed, so that plans are rare"
+    path = tmp_path / "here"
+    here = _host_file(path, 50)
+    with path.open("rb+") as file:
+        file.write(os.urandom(SIZE))
+        file.flush()
+        origin = msgspec.structs.replace(here.origin, identity=statx.identity(file.fileno()))
+        with pytest.raises(Recapturable):
+            store.stage(file.fileno(), origin=origin)
+    assert _ids(store) == before
 
 
 # --- what stays ----------------------------------------------------------------------------------
@@ -297,7 +375,7 @@ def test_only_what_is_too_old_goes(store: Store) -> None:
     assert SIZE <= tally.aged_bytes < SIZE + 16384
     assert _ids(store) == {1, 2, 3}
     store.enforce()
-    assert store.tally == eviction_order.Tally()
+    assert store.tally == Tally()
 
 
 # --- how much ------------------------------------------------------------------------------------
@@ -309,14 +387,14 @@ def test_nothing_goes_that_no_limit_asks_for(store: Store) -> None:
     for policy in (Policy(), _room_for(store, 1), Policy(keep_free=1)):
         store.retain(policy)
         store.enforce()
-        assert store.tally == eviction_order.Tally()
+        assert store.tally == Tally()
     assert _ids(store) == {0, 1, 2, 3}
 
 
 def test_more_goes_than_is_needed_now_if_it_can_be_had_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eviction, "_HEADROOM", 4)
+    monkeypatch.setattr(eviction, "_MARGIN", 4)
     for number in range(12):
         _add(store, number, at=_host_file(tmp_path / str(number), number, 20 - number))
     _add(store, 50, days_ago=90)

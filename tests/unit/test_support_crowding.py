@@ -11,7 +11,7 @@ from buildidfs.linux import machine, statx
 from buildidfs.model import Trust
 from buildidfs.store import Store
 from buildidfs.store.index.environment import acquire, release
-from buildidfs.store.retention import eviction_order
+from buildidfs.store.retention import tally
 from tests.support.captures import capture, commit, sighting
 from tests.support.crowding import Witness
 
@@ -33,9 +33,9 @@ def _lose(store: Store) -> None:
     env = acquire(store.path, read_only=False)
 
     def work(txn: Txn) -> None:
-        row = eviction_order.load(env, txn)
-        row.add([eviction_order.Evicted(b"\xab\xcd", b"/gone", 4096, 1)])
-        eviction_order.save(env, txn, row)
+        row = tally.load(env, txn)
+        row.add([tally.Evicted(b"\xab\xcd", b"/gone", 4096, 1)])
+        tally.save(env, txn, row)
 
     try:
         env.write(work)

@@ -15,7 +15,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId, Sighting
-from buildidfs.store.retention.eviction_order import Tally
+from buildidfs.store.retention.tally import Tally
 
 PARTIAL: Final = frozenset(("confined", "polling"))
 """The modes in which a watch cannot follow every process that starts on the machine."""

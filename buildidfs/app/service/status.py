@@ -20,7 +20,7 @@ from buildidfs.app.service.supervise import Part
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import machine, procfs
 from buildidfs.store import Store, StoreStats, run_files
-from buildidfs.store.retention.eviction_order import Evictions
+from buildidfs.store.retention.tally import Evictions
 from buildidfs.store.run_files import Present
 
 _PROBE_S: Final = 2.0

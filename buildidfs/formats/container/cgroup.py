@@ -138,6 +138,18 @@ def place(cgroup_path: bytes) -> bytes:
     return user[0] if user else cgroup_path[:1]
 
 
+def outermost(cgroup_path: bytes) -> bytes:
+    """Return the path of the outermost container; empty if there is none.
+
+    A container can make control groups below its own, with any names, but has only one outermost.
+    """
+    cgroup_path = cgroup_path[:_PATH_MAX]
+    found = (pattern.search(cgroup_path) for _, pattern in _NAMED)
+    ends = [match.end() for match in found if match]
+    ends += [each.end() for each in _containers(cgroup_path)]
+    return cgroup_path[: min(ends)] if ends else b""
+
+
 def user_id(cgroup_path: bytes) -> int | None:
     """Return the user to whom systemd has given this part of the tree; None if there is none."""
     user = _USER.match(cgroup_path)
@@ -145,10 +157,16 @@ def user_id(cgroup_path: bytes) -> int | None:
 
 
 def _innermost(cgroup_path: bytes) -> re.Match[bytes] | None:
-    for found in reversed(list(_ID.finditer(cgroup_path[:_PATH_MAX]))):
-        if not cgroup_path[: found.start()].endswith(b"conmon-"):
-            return found
-    return None
+    return next(iter(_containers(cgroup_path)[::-1]), None)
+
+
+def _containers(cgroup_path: bytes) -> list[re.Match[bytes]]:
+    """Return the IDs of containers in a path, the outermost first."""
+    return [
+        found
+        for found in _ID.finditer(cgroup_path[:_PATH_MAX])
+        if not cgroup_path[: found.start()].endswith(b"conmon-")
+    ]
 
 
 def _unit_name(escaped: bytes) -> str:

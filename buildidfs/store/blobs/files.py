@@ -64,11 +64,11 @@ class Staged:
     ``fd`` reads the staged bytes. Callers identify these bytes, not those of the source.
     ``changed`` is True if the source was written to during the copy; the bytes are still exactly
     those of ``digest``. ``doubtful`` is True if an fsync failed: the next fsync may succeed
-    although the bytes are not on disk. ``losses`` is the number of blobs that had been evicted for
-    good when the bytes were staged. ``counted`` is called when the bytes no longer count as staged.
+    although the bytes are not on disk. ``counted`` is called when the bytes no longer count as
+    staged.
     """
 
-    __slots__ = ("changed", "counted", "digest", "doubtful", "fd", "losses", "name", "size")
+    __slots__ = ("changed", "counted", "digest", "doubtful", "fd", "name", "size")
 
     def __init__(self, fd: int, name: bytes | None) -> None:
         self.fd = fd
@@ -77,7 +77,6 @@ class Staged:
         self.digest = Digest(bytes(32))
         self.changed = False
         self.doubtful = False
-        self.losses = 0
         self.counted: Callable[[], None] | None = None
 
     def disk_bytes(self) -> int:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The size limits of a store: make room for captures by removing the least valuable blobs.
 
-`Keeper` makes room before a write that would exceed a limit, and also if the filesystem is
-unexpectedly full. A recapturable file never displaces a file that is not recapturable: it is copied
-only while there is room, and all recapturable blobs are removed before any other. The capture of
-any other file fails only if no blob may be removed.
+`plan` has the order, `Keeper` decides how much, and when. At the limit (the high watermark) it
+removes blobs until there is a margin below the limit (the low watermark), so that plans are rare. A
+recapturable file never displaces one that is not: it is copied only below the low watermark. So it
+cannot take the room that a loss has made.
 
 Sizes are bytes on disk; inodes are counted as well.
 """
@@ -12,6 +12,7 @@ Sizes are bytes on disk; inodes are counted as well.
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import logging
 import math
@@ -27,27 +28,21 @@ from buildidfs.names import printable
 from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import Journal
-from buildidfs.store.retention import eviction_order, removal
-from buildidfs.store.retention.eviction_order import (
-    Candidate,
-    Candidates,
-    Evicted,
-    Tally,
-    can_be_had,
-    had_by_host,
-    recapturable,
-)
+from buildidfs.store.retention import removal, tally
+from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room
+from buildidfs.store.retention.recapture import can_be_had, is_fresh
+from buildidfs.store.retention.tally import Evicted, Tally
 from buildidfs.store.values import NewSeen, OriginRecord
 from buildidfs.store.write import uses
 from buildidfs.store.write.locations import JournalWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.model import Origin
     from buildidfs.store.blobs.files import Blobs, Staged
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.retention.eviction_order import AltLinks
+    from buildidfs.store.retention.plan import AltLinks
 
 T = TypeVar("T")
 
@@ -59,7 +54,8 @@ _AT_ONCE: Final = 256
 
 _FOLD_S: Final = 60
 
-#: Seconds before the next search for removable blobs if the last one found none.
+#: Seconds before the next plan if the last one freed too little. If nearly all blobs of a large
+#: store are pinned, each capture would otherwise look at all of them.
 _IN_VAIN_S: Final = 5
 
 #: Bytes of a blob besides its content: rows, directory entry, attributes.
@@ -68,13 +64,12 @@ _EACH_BYTES: Final = 12 << 10
 #: The part of these for its rows, which are written at the commit.
 _INDEX_BYTES: Final = 6 << 10
 
-#: 1/32 of a store is reserved for files that are not recapturable, within these limits.
-_HEADROOM: Final = 32
-_LEAST_HEADROOM: Final = 1 << 20
-_MOST_HEADROOM: Final = 1 << 30
+#: The low watermark lies 1/32 of the store below the limit. So the cost of plans for each capture
+#: does not grow with the store.
+_MARGIN: Final = 32
+_LEAST_MARGIN: Final = 1 << 20
 
-#: A noted file is copied after a day, or if 1/2 of the store is free.
-_AMPLE: Final = 2
+_MOST_STAGED: Final = 1 << 30
 
 #: Bytes of a row without content, such as one for a file without a build ID.
 _ROW_BYTES: Final = 128
@@ -82,8 +77,9 @@ _ROW_BYTES: Final = 128
 #: Bytes of a row of the journal.
 _NOTE_BYTES: Final = 512
 
-#: A recapturable file may displace a recapturable blob that was unused for this many seconds.
-_DISPLACED_S: Final = 86_400
+#: A recapturable file replaces only recapturable blobs that were unused for this many seconds.
+#: Otherwise a scan of more than fits would remove its own captures, and begin anew each time.
+_IDLE_S: Final = 86_400
 
 #: Seconds to wait for a filesystem to report removed blocks as free.
 _FREED_S: Final = 0.1
@@ -106,39 +102,6 @@ class Policy(msgspec.Struct, frozen=True):
     yields: bool = True
     max_age: int | None = None
     min_age: int = 0
-
-
-class Choice(msgspec.Struct, frozen=True):
-    """A blob that a policy removes or keeps: the path at which it was last seen, True if it is
-    removed, and the reason.
-    """
-
-    candidate: Candidate
-    path: bytes
-    goes: bool
-    why: str
-
-
-class Room(NamedTuple):
-    """An amount of room: bytes, and inodes."""
-
-    bytes: int
-    inodes: int
-
-    def __add__(self, other: object) -> Room:
-        assert isinstance(other, Room)
-        return Room(self.bytes + other.bytes, self.inodes + other.inodes)
-
-    def __sub__(self, other: Room) -> Room:
-        return Room(self.bytes - other.bytes, self.inodes - other.inodes)
-
-    @property
-    def is_none(self) -> bool:
-        """True if neither a byte nor an inode remains."""
-        return self.bytes <= 0 and self.inodes <= 0
-
-
-_LONG_AGO: Final = (-math.inf, Room(0, 0))
 
 
 class Usage(NamedTuple):
@@ -187,19 +150,16 @@ class Keeper:
         self._env = env
         self._blobs = blobs
         self._lock = threading.Lock()
-        self._candidates = Candidates(env, policy.min_age, altlinks)
-        self._displaced = Candidates(env, policy.min_age, altlinks)
-        self._displaced_in_vain: dict[int, tuple[float, Room]] = {}
-        self._found: Candidate | None = None
+        self._planner = _planner(env, policy, altlinks)
         self._folded = -math.inf
-        self._in_vain: dict[int, tuple[float, Room]] = {}
+        self._in_vain = (-math.inf, NO_ROOM)
         self._why_in_vain = ""
-        self._staged = Room(0, 0)
+        self._staged = NO_ROOM
         self._counting = threading.Lock()
         usage = look(env, blobs)
         self._free_bytes = _FreeLimit(policy.keep_free, policy.yields)
         self._free_inodes = _FreeLimit(_inodes_kept(policy, usage), policy.yields)
-        self._lack(Room(0, 0))
+        self._lack(NO_ROOM)
         self._tally = Tally()
 
     # --- for writers -----------------------------------------------------------------------
@@ -214,35 +174,35 @@ class Keeper:
         there is no room, but the file still exists at ``origin``; `StoreFull` if no blob may be
         removed.
         """
-        asked = size
+        requested = size
 
         def more(extra: int) -> None:
-            nonlocal asked
-            asked += extra
-            self._admit(origin, extra, size=asked)
+            nonlocal requested
+            requested += extra
+            self._admit(origin, extra, size=requested)
 
         self._admit(origin, size, size=size)
-        losses = self.losses()
         staged = self._repeated(size, lambda: work(more), ())
-        staged.losses = losses
         self._count(staged)
         return staged
 
     def writing(
-        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], bool]
+        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], None]
     ) -> T:
         """Run ``work``, which commits staged bytes, after making room for their rows.
 
-        ``drop`` drops the recapturable files, and returns True if there were any. Raises the errors
-        of ``work``, and `StoreFull` if no blob may be removed.
+        If the store has no recapturable blob to remove, ``drop`` drops the recapturable files that
+        were staged; only then are others removed. Raises the errors of ``work``, and `StoreFull` if
+        no blob may be removed.
         """
-        lack = self._lack(Room(0, 0))
+        lack = self._lack(NO_ROOM)
         if not lack.is_none:
             with self._lock:
                 self._prepare()
-                lack -= self._remove_recapturable(lack)
-            if lack.is_none or not drop() or not self._lack(Room(0, 0)).is_none:
-                self._make_room(Room(0, 0))
+                self._follow(self._planner.plan(lack, recapturable_only=True))
+            if not self._lack(NO_ROOM).is_none:
+                drop()
+                self._make_room(NO_ROOM)
         return self._repeated(0, work, staged)
 
     def settle(self, staged: Sequence[Staged]) -> None:
@@ -250,31 +210,16 @@ class Keeper:
         for each in staged:
             each.uncount()
 
-    def has_room_for_rows(self, count: int) -> bool:
-        """Return True if there is room for that many rows that are not essential."""
-        return self._lack(Room(self._env.bytes_used() + count * _ROW_BYTES, 0)).is_none
-
-    def has_room_for_notes(self, count: int) -> bool:
-        """Return True if there is room for so many journal entries, or a recapturable blob to evict
-        for them.
-        """
-        lack = self._lack(Room(self._env.bytes_used() + count * _NOTE_BYTES, 0))
-        if lack.is_none:
-            return True
-        with self._lock:
-            self._displaced.rewind()
-            return (lack - _sum(list(_worth(self._displaced.again(), lack)))).is_none
-
-    def losses(self) -> int:
-        """The number of evicted blobs that were not recapturable, since the store was made."""
-        with self._env.read() as txn:
-            return eviction_order.load(self._env, txn).losses
+    def has_room_for_rows(self, count: int, *, of_journal: bool = False) -> bool:
+        """Return True if there is room for that many rows for which no blob has to go."""
+        size = count * (_NOTE_BYTES if of_journal else _ROW_BYTES)
+        return self._lack(Room(self._env.bytes_used() + size, 0)).is_none
 
     def take_tally(self) -> Tally:
         """Return the tally, and begin a new one."""
         with self._counting:
-            tally, self._tally = self._tally, Tally()
-        return tally
+            taken, self._tally = self._tally, Tally()
+        return taken
 
     @property
     def tally(self) -> Tally:
@@ -290,16 +235,11 @@ class Keeper:
             except StoreFull as error:
                 if any(each.doubtful for each in staged):
                     raise
-                if not self._shrink(size):
+                with self._lock:  # the filesystem is full
+                    freed = self._evict(Room(size, 1))
+                if not freed:
                     raise self._hopeless(error) from error
         return work()
-
-    def _shrink(self, size: int) -> bool:
-        """Make room for ``size`` bytes on a full filesystem; return False if no blob may be
-        removed.
-        """
-        with self._lock:
-            return self._evict(Room(size, 1))
 
     def enforce(self) -> Tally:
         """Remove blobs that are too old, and blobs beyond the limits; return the present
@@ -307,10 +247,7 @@ class Keeper:
         """
         with self._lock:
             self._prepare()
-            self._expire()
-            lack = self._lack(Room(0, 0))
-            if not lack.is_none:
-                self._evict(lack, in_part=True)
+            self._follow(self._planner.plan(self._lack(NO_ROOM), in_part=True))
         return self._tally
 
     @property
@@ -318,7 +255,7 @@ class Keeper:
         """Return the maximum number of staged bytes that should wait for a commit: eviction cannot
         free them.
         """
-        return self._headroom(look(self._env, self._blobs)).bytes
+        return min(self._margin(look(self._env, self._blobs)).bytes, _MOST_STAGED)
 
     # --- limits ----------------------------------------------------------------------------
 
@@ -327,55 +264,26 @@ class Keeper:
         wanted = Room(new + _EACH_BYTES, 1)
         usage = look(self._env, self._blobs)
         lack = self._lack(wanted, usage)
-        with self._env.read() as txn:
-            row = eviction_order.load(self._env, txn)
-        headroom = self._headroom(usage) + Room(row.reserved(), 0)
-        if (lack + headroom).is_none:
-            ample = Room(self._most(usage) // _AMPLE, 0)
-            if not row.noted or (lack + ample).is_none or not self._stays_noted(origin):
-                return
-            raise Recapturable("there was no room when it was seen before")
+        # A transaction rewrites each page of the index that it touches, perhaps most of them.
+        margin = self._margin(usage) + Room(self._env.bytes_used(), 0)
+        if (lack + margin).is_none:
+            return
         if origin is not None and can_be_had(self._env, origin):
-            idle_s = 0 if eviction_order.is_fresh(origin) else _DISPLACED_S
-            if not self._displace(lack + headroom, idle_s):
+            if not self._replace(lack + margin, 0 if is_fresh(origin) else _IDLE_S):
                 raise Recapturable(f"no room for {size} bytes that can be captured again")
         elif not lack.is_none:
             self._refuse_giant(size, usage)
-            at_rest = origin is not None and origin.scanner == eviction_order.AT_REST
-            self._make_room(wanted, idle_s=_DISPLACED_S if at_rest else 0)
+            self._make_room(wanted)
 
-    def _stays_noted(self, origin: Origin | None) -> bool:
-        """Return True for a file that was noted within a day and is still on the host.
-
-        A repeated scan must end in the same state, even if the removal of a large blob left room.
-        """
-        if origin is None:
-            return False
-        if had_by_host(self._env, origin):
-            return True
-        rows = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
-        since = time.time_ns() - _DISPLACED_S * 1_000_000_000
-        is_noted = any(row.noted == origin.identity and row.first_seen_ns >= since for row in rows)
-        return is_noted and bool(recapturable(origin))
-
-    def _most(self, usage: Usage) -> int:
-        """Return the number of bytes that the store may take."""
+    def _margin(self, usage: Usage) -> Room:
+        """Return the room between the watermarks."""
         most = usage.taken.bytes + max(usage.free.bytes - self.policy.keep_free, 0)
-        return most if self.policy.max_size is None else min(most, self.policy.max_size)
+        if self.policy.max_size is not None:
+            most = min(most, self.policy.max_size)
+        return Room(max(most // _MARGIN, _LEAST_MARGIN), usage.taken.inodes // _MARGIN)
 
-    def _headroom(self, usage: Usage) -> Room:
-        """Return the room reserved for files that are not recapturable, and for growth of the
-        index.
-
-        A transaction rewrites each page of the index that it touches, perhaps most of them.
-        """
-        share = self._most(usage) // _HEADROOM
-        share = min(max(share, _LEAST_HEADROOM), _MOST_HEADROOM) + self._env.bytes_used()
-        inodes = max(usage.free.inodes - self._free_inodes.keep, 0) // _HEADROOM
-        return Room(share, inodes)
-
-    def _make_room(self, wanted: Room, idle_s: int = 0) -> None:
-        """Make room by removing blobs unused for ``idle_s`` seconds."""
+    def _make_room(self, wanted: Room) -> None:
+        """Make room by removing blobs. Raises `StoreFull`."""
         if self._lack(wanted).is_none:
             return
         with self._lock:
@@ -383,8 +291,8 @@ class Keeper:
                 lack = self._lack(wanted)
                 if lack.is_none:
                     return
-                if not self._evict(lack, idle_s):
-                    raise self._hopeless(None, idle_s)
+                if not self._evict(lack):
+                    raise self._hopeless(None)
 
     def _lack(self, new: Room, usage: Usage | None = None) -> Room:
         """Return by how much the limits would be exceeded with ``new`` more; negative numbers are
@@ -424,11 +332,9 @@ class Keeper:
         if size > max(most, 0):
             raise OSError(errno.EFBIG, f"its {size} bytes are more than the store may ever take")
 
-    def _hopeless(self, error: StoreFull | None, idle_s: int = 0) -> StoreFull:
+    def _hopeless(self, error: StoreFull | None) -> StoreFull:
         """Return the error for a store that has no room and cannot make any."""
         why = self._why_in_vain
-        if idle_s:
-            why = "what was used within a day does not make room for a file in a directory"
         if error is not None:
             return StoreFull(f"{error}; {why}")
         store, usage = f"store {printable(self._env.root)}", look(self._env, self._blobs)
@@ -444,162 +350,126 @@ class Keeper:
     # --- removing --------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self._candidates.refresh()
         if time.monotonic() - self._folded > _FOLD_S:
             uses.fold(self._env)
             self._folded = time.monotonic()
 
-    def _expire(self) -> None:
-        if self.policy.max_age is None:
-            return
-        rest = self._candidates.oldest(expiry(self.policy.max_age))
-        while batch := list(itertools.islice(rest, _AT_ONCE)):
-            done = removal.remove(self._env, self._blobs, [each.digest for each in batch])
-            self._tally.aged += done.blobs
-            self._tally.aged_bytes += done.bytes
-            self._tally.ids += done.ids
-            _log.info("removed %d blobs, %d bytes, by max-age", done.blobs, done.bytes)
+    def _evict(self, lack: Room) -> bool:
+        """Remove blobs that take at least ``lack``; return False if that is impossible.
 
-    def _evict(self, lack: Room, idle_s: int = 0, *, in_part: bool = False) -> bool:
-        """Remove blobs that take at least ``lack``; return False if nothing was removed.
-
-        Blobs used within the last ``idle_s`` seconds are kept, except recapturable ones. If the
-        evictable blobs take less than ``lack``, none of those that are not recapturable is removed,
-        unless ``in_part``. Blobs that other processes remove at the same time count as well.
+        Blobs that other processes remove at the same time count as well.
         """
-        self._prepare()
-        free = self._blobs.free_bytes()
-        beyond = self._headroom(look(self._env, self._blobs))
-        freed = self._remove_recapturable(lack + beyond)
-        if not (lack - freed).is_none:
-            lost = self._remove_losses(lack - freed, idle_s, in_part)
-            if lost is None:
-                return freed.inodes > 0
-            freed += lost
-        self._wait_until_freed(free, freed.bytes)
-        return True
-
-    def _remove_recapturable(self, wanted: Room) -> Room:
-        """Remove recapturable blobs until ``wanted`` is free; return the room that they took."""
-        freed = Room(0, 0)
-        found, self._found = self._found, None
-        walk = itertools.chain([found] if found else [], self._candidates.again())
-        while batch := list(itertools.islice(_worth(walk, wanted - freed), _AT_ONCE)):
-            freed += self._remove(batch)
-        self._candidates.lower()
-        return freed
-
-    def _remove_losses(self, lack: Room, idle_s: int, in_part: bool) -> Room | None:
-        """Remove blobs that are not recapturable, if that frees enough; return the room that they
-        took.
-
-        Returns None if it does not free enough. Nothing is removed if the store has a recapturable
-        blob at that moment, because another process has just committed one.
-        """
-        chosen = self._chosen(lack, idle_s, in_part)
-        if chosen is None:
-            return None
-
-        def nothing_else() -> bool:
-            self._found = next(self._candidates.again(), None)
-            return self._found is None
-
-        return self._remove(chosen, nothing_else)
-
-    def _chosen(self, lack: Room, idle_s: int, in_part: bool) -> list[Candidate] | None:
-        """Return the evictable blobs with the oldest uses that free enough room; None if all of
-        them together do not.
-        """
-        since, least = self._in_vain.get(idle_s, _LONG_AGO)
-        if time.monotonic() - since < _IN_VAIN_S and (
-            lack.bytes >= least.bytes and lack.inodes >= least.inodes
-        ):
-            return None
-        for _ in range(2):
-            before = int(time.time()) - idle_s - schema.USE_SLACK_S if idle_s else None
-            walk = _worth(self._candidates.oldest(before, classes=(1,)), lack)
-            chosen = list(walk)
-            if (lack - _sum(chosen)).is_none:
-                return chosen
-            # The walk has passed a file that was seen long ago and recorded just now.
-            pinned, young = self._candidates.kept_pinned, self._candidates.kept_young
-            self._candidates.rewind()
-            if (found := next(self._candidates.again(), None)) is not None:
-                self._found = found
-                return []  # such a blob is evicted before any of them
-        if in_part:
-            return chosen
-        self._in_vain[idle_s] = time.monotonic(), lack
-        if idle_s:
-            return None
-        self._why_in_vain = _in_vain(_sum(chosen).bytes, pinned, young)
-        return None
-
-    def _displace(self, lack: Room, idle_s: int) -> bool:
-        """Remove recapturable blobs unused for ``idle_s`` seconds; return False if that cannot free
-        enough.
-        """
-        since, least = self._displaced_in_vain.get(idle_s, _LONG_AGO)
-        if time.monotonic() - since < _FOLD_S and lack.bytes >= least.bytes:
+        since, least = self._in_vain
+        is_more = lack.bytes >= least.bytes and lack.inodes >= least.inodes
+        if is_more and time.monotonic() - since < _IN_VAIN_S:
             return False
+        self._prepare()
+        margin = self._margin(look(self._env, self._blobs))
+        margin = Room(margin.bytes * (lack.bytes > 0), margin.inodes * (lack.inodes > 0))
+        freed, is_valid = self._follow(self._planner.plan(lack, margin))
+        if freed == NO_ROOM and is_valid:
+            self._in_vain = time.monotonic(), lack
+            self._why_in_vain = _in_vain(self._planner)
+        return freed != NO_ROOM or not is_valid
+
+    def _replace(self, lack: Room, idle_s: int) -> bool:
+        """Remove recapturable blobs that were unused for ``idle_s`` seconds; return False if that
+        cannot free ``lack``.
+        """
         with self._lock:
-            self._displaced.rewind()
             before = int(time.time()) - idle_s - schema.USE_SLACK_S if idle_s else None
-            chosen = list(_worth(self._displaced.again(before), lack))
-            self._displaced.lower()
-            if not (lack - _sum(chosen)).is_none:
-                self._displaced_in_vain[idle_s] = time.monotonic(), lack
-                return False
-            free = self._blobs.free_bytes()
-            self._wait_until_freed(free, self._remove(chosen).bytes)
-            return True
+            chosen: list[Choice] = []
+            for choice in self._planner.recapturable(before):
+                chosen.append(choice)
+                lack -= choice.candidate.room
+                if lack.is_none:
+                    self._follow(iter(chosen))
+                    return True
+            self._planner.lower()
+            return False
 
-    def _remove(self, chosen: Sequence[Candidate], check: Callable[[], bool] | None = None) -> Room:
-        """Remove blobs to make room; return the room that they took.
+    def _follow(self, plan: Iterator[Choice]) -> tuple[Room, bool]:
+        """Remove the blobs of a plan; return the room that they took, and False if the plan became
+        invalid.
 
-        ``check`` runs while no process commits, and may forbid the removal.
+        A plan with losses is invalid as soon as another process has committed a recapturable blob.
+        """
+        before, freed, is_valid = self._blobs.free_bytes(), NO_ROOM, True
+        while is_valid and (batch := list(itertools.islice(plan, _AT_ONCE))):
+            has_losses = any(each.is_loss for each in batch)
+            done = self._remove(batch, self._planner.is_complete if has_losses else None)
+            is_valid = done is not None
+            freed += done or NO_ROOM
+        self._planner.lower()
+        self._wait_until_freed(before, freed.bytes)
+        return freed, is_valid
+
+    def _remove(self, chosen: Sequence[Choice], check: Callable[[], bool] | None) -> Room | None:
+        """Remove blobs to make room; return the room that they took, None if ``check`` forbids it.
+
+        ``check`` runs while no process commits.
         """
         gone, entries = self._described(chosen)
+        write_down = functools.partial(self._write_down, gone, entries)
+        digests = [each.candidate.digest for each in chosen]
+        refused = False
 
-        def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
-            journal = JournalWriter(self._env, txn)
-            for digest in removed:
-                journal.add(entries.get(digest, ()))
-            row = eviction_order.load(self._env, txn)
-            row.add(gone[digest] for digest in removed)
-            row.noted += journal.noted
-            eviction_order.save(self._env, txn, row)
+        def is_allowed() -> bool:
+            nonlocal refused
+            refused = check is not None and not check()
+            return not refused
 
-        freed = Room(0, 0)
-        for start in range(0, len(chosen), _AT_ONCE):
-            batch = [each.digest for each in chosen[start : start + _AT_ONCE]]
-            done = removal.remove(self._env, self._blobs, batch, write_down=write_down, check=check)
-            freed += Room(done.bytes, done.blobs)
-            removed = [gone[Digest(digest)] for digest in done.digests]
-            with self._counting:
-                self._tally.add(removed)
-                self._tally.ids += done.ids
-            _tell(removed)
-        return freed
+        done = removal.remove(
+            self._env, self._blobs, digests, write_down=write_down, check=is_allowed
+        )
+        removed = [gone[Digest(digest)] for digest in done.digests if Digest(digest) in gone]
+        with self._counting:
+            self._tally.add(removed)
+            self._tally.ids += done.ids
+            self._tally.aged += done.blobs - len(removed)
+            self._tally.aged_bytes += done.bytes - sum(each.size for each in removed)
+        if done.blobs > len(removed):
+            _log.info("removed %d blobs by max-age", done.blobs - len(removed))
+        _log_removed(removed)
+        return None if refused else Room(done.bytes, done.blobs)
+
+    def _write_down(
+        self,
+        gone: dict[Digest, Evicted],
+        entries: dict[Digest, list[NewSeen]],
+        txn: Txn,
+        removed: Sequence[Digest],
+    ) -> None:
+        """Count removed blobs, and write their journal entries."""
+        journal = JournalWriter(self._env, txn)
+        for digest in removed:
+            journal.add(entries.get(digest, ()))
+        row = tally.load(self._env, txn)
+        row.add(gone[digest] for digest in removed if digest in gone)
+        row.noted += journal.noted
+        tally.save(self._env, txn, row)
 
     def _described(
-        self, chosen: Sequence[Candidate]
+        self, chosen: Sequence[Choice]
     ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
-        """Describe blobs and make journal entries.
+        """Describe the blobs that make room, and make journal entries.
 
         A recapturable blob gets an entry for each of its places, which are noted from then on.
         """
         now = int(time.time())
         gone: dict[Digest, Evicted] = {}
         entries: dict[Digest, list[NewSeen]] = {}
-        for each in chosen:
-            places = self._candidates.places(each)
-            path = places[0].origin.path if places else b""
+        for choice in chosen:
+            each = choice.candidate
+            if choice.aged:
+                continue
             build_id = each.build_ids[0] if each.build_ids else None
-            gone[each.digest] = Evicted(bytes(build_id or b""), path, each.size, now, each.again)
+            named = bytes(build_id or b"")
+            gone[each.digest] = Evicted(named, choice.path, each.size, now, each.again)
             if build_id is not None:
-                named = places if each.again else places[:1]
-                found = (self._entry(place, build_id, bool(each.again)) for place in named)
+                places = self._planner.places(each)
+                places = places if each.again else places[:1]
+                found = (self._entry(place, build_id, bool(each.again)) for place in places)
                 entries[each.digest] = [entry for entry in found if entry is not None]
         return gone, entries
 
@@ -661,76 +531,39 @@ INODES: Final = "keep-free (inodes)"
 """The name of the limit of `lacks` that is not in bytes."""
 
 
-def expiry(max_age: int) -> int:
-    """Return the time (Unix, s) before which last uses are too old; uses are known to the hour."""
-    return int(time.time()) - max_age - schema.USE_SLACK_S
+def _planner(env: Environment, policy: Policy, altlinks: AltLinks) -> Planner:
+    return Planner(env, min_age=policy.min_age, max_age=policy.max_age, altlinks=altlinks)
 
 
 def plan(
     env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, stays: bool
 ) -> Iterator[Choice]:
-    """Yield the blobs that a policy removes now, in this order; then, with ``stays``, those that it
-    keeps.
+    """Yield the blobs a policy removes now, in the order in which `Keeper.enforce` does; then, with
+    ``stays``, those that it keeps.
     """
-    candidates = Candidates(env, policy.min_age, altlinks)
-    chosen: set[Digest] = set()
     lack = lacks(env, blobs, policy)
-
-    def limit() -> str:
-        return max(lack, key=lambda name: lack[name])
-
-    def going(candidate: Candidate, why: str) -> Choice:
-        for name in lack:
-            lack[name] -= 1 if name == INODES else candidate.size
-        chosen.add(candidate.digest)
-        return Choice(candidate, candidates.path(candidate), True, why)
-
-    if policy.max_age is not None:
-        for candidate in candidates.oldest(expiry(policy.max_age)):
-            yield going(candidate, "max-age")
-    for walk in (candidates.again(), candidates.oldest()):
-        for candidate in walk if lack[limit()] > 0 else ():
-            if candidate.digest not in chosen:
-                yield going(candidate, f"{limit()}; {candidate.again or 'oldest use'}")
-            if lack[limit()] <= 0:
-                break
+    limit = max(lack, key=lambda name: lack[name])
+    inodes = lack.pop(INODES, 0)
+    planner = _planner(env, policy, altlinks)
+    yield from planner.plan(Room(max(lack.values()), inodes), limit=limit, in_part=True)
     if stays:
-        for candidate in Candidates(env, policy.min_age, altlinks).everything():
-            if candidate.digest not in chosen:
-                why = candidate.stays or "within the limits"
-                yield Choice(candidate, candidates.path(candidate), False, why)
+        yield from planner.kept()
 
 
-def _worth(candidates: Iterable[Candidate], wanted: Room) -> Iterator[Candidate]:
-    """Yield the first blobs that together free the room, each blob once."""
-    seen: set[Digest] = set()
-    for candidate in candidates if not wanted.is_none else ():
-        if candidate.digest not in seen:
-            seen.add(candidate.digest)
-            wanted -= Room(candidate.size, 1)
-            yield candidate
-        if wanted.is_none:  # before the next blob is fetched, which would count as examined
-            return
-
-
-def _sum(candidates: Sequence[Candidate]) -> Room:
-    return Room(sum(each.size for each in candidates), len(candidates))
-
-
-def _in_vain(size: int, pinned: int, young: bool) -> str:
+def _in_vain(planner: Planner) -> str:
     """Return the reason why no room can be made."""
     kept = []
-    if pinned:
+    if pinned := planner.kept_pinned:
         kept.append(f"{pinned} blob{' is' if pinned == 1 else 's are'} pinned")
-    if young:
+    if planner.kept_young:
         kept.append("the others were used within min-age")
-    if size:
+    if planner.found_too_little:
         why = "all that may be removed is too little"
         return f"{why}; {', '.join(kept)}" if kept else why
     return f"nothing may be removed ({', '.join(kept) or 'there is nothing else in it'})"
 
 
-def _tell(gone: Sequence[Evicted]) -> None:
+def _log_removed(gone: Sequence[Evicted]) -> None:
     """Name the losses in the log, and count the rest."""
     again = [each for each in gone if each.again]
     if again:

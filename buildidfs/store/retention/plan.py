@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a removal: which blobs make room, in order. `prune --dry-run` prints it, and the
+store follows it.
+
+1. Blobs that the host can give back go first, the longest unused first.
+2. Then the others, from the place with the most bytes, the longest unused first.
+3. Pinned blobs are kept, with the debuginfo that dwz moved out of them. So are blobs that were used
+   a short while ago, except those that the host can give back.
+
+Step 1 follows *uses* from its old end. A blob may be filed there as recapturable although the host
+has lost the file; it is then treated as one of the others, and `Planner.lower` files it as such, so
+statx(2) is called only once for it. Step 2 reads all of the others, because it compares places. A
+caller that makes more room than it needs at the moment makes this rare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import os
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from buildidfs import names
+from buildidfs.formats.container import cgroup
+from buildidfs.model import Artifact, BuildId, Digest, Kind
+from buildidfs.store import location_rows, schema
+from buildidfs.store.index.locations import BUNDLE, is_namespace
+from buildidfs.store.index.queries import DAMAGE, Index, prefixed
+from buildidfs.store.retention.pins import Pins
+from buildidfs.store.retention.recapture import APART_MNT, MOST_PLACES, recapturable_at
+from buildidfs.store.write.uses import CLASSES, UseWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from buildidfs.store.index.environment import Environment, Txn
+    from buildidfs.store.values import OriginRecord
+
+    AltLinks = Callable[[Digest], BuildId | None]
+
+#: Rows that are written in one transaction.
+_AT_ONCE: Final = 1024
+
+_PINNED: Final = "pinned"
+
+#: A pinned build ID protects this many variants of a kind beside the served one, because containers
+#: can make any number of them.
+_PINNED_VARIANTS: Final = 16
+
+
+class Room(NamedTuple):
+    """An amount of room: bytes, and inodes."""
+
+    bytes: int
+    inodes: int
+
+    def __add__(self, other: object) -> Room:
+        assert isinstance(other, Room)
+        return Room(self.bytes + other.bytes, self.inodes + other.inodes)
+
+    def __sub__(self, other: Room) -> Room:
+        return Room(self.bytes - other.bytes, self.inodes - other.inodes)
+
+    @property
+    def is_none(self) -> bool:
+        """True if neither a byte nor an inode remains."""
+        return self.bytes <= 0 and self.inodes <= 0
+
+
+NO_ROOM: Final = Room(0, 0)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A blob that may be removed.
+
+    ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``again`` is a place that still
+    has the same bytes, if known. If the blob must be kept, ``stays`` is the reason.
+    """
+
+    digest: Digest
+    size: int
+    used: int
+    build_ids: tuple[BuildId, ...]
+    kinds: tuple[Kind, ...]
+    again: str = ""
+    stays: str = ""
+
+    @property
+    def room(self) -> Room:
+        """Return the room that the blob takes."""
+        return Room(self.size, 1)
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if a pin protects the blob."""
+        return self.stays.startswith(_PINNED)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A blob that a plan removes or keeps: the path at which it was last seen, True if it is
+    removed, and the reason. ``aged`` is True if it was unused for longer than max-age.
+    """
+
+    candidate: Candidate
+    path: bytes
+    goes: bool
+    why: str
+    aged: bool = False
+
+    @property
+    def is_loss(self) -> bool:
+        """Return True if the removed blob makes room, and cannot be captured again."""
+        return self.goes and not self.aged and not self.candidate.again
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+class Share(NamedTuple):
+    """A place whose bytes are compared with those of others; ``name`` is for people."""
+
+    place: bytes
+    name: str
+
+
+_UNKNOWN: Final = Share(b"", "unknown places")
+_BUNDLES: Final = Share(b"bundles", "bundles")
+_NAMESPACES: Final = Share(b"namespaces", "mount namespaces without a container")
+
+
+@functools.lru_cache(maxsize=4096)
+def share_of(group: bytes, container: bytes, uid: int, *, apart: bool, bundled: bool) -> Share:
+    """Return the share of a file that was seen in the control group ``group``.
+
+    Nobody gets a larger share of the store by making more places. All control groups of a user, and
+    all mount namespaces without a container, are one place each, and a control group in a container
+    belongs to the container. A label proves nothing, so two containers with one label are two
+    places. The claims in bundles are one place. ``container`` is the label of the file, ``apart``
+    is True in another mount namespace than the host's; ``uid`` owns the file.
+    """
+    if bundled:
+        return _BUNDLES
+    user = cgroup.user_id(group)
+    if user:
+        return Share(b"user %d" % user, f"user {user}")
+    place = cgroup.outermost(group)
+    if place:
+        return Share(b"group " + place, cgroup.container_label(place) or os.fsdecode(place))
+    label = container.decode("utf-8", "replace")
+    if label and not is_namespace(label):  # an image, a package or a server
+        return Share(b"label " + container, label)
+    if apart:
+        return _NAMESPACES
+    return Share(b"user %d" % uid, f"user {uid}")
+
+
+class _Queue:
+    """Blobs of one share: the ``room`` that all take, and the ``oldest`` that may be removed."""
+
+    def __init__(self) -> None:
+        self.room = NO_ROOM
+        self.removable = NO_ROOM
+        self.oldest: list[tuple[int, Digest, int]] = []
+
+    def add(self, used: int, digest: Digest, size: int, wanted: Room, *, removable: bool) -> None:
+        """Add a blob, which is later than all before it."""
+        self.room += Room(size, 1)
+        if removable and not (wanted - self.removable).is_none:
+            self.removable += Room(size, 1)
+            self.oldest.append((used, digest, size))
+
+
+def _owned(queues: dict[frozenset[Share], _Queue]) -> dict[Share, _Queue]:
+    """Return the queue of each share. A blob that several have belongs to the smallest of them.
+
+    So a container cannot have a file of another removed by running a copy of it.
+    """
+    total: dict[Share, int] = {}
+    for shares, queue in queues.items():
+        for share in shares:
+            total[share] = total.get(share, 0) + queue.room.bytes
+    found: dict[Share, _Queue] = {}
+    for shares, queue in queues.items():
+        owner = min(shares, key=lambda share: (total[share], share))
+        mine = found.setdefault(owner, _Queue())
+        mine.room += queue.room
+        mine.removable += queue.removable
+        mine.oldest += queue.oldest
+    for queue in found.values():
+        queue.oldest.sort()
+    return found
+
+
+def _largest_first(
+    queues: dict[Share, _Queue], wanted: Room
+) -> Iterator[tuple[int, Digest, Share]]:
+    """Yield blobs until ``wanted`` is free: always the oldest of the share that has the most.
+
+    If inodes are lacking, the share with the most files is the largest.
+    """
+    taken = dict.fromkeys(queues, 0)
+    for unit in range(len(wanted)):
+        heap = [(-queue.room[unit], share) for share, queue in queues.items()]
+        heapq.heapify(heap)
+        while heap and wanted[unit] > 0:
+            _, share = heapq.heappop(heap)
+            queue = queues[share]
+            if taken[share] == len(queue.oldest):
+                continue
+            used, digest, size = queue.oldest[taken[share]]
+            taken[share] += 1
+            queue.room -= Room(size, 1)
+            wanted -= Room(size, 1)
+            heapq.heappush(heap, (-queue.room[unit], share))
+            yield used, digest, share
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+class Planner:
+    """Plans removals from one store. For one thread at a time.
+
+    ``min_age`` and ``max_age`` are in seconds; ``altlinks`` returns the build ID in the
+    .gnu_debugaltlink of a debug file's blob. ``kept_pinned`` counts the pinned blobs that the last
+    plan met, ``kept_young`` is True if it met blobs that are too young, ``found_too_little`` if the
+    others would not free enough.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        *,
+        min_age: int = 0,
+        max_age: int | None = None,
+        altlinks: AltLinks = lambda digest: None,
+    ) -> None:
+        self._env = env
+        self._index = Index(env)
+        self._pins = Pins(env)
+        self._min_age = min_age
+        self._max_age = max_age
+        self._altlinks = altlinks
+        self._links: dict[Digest, BuildId | None] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._has_pins = next(self._pins.every(), None) is not None
+        self._needed: frozenset[BuildId] | None = None
+        self._chosen: set[Digest] = set()
+        self._stale: list[tuple[int, Digest]] = []
+        self._pinned_class_0: set[Digest] = set()
+        self.kept_pinned = 0
+        self.kept_young = False
+        self.found_too_little = False
+
+    def plan(
+        self,
+        lack: Room,
+        beyond: Room = NO_ROOM,
+        *,
+        limit: str = "",
+        in_part: bool = False,
+        recapturable_only: bool = False,
+    ) -> Iterator[Choice]:
+        """Yield the blobs to remove so that ``lack`` becomes free, in order.
+
+        While one goes, so many go that ``beyond`` becomes free as well. If all of the blobs do not
+        free ``lack``, only recapturable ones are yielded, unless ``in_part``. ``limit`` is the name
+        of the limit for the reasons. The caller may remove each blob when it gets it.
+        """
+        self._begin()
+        for candidate in self._aged():
+            lack -= candidate.room
+            yield self._choice(candidate, "max-age", aged=True)
+        if lack.is_none:
+            return
+        for candidate in self._recapturable():
+            lack -= candidate.room
+            yield self._choice(candidate, f"{limit}; {candidate.again}")
+            if (lack + beyond).is_none:
+                return
+        if lack.is_none or recapturable_only:
+            return
+        for candidate, share in self._losses(lack, lack + beyond, in_part):
+            yield self._choice(candidate, f"{limit}; {share.name} has the most bytes")
+
+    def recapturable(self, before: int | None = None) -> Iterator[Choice]:
+        """Yield the recapturable blobs that may be removed, up to those used at ``before``."""
+        self._begin()
+        for candidate in self._recapturable(before):
+            yield self._choice(candidate, candidate.again)
+
+    def _recapturable(self, before: int | None = None) -> Iterator[Candidate]:
+        for used, digest in self._uses(0):
+            if before is not None and used >= before:
+                return
+            candidate = self.look(digest, ask=True)
+            if candidate is None or digest in self._chosen:
+                continue
+            if candidate.again:
+                self._chosen.add(digest)
+                yield candidate
+            elif candidate.is_pinned:
+                self.kept_pinned += 1
+                self._pinned_class_0.add(digest)
+            else:
+                self._stale.append((used, digest))
+
+    def is_complete(self) -> bool:
+        """Return True if no blob has been filed as recapturable since the plan examined them."""
+        known = self._chosen | self._pinned_class_0 | {digest for _, digest in self._stale}
+        return all(digest in known for _, digest in self._uses(0))
+
+    def lower(self) -> None:
+        """File the blobs that the host has lost as not recapturable. Raises `StoreError`."""
+        while batch := [digest for _, digest in self._stale[:_AT_ONCE]]:
+            self._env.write(functools.partial(_lower, self._env, batch))
+            del self._stale[: len(batch)]
+
+    def kept(self) -> Iterator[Choice]:
+        """Yield every blob that the last plan has not chosen, oldest use first."""
+        for _, digest in heapq.merge(*map(self._uses, CLASSES)):
+            candidate = self.look(digest) if digest not in self._chosen else None
+            if candidate is not None:
+                why = candidate.stays or "within the limits"
+                yield Choice(candidate, self._path(candidate), False, why)
+
+    def look(self, digest: Digest, *, ask: bool = False) -> Candidate | None:
+        """Return one blob, or None if it is gone; with ``ask``, check that it is recapturable."""
+        row = self._row(digest)
+        if row is None:
+            return None
+        named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
+        build_ids = tuple(build_id for build_id in named if build_id is not None)
+        stays, again = self._pinned(row), ""
+        if ask and not stays:
+            again = recapturable_at(self._origins(digest, build_ids))
+        if not stays and not again and self._is_young(row.used):
+            stays = "used within min-age"
+        kinds = tuple(sorted({Kind(ref[1]) for ref in row.refs}))
+        return Candidate(digest, row.taken, row.used, build_ids, kinds, again, stays)
+
+    def places(self, candidate: Candidate) -> list[OriginRecord]:
+        """Return the places at which the bytes of a blob were seen, newest first, up to a limit."""
+        origins = self._origins(candidate.digest, candidate.build_ids)
+        return sorted(origins, key=lambda each: -each.last_seen_ns)[:MOST_PLACES]
+
+    def _choice(self, candidate: Candidate, why: str, *, aged: bool = False) -> Choice:
+        self._chosen.add(candidate.digest)
+        return Choice(candidate, self._path(candidate), True, why, aged)
+
+    def _path(self, candidate: Candidate) -> bytes:
+        last = next(iter(self.places(candidate)), None)
+        return b"" if last is None else last.origin.path
+
+    def _origins(self, digest: Digest, build_ids: tuple[BuildId, ...]) -> list[OriginRecord]:
+        ordinals = [self._index.ordinal(build_id) for build_id in build_ids]
+        found = [self._index.origins(ordinal) for ordinal in ordinals if ordinal is not None]
+        return [each for origins in found for each in origins if each.digest == digest]
+
+    def _row(self, digest: Digest) -> schema.DigestRow | None:
+        value = self._env.get(self._env.tables["digests"], digest)
+        return None if value is None else schema.DigestRow.unpack(value)
+
+    def _uses(self, number: int) -> Iterator[tuple[int, Digest]]:
+        """Yield (last use, digest) of a class, in order of time."""
+        for key, _ in self._index.rows(self._env.tables["uses"], bytes([number]), None):
+            _, used, digest = schema.USE.unpack(key)
+            yield used, Digest(digest)
+
+    def _is_young(self, used: int) -> bool:
+        # The time of the last use is known to the hour.
+        return time.time() - used < self._min_age + (schema.USE_SLACK_S if self._min_age else 0)
+
+    def _aged(self) -> Iterator[Candidate]:
+        """Yield the blobs that were unused for longer than max-age."""
+        if self._max_age is None:
+            return
+        before = int(time.time()) - self._max_age - schema.USE_SLACK_S
+        for used, digest in heapq.merge(*map(self._uses, CLASSES)):
+            if used >= before or self._is_young(used):
+                return
+            candidate = self.look(digest)
+            if candidate is not None and not candidate.stays:
+                yield candidate
+
+    def _losses(self, lack: Room, wanted: Room, in_part: bool) -> Iterator[tuple[Candidate, Share]]:
+        """Yield blobs that are not recapturable, which together free ``wanted``, or all of them.
+
+        Yields none if they do not free ``lack``, unless ``in_part``.
+        """
+        queues = self._queued(wanted)
+        removable = sum((queue.removable for queue in queues.values()), NO_ROOM)
+        if not in_part and not (lack - removable).is_none:
+            self.found_too_little = removable != NO_ROOM
+            return
+        for _, digest, share in _largest_first(_owned(queues), wanted):
+            candidate = self.look(digest)
+            if candidate is not None and not candidate.stays:
+                yield candidate, share
+
+    def _queued(self, wanted: Room) -> dict[frozenset[Share], _Queue]:
+        """Return the blobs that are neither recapturable nor pinned, by the shares that have
+        them.
+        """
+        queues: dict[frozenset[Share], _Queue] = {}
+        blobs = heapq.merge(self._stale, self._uses(1))
+        while batch := list(islice(blobs, _AT_ONCE)):
+            for used, digest, row, shares in self._shared(batch):
+                if self._pinned(row):
+                    self.kept_pinned += 1
+                    continue
+                young = self._is_young(used)
+                self.kept_young |= young
+                queue = queues.setdefault(shares, _Queue())
+                queue.add(used, digest, row.taken, wanted, removable=not young)
+        return queues
+
+    def _shared(
+        self, blobs: Sequence[tuple[int, Digest]]
+    ) -> list[tuple[int, Digest, schema.DigestRow, frozenset[Share]]]:
+        """Return the blobs that are not chosen, with their rows and shares."""
+        found = []
+        with self._env.read() as txn:
+            for used, digest in blobs:
+                value = txn.get(digest, db=self._env.tables["digests"])
+                if value is not None and digest not in self._chosen:
+                    row = schema.DigestRow.unpack(value)
+                    found.append((used, digest, row, self._shares(txn, digest, row)))
+        return found
+
+    def _shares(self, txn: Txn, digest: Digest, row: schema.DigestRow) -> frozenset[Share]:
+        found = set()
+        for ordinal in {ref[0] for ref in row.refs}:
+            prefix = schema.U64.pack(ordinal)
+            for _, value in prefixed(txn, self._env.tables["origins"], prefix):
+                with contextlib.suppress(*DAMAGE):  # `check` reports such a row
+                    seen = location_rows.origin_row(value)
+                    if seen.digest == digest:
+                        found.add(_share_at(seen))
+        return frozenset(found) or frozenset((_UNKNOWN,))
+
+    # --- pins ------------------------------------------------------------------------------
+
+    def _pinned(self, row: schema.DigestRow) -> str:
+        """Return a text about the pin that protects a blob; empty if it has no pin."""
+        if not self._has_pins:
+            return ""
+        for ordinal, kind, variant in row.refs:
+            build_id = self._index.build_id(ordinal)
+            if build_id is None:
+                continue
+            found = self._pins.of(names.kept_for(build_id))
+            if found and self._is_protected(ordinal, kind, variant):
+                name = found[0].name
+                return f"{_PINNED}: {os.fsdecode(name)}" if name else _PINNED
+            if kind == Kind.DEBUGINFO and build_id in self._needed_by_pins():
+                return f"{_PINNED}: dwz file of what is pinned"
+        return ""
+
+    def _is_protected(self, ordinal: int, kind: int, variant: int) -> bool:
+        if variant < _PINNED_VARIANTS:
+            return True
+        served = self._index.artifact(ordinal, kind)
+        return served is not None and served.variant == variant
+
+    def _needed_by_pins(self) -> frozenset[BuildId]:
+        """Return the build IDs of the dwz files that pinned debuginfo refers to."""
+        if self._needed is None:
+            self._needed = frozenset(self._all_needed())
+        return self._needed
+
+    def _all_needed(self) -> Iterator[BuildId]:
+        for pin in self._pins.every():
+            ordinal = self._index.ordinal(pin.build_id)
+            if ordinal is None:
+                continue
+            for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
+                artifact = self._index.artifact(ordinal, kind)
+                link = None if artifact is None else self._altlink(artifact)
+                if link is not None:
+                    yield link
+
+    def _altlink(self, artifact: Artifact) -> BuildId | None:
+        if artifact.digest not in self._links:
+            self._links[artifact.digest] = self._altlinks(artifact.digest)
+        return self._links[artifact.digest]
+
+
+def _share_at(seen: location_rows.OriginRow) -> Share:
+    return share_of(
+        seen.cgroup,
+        seen.container,
+        seen.uid,
+        apart=bool(seen.apart & APART_MNT),
+        bundled=seen.scanner == BUNDLE.encode(),
+    )
+
+
+def _lower(env: Environment, digests: Iterable[Digest], txn: Txn) -> None:
+    """File blobs as not recapturable, until their files are seen again at a trusted place."""
+    uses, table = UseWriter(env, txn), env.tables["digests"]
+    for digest in digests:
+        value = txn.get(digest, db=table)
+        if value is not None:
+            row = schema.DigestRow.unpack(value)
+            uses.lower(digest, row)
+            txn.put(digest, row.pack(), db=table)

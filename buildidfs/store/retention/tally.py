@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts and names of the blobs that were removed to make room: of a store, of a process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.store.index.environment import Environment, Txn
+
+_KEY: Final = b"evicted"
+
+#: Losses that the row names; the journal has all of them.
+_NAMED: Final = 32
+
+#: Number of evicted blobs that a summary names.
+_FOREMOST: Final = 10
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Evicted(msgspec.Struct, frozen=True, array_like=True):
+    """A blob that was removed to make room: its file, its bytes on disk, and the time (s).
+
+    ``again`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
+    """
+
+    build_id: bytes
+    path: bytes
+    size: int
+    when: int
+    again: str = ""
+
+
+class Evictions(msgspec.Struct, array_like=True):
+    """Counts of all evicted blobs: ``again`` of recapturable ones, ``losses`` of the others.
+
+    ``last`` are the latest losses, newest first. Bytes are those on disk. ``noted`` counts the
+    files that were only noted for lack of room. Stores of earlier versions have two more numbers.
+    """
+
+    again: int = 0
+    again_bytes: int = 0
+    losses: int = 0
+    lost_bytes: int = 0
+    last: list[Evicted] = msgspec.field(default_factory=list)
+    noted: int = 0
+
+    def add(self, gone: Iterable[Evicted]) -> None:
+        """Count removed blobs, and keep the latest losses by name."""
+        for each in gone:
+            if each.again:
+                self.again += 1
+                self.again_bytes += each.size
+            else:
+                self.losses += 1
+                self.lost_bytes += each.size
+                self.last = [each, *self.last][:_NAMED]
+
+
+_decode = msgspec.msgpack.Decoder(Evictions).decode
+
+
+def load(env: Environment, txn: Txn) -> Evictions:
+    """Return the stored counts; all are 0 if the row is missing or damaged."""
+    value = txn.get(_KEY, db=env.tables["meta"])
+    try:
+        return Evictions() if value is None else _decode(value)
+    except msgspec.MsgspecError:
+        return Evictions()
+
+
+def save(env: Environment, txn: Txn, row: Evictions) -> None:
+    """Write the counts."""
+    txn.put(_KEY, _encode(row), db=env.tables["meta"])
+
+
+class Tally(msgspec.Struct):
+    """Counts of the blobs that one process has removed; see `Evictions`.
+
+    ``named`` has the most important losses and after them recapturable blobs, each group with the
+    largest first. ``aged`` blobs were older than max-age. ``ids`` are the build IDs without a blob
+    left.
+    """
+
+    again: int = 0
+    again_bytes: int = 0
+    losses: int = 0
+    lost_bytes: int = 0
+    aged: int = 0
+    aged_bytes: int = 0
+    ids: int = 0
+    named: list[Evicted] = msgspec.field(default_factory=list)
+
+    @property
+    def blobs(self) -> int:
+        """Return the number of all removed blobs."""
+        return self.again + self.losses + self.aged
+
+    @property
+    def bytes(self) -> int:
+        """Return the number of bytes that the removed blobs took on disk."""
+        return self.again_bytes + self.lost_bytes + self.aged_bytes
+
+    def add(self, gone: Iterable[Evicted]) -> None:
+        """Count the blobs that were removed to make room."""
+        for each in gone:
+            if each.again:
+                self.again += 1
+                self.again_bytes += each.size
+            else:
+                self.losses += 1
+                self.lost_bytes += each.size
+            self.named.append(each)
+        self.named = _foremost(self.named)
+
+    def merge(self, other: Tally) -> None:
+        """Add the counts of another tally."""
+        for name in ("again", "again_bytes", "losses", "lost_bytes", "aged", "aged_bytes", "ids"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.named = _foremost([*self.named, *other.named])
+
+
+def _foremost(named: list[Evicted]) -> list[Evicted]:
+    return sorted(named, key=lambda each: (each.again != "", -each.size))[:_FOREMOST]
