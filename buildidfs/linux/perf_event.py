@@ -288,25 +288,9 @@ def _map(path: bytes) -> None:
         os.close(fd)
 
 
-# struct timex: modes; offset, freq, maxerror, esterror; status. The other fields are skipped.
-_TIMEX: Final = struct.Struct("@I4li")
-_TIMEX_SIZE: Final = 512  # more than it has on any architecture
-_STA_UNSYNC: Final = 0x40
-
 _NAME_SIZE: Final = 16
 _TIME_SIZE: Final = 8
 _TRIES: Final = 5
-
-
-def is_synchronised() -> bool:
-    """Return True if a service (NTP, PTP, the hypervisor) synchronises the kernel's clock.
-
-    Raises OSError.
-    """
-    buffer = ctypes.create_string_buffer(_TIMEX_SIZE)  # modes 0: nothing is set
-    if syscalls.libc.adjtimex(buffer) < 0:
-        raise syscalls.last_error()
-    return not _TIMEX.unpack_from(buffer)[-1] & _STA_UNSYNC
 
 
 def perf_offset() -> tuple[int, int]:

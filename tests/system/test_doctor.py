@@ -28,7 +28,7 @@ from tests.support.waiting import lines, until
 
 pytestmark = pytest.mark.root
 
-_AREAS = ["privileges", "kernel", "limits", "fuse", "clock", "store"]
+_AREAS = ["privileges", "kernel", "limits", "fuse", "store"]
 _MIB = 1 << 20
 _FICLONE = 0x40049409
 
@@ -542,15 +542,6 @@ def test_a_missing_lock_file_is_not_made(store: Path) -> None:
     lock.unlink()
     assert _doctor(store).state("index") == "degraded"
     assert not lock.exists()
-
-
-def test_a_store_from_the_future(store: Path) -> None:
-    assert _doctor(store).state("times") == "ok"
-    ahead = time.time() + 86400
-    os.utime(store / "index" / "data.mdb", (ahead, ahead))
-    report = _doctor(store)
-    assert report.state("times") == "degraded"
-    assert "the clock was put back" in report["times"]["found"]
 
 
 def test_what_was_left_half_copied(store: Path) -> None:

@@ -319,15 +319,6 @@ def test_sessions_of_others_get_no_such_record_from_us() -> None:
     assert [record for record in own if record.build_id] == []
 
 
-_TIME_ERROR = 5  # what adjtimex returns while the clock is not synchronised
-
-
-def test_synchronised_unless_the_kernel_calls_it_an_error() -> None:
-    state = syscalls.libc.ntp_adjtime(ctypes.create_string_buffer(512))
-    assert 0 <= state <= _TIME_ERROR
-    assert perf_event.is_synchronised() == (state != _TIME_ERROR)
-
-
 # --- buildidfs.linux.perf_clock, against the events of this kernel
 
 

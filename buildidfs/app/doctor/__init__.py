@@ -37,7 +37,6 @@ def examine(
             *machine.kernel_probes(),
             *machine.limit_probes(),
             *storage.fuse_probes(),
-            *machine.clock_probes(),
             *storage.store_probes(root),
         ],
         seconds,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes of this machine and process: privileges, kernel interfaces, limits, clock."""
+"""Probes of this machine and process: privileges, kernel interfaces, limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,12 +36,6 @@ _FILES_WANTED = 4096
 _FILES_NEEDED = 512
 #: The size of the ring between the kernel and `watch`, for each CPU.
 _RING_KIB = 4096
-_CLOCK = "clock"
-#: The year of this program: a right clock cannot show an earlier one.
-_RELEASED = 2026
-#: The kernel makes this file while it starts, on every machine.
-_MADE_AT_BOOT = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty")
-_CLOCK_TOLERANCE_S = 60  # seconds: NTP once corrects a clock by a few seconds
 
 
 class _Need(NamedTuple):
@@ -460,56 +453,3 @@ def _real_time() -> Answer:
             "sysctl kernel.sched_rt_runtime_us=950000",
         )
     return ok("allowed")
-
-
-def clock_probes() -> list[Probe]:
-    """Return the probes of the clock of this machine."""
-    return [
-        Probe(_CLOCK, "time", _time),
-        Probe(_CLOCK, "steps", _steps),
-        Probe(_CLOCK, "synchronisation", _synchronised),
-    ]
-
-
-def _time() -> Answer:
-    now = time.time()
-    shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
-    if time.gmtime(now).tm_year < _RELEASED:
-        return degraded(
-            f"it is {shown}, which was before this program was made",
-            "set the clock (timedatectl set-ntp true): captures are recorded under its time",
-        )
-    return ok(f"it is {shown}")
-
-
-def _steps() -> Answer:
-    """Find out if the clock was set back since the kernel started.
-
-    The boot time in /proc/stat moves with the clock, so it does not show that. But if a file that
-    the kernel made at its start has a time in the future, the clock was set back.
-    """
-    now = time.time()
-    made = []
-    for path in _MADE_AT_BOOT:
-        try:
-            made.append(os.stat(path).st_ctime)
-        except OSError:
-            continue
-    ahead = max(made, default=now) - now
-    if ahead > _CLOCK_TOLERANCE_S:
-        return degraded(
-            f"the clock was put back by {ahead:.0f} s or more since the system started",
-            "see what sets the clock (journalctl -u systemd-timesyncd, chronyc tracking); what was"
-            " captured before counts as newer than what is captured now",
-        )
-    return ok("not put back since the system started")
-
-
-def _synchronised() -> Answer:
-    if perf_event.is_synchronised():
-        return ok("the kernel is told that the time is right")
-    return degraded(
-        "nothing tells the kernel that the time is right",
-        "run an NTP client (timedatectl set-ntp true), or captures of several hosts cannot be put"
-        " in order; not needed where the host of a virtual machine sets its clock",
-    )

@@ -162,7 +162,6 @@ def store_probes(root: bytes) -> list[Probe]:
         "unnamed files": _unnamed_files,
         "reflinks": _reflinks,
         "index": _index,
-        "times": _times,
         "leftovers": _leftovers,
     }
     return [
@@ -357,22 +356,6 @@ def _index(root: bytes) -> Answer:
         return failed(str(error), "move the store away, or name another (--store), and scan again")
     ids, blobs = ("s" * (count != 1) for count in (held.ids, held.blobs))
     return ok(f"opens: {held.ids} build ID{ids}, {held.blobs} blob{blobs}")
-
-
-def _times(root: bytes) -> Answer:
-    now, newest = time.time(), 0.0
-    for name in (b"format", b"index/data.mdb"):
-        try:
-            newest = max(newest, os.stat(os.path.join(root, name)).st_mtime)
-        except OSError:
-            continue
-    if newest > now + _TOLERANCE:
-        return degraded(
-            f"it was written {newest - now:.0f} s after what is now: the clock was put back, or is"
-            " behind that of the host it comes from",
-            "set the clock (timedatectl set-ntp true): what is captured now counts as older",
-        )
-    return ok("not written after what is now")
 
 
 def _leftovers(root: bytes) -> Answer:
