@@ -379,6 +379,7 @@ class Forward:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self.budget = common.budget_of(len(data))
         self.position = 0
 
     def take(self, size: int) -> bytes:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.app.page import upload
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf import code_file, line_files, other_ids
+from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.serve import messages, symbolication
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.elfwriter import Section, elf_file
@@ -42,6 +44,12 @@ def lined(lines: bytes, strings: bytes = b"/src\0a.c\0") -> bytes:
     return elf_file([Section(b".debug_line", lines), Section(b".debug_line_str", strings)])
 
 
+def _packed_lines(lines: bytes) -> bytes:
+    """The same with compressed line tables."""
+    packed = struct.pack("<IIQQ", 1, 0, len(lines), 1) + zlib.compress(lines)
+    return elf_file([Section(b".debug_line", packed, flags=SHF_COMPRESSED)])
+
+
 def _seed_line_files() -> Iterator[bytes]:
     directories = bytes([1, 1, 0x1F, 1]) + struct.pack("<I", 0)
     files = bytes([3, 1, 0x1F, 2, 0x0B, 5, 0x1E, 1]) + struct.pack("<IB", 5, 0) + bytes(16)
@@ -63,6 +71,16 @@ def _huge_line_files() -> Iterator[bytes]:
     yield lined(filled(table(many), size - 8192), path)
     for kind in (bytes([1, 1, 0x1F, 2, 1]), bytes([1, 2, 0x0B, 2, 1])):
         yield lined(filled(table(bytes([1, 1, 0x1F, 1]) + bytes(4) + kind), size), path)
+    # a name of a directory that is joined to the names of all files and directories
+    longest = b"/" + b"d" * (510 << 10) + b"\0"
+    count = bytes([0xA0, 0x8D, 0x06])  # 100,000
+    files = bytes([1, 1, 0x08]) + count + b"f\0" * 100_000
+    yield lined(table(bytes([1, 1, 0x08, 1]) + longest + files), b"")
+    yield lined(table(bytes([1, 1, 0x08]) + count + longest + b"f\0" * 99_999), b"")
+    for units in (1, 40):
+        text = table(bytes([1, 1, 0x08, 1]) + longest + files) * units
+        yield _packed_lines(text)
+        yield _packed_lines(filled(table(b"a\0\0" + b"b\0\1\0\0" * 1000 + b"\0", 4), 60 << 20))
 
 
 # --- archives of sources -------------------------------------------------------------------------

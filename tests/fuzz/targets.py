@@ -12,6 +12,7 @@ from tests.fuzz import (
     decoders,
     elf_sections,
     jit_names,
+    layers,
     other_inputs,
     own_formats,
     perf_data,
@@ -33,5 +34,6 @@ TARGETS: Final[dict[str, Target]] = {
     **own_formats.TARGETS,
     **served.TARGETS,
     **archives.TARGETS,
+    **layers.TARGETS,
     **symbol_output.TARGETS,
 }

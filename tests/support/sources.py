@@ -7,7 +7,7 @@ import io
 import tarfile
 from collections.abc import Iterable, Iterator
 
-from buildidfs.formats.archive.common import Damaged, Member
+from buildidfs.formats.archive.common import Damaged, Member, budget_of
 
 
 class Bytes:
@@ -15,6 +15,7 @@ class Bytes:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self.budget = budget_of(len(data))
         self.position = 0
 
     def take(self, size: int) -> bytes:

@@ -71,7 +71,7 @@ class Archive:
         )
 
     def read(self, only: dict[int, list[bytes]] | None = None) -> Scan:
-        stream = Stream(iter([self.data]), 1 << 40)
+        stream = Stream(iter([self.data]), 1 << 40, 1 << 20)
         return scan(self.members.scan(tar_format.members(stream), stream, only))
 
 
@@ -194,7 +194,7 @@ def test_a_member_that_ends_too_early() -> None:
     data = tar([("a", ELF), ("b", ELF * 100)])
     archive = Archive(data[: data.index(ELF, 1024) + 2000])
     found = archive.members.scan(
-        tar_format.members(stream := Stream(iter([archive.data]), 1 << 40)), stream
+        tar_format.members(stream := Stream(iter([archive.data]), 1 << 40, 1 << 20)), stream
     )
     first = next(found)
     scan([first])
@@ -240,7 +240,7 @@ def test_damage_outside_of_a_module_is_that_of_the_archive() -> None:
         yield data[:2000]
         raise CannotDecompress("damaged")
 
-    stream = Stream(pieces(), 1 << 40)
+    stream = Stream(pieces(), 1 << 40, 1 << 20)
     archive = Archive(b"")
     with pytest.raises(CannotDecompress):
         list(archive.members.scan(tar_format.members(stream), stream))

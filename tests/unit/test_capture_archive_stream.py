@@ -26,7 +26,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 
 def pieces() -> Stream:
-    return Stream(iter([CONTENT[:10], b"", CONTENT[10:5000], CONTENT[5000:]]), len(CONTENT))
+    return Stream(iter([CONTENT[:10], b"", CONTENT[10:5000], CONTENT[5000:]]), len(CONTENT), 0)
 
 
 @pytest.fixture(params=["pieces", "region"])
@@ -73,7 +73,7 @@ def test_rest(stream: Stream) -> None:
 
 
 def test_limit() -> None:
-    stream = Stream(iter([b"x" * 60, b"y" * 60]), 100)
+    stream = Stream(iter([b"x" * 60, b"y" * 60]), 100, 0)
     assert stream.take(60) == b"x" * 60
     with pytest.raises(Damaged, match="more than 100 bytes"):
         stream.take(1)

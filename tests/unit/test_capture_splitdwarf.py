@@ -218,7 +218,7 @@ def archive(entries: list[tuple[str, Path]], memory: Memory | None = None) -> Sc
         memo=Memory() if memory is None else memory, spool=Spool(), limits=Limits(),
         access=PUBLIC_ACCESS,
     )  # fmt: skip
-    stream = Stream(iter([data]), 1 << 40)
+    stream = Stream(iter([data]), 1 << 40, 1 << 20)
     return scan(members.scan(tar_format.members(stream), stream))
 
 

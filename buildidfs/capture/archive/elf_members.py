@@ -27,6 +27,7 @@ from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
+from buildidfs.formats.budget import STEP_BYTES
 from buildidfs.formats.elf.header import MAGIC
 from buildidfs.linux import file_ops
 from buildidfs.linux.file_ops import closing_on_error
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.archive.stream import Limits, Stream
     from buildidfs.capture.base import Found, Memo
+    from buildidfs.formats.budget import Budget
     from buildidfs.model import Access
 
 # Memory for the names of one archive, which are needed for hard links and private directories; and
@@ -266,7 +268,10 @@ class Members(NamedMembers):
                 (memoryview(head),), stream.rest(member.stored - len(head))
             )
             try:
-                pinned = self._pinned(sightings[0], member, pieces, packed=packed)
+                stream.budget.charge((member.size - member.stored) // STEP_BYTES)  # holes
+                pinned = self._pinned(
+                    sightings[0], member, pieces, stream.budget if packed else None
+                )
             except CannotDecompress as error:
                 if not packed:
                     raise
@@ -285,17 +290,17 @@ class Members(NamedMembers):
         sighting: Sighting,
         member: Member,
         pieces: Iterator[bytes | memoryview],
-        *,
-        packed: bool,
+        budget: Budget | None,
     ) -> Spooled:
-        """Return the member as a pinned file. Raises OSError, `CannotDecompress`, `Damaged`,
-        `Ended`.
+        """Return the member as a pinned file, decompressed if there is a budget for that.
+
+        Raises OSError, `CannotDecompress`, `Damaged`, `Ended`.
         """
         pinned = self._spool.pin(sighting, member.size, pieces, member.extents)
-        if not packed:
+        if budget is None:
             return pinned
         try:
-            fd = decompressed(pinned.fd, member.name, _MODULE_BYTES)
+            fd = decompressed(pinned.fd, member.name, _MODULE_BYTES, budget)
             assert fd is not None
         finally:
             pinned.close()

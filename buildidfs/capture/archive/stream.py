@@ -16,11 +16,14 @@ import msgspec
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Damaged, Packing
+from buildidfs.formats.budget import STEP_BYTES
 from buildidfs.formats.elf.sections import zstd_sections
 from buildidfs.linux.file_ops import closing_on_error, write_fully, write_fully_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from buildidfs.formats.budget import Budget
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -58,10 +61,12 @@ class Region(msgspec.Struct, frozen=True):
 class Stream:
     """A `formats.archive.common.Source` made of pieces, limited to ``limit`` bytes.
 
+    The pieces are decompressed from ``packed`` bytes, which make its budget.
     Its methods raise the errors of the pieces: OSError, `CannotDecompress`.
     """
 
-    def __init__(self, pieces: Iterator[bytes], limit: int) -> None:
+    def __init__(self, pieces: Iterator[bytes], limit: int, packed: int) -> None:
+        self.budget = common.budget_of(packed)
         self._pieces = pieces
         self._piece = b""
         self._at = 0
@@ -130,7 +135,7 @@ class PlainStream(Stream):
     """The plain bytes of a region; skipped bytes are not read."""
 
     def __init__(self, region: Region) -> None:
-        super().__init__(region.chunks(), region.size)
+        super().__init__(region.chunks(), region.size, region.size)
         self._region = region
 
     def _skip_pieces(self, size: int) -> None:
@@ -152,7 +157,8 @@ def unpacked(region: Region, limit: int) -> Stream:
     packing = region.packing()
     if packing is None:
         return PlainStream(region)
-    return Stream(plain(region.chunks(), packing), limit)
+    most = _UNPACKED_LEAST + _UNPACKED_RATIO * region.size
+    return Stream(plain(region.chunks(), packing), min(limit, most), region.size)
 
 
 MAX_BYTES: Final = 512 << 20
@@ -160,6 +166,10 @@ MAX_BYTES: Final = 512 << 20
 
 SECTIONS_MAX: Final = 4 << 30
 """The largest number of bytes that `unpack_sections` adds to a file."""
+
+# Only zeros and the like grow more: text grows to 3 to 10 times its size.
+_UNPACKED_RATIO: Final = 256
+_UNPACKED_LEAST: Final = 128 << 20
 
 # DWARF grows to 3 to 5 times its size.
 _SECTIONS_RATIO: Final = 32
@@ -203,10 +213,13 @@ def plain(packed: Iterator[bytes], packing: Packing) -> Iterator[bytes]:
     return _FORMATS[packing](packed)
 
 
-def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
+def decompressed(
+    fd: int, name: bytes, limit: int = MAX_BYTES, budget: Budget | None = None
+) -> int | None:
     """Return the decompressed content of an open file as a file in memory; None if it is plain.
 
-    The suffix of ``name`` tells the kind of compression. Raises `CannotDecompress`, OSError.
+    The suffix of ``name`` tells the kind of compression. Raises `CannotDecompress`, OSError, and
+    the error of a budget.
     """
     packing = _BY_SUFFIX.get(os.path.splitext(name)[1])
     if packing is None:
@@ -216,6 +229,8 @@ def decompressed(fd: int, name: bytes, limit: int = MAX_BYTES) -> int | None:
     with closing_on_error(memory_fd):
         for piece in plain(chunks(fd), packing):
             size += len(piece)
+            if budget is not None:
+                budget.charge(len(piece) // STEP_BYTES)
             if size > limit:
                 raise CannotDecompress(f"more than {limit} bytes when decompressed")
             write_fully(memory_fd, piece)

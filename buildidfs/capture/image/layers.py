@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import msgspec
 
 from buildidfs.capture import elf_file, walk
-from buildidfs.capture.archive import stream
 from buildidfs.capture.archive.elf_members import Closed, Members
 from buildidfs.capture.archive.plain_files import PlainFile, PlainFiles, is_readable
 from buildidfs.capture.archive.stream import PlainStream, Region, unpacked
@@ -23,6 +22,7 @@ from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive import tar
 from buildidfs.formats.archive.common import Damaged, Type, installed
+from buildidfs.formats.budget import STEP_BYTES
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf.header import MAGIC
 from buildidfs.linux import file_ops, openat2, statx
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.archive.plain_files import IsWanted
     from buildidfs.capture.archive.stream import Limits
     from buildidfs.capture.base import Found, Memo
+    from buildidfs.formats.budget import Budget
     from buildidfs.formats.container.oci import LayerNames
     from buildidfs.model import Access, FileIdentity
 
@@ -68,10 +69,10 @@ class Layer(Protocol):
     key: bytes
     name: str
 
-    def verify(self) -> None:
+    def verify(self, limits: Limits) -> None:
         """Read the whole layer and verify its digest; a directory only has to exist.
 
-        Raises `IntegrityError` if the digest differs, OSError, `CannotDecompress`.
+        Raises `IntegrityError` if the digest differs, OSError, `CannotDecompress`, `Damaged`.
         """
 
     def access(self) -> Access:
@@ -108,7 +109,7 @@ class TarLayer:
         self._plain = plain
         self._verified: FileIdentity | None = None
 
-    def verify(self) -> None:
+    def verify(self, limits: Limits) -> None:
         with self._files.open(self._path) as region:
             self._verified = statx.identity(region.fd)
             if self._size is not None and region.size != self._size:
@@ -116,7 +117,7 @@ class TarLayer:
                     f"layer {self.name} has {region.size} bytes and not {self._size}"
                 )
             hasher = oci.hasher(self.name)
-            for piece in self._content(region):
+            for piece in self._content(region, limits):
                 hasher.update(piece)
         if hasher.hexdigest() != self.name.partition(":")[2]:
             raise IntegrityError(f"layer {self.name} does not have that digest")
@@ -124,11 +125,10 @@ class TarLayer:
     def access(self) -> Access:
         return self._files.access(self._path)
 
-    def _content(self, region: Region) -> Iterator[bytes]:
-        packing = region.packing() if self._plain else None
-        if packing is None:
-            return region.chunks()
-        return stream.plain(region.chunks(), packing)
+    def _content(self, region: Region, limits: Limits) -> Iterator[bytes | memoryview]:
+        if self._plain:
+            return unpacked(region, limits.unpacked_bytes).all()
+        return region.chunks()
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
         """See `Layer`; `verify` must have been called before."""
@@ -177,7 +177,7 @@ class DirectoryLayer:
         self._root_fd = root_fd
         self._path = path
 
-    def verify(self) -> None:
+    def verify(self, limits: Limits) -> None:
         """Check that the directory exists; its bytes cannot be verified. Raises OSError."""
         os.close(self._open())
 
@@ -422,9 +422,15 @@ def has(files: Files, path: bytes) -> bool:
         return False
 
 
-def content(files: Files, path: bytes, limit: int = oci.DOCUMENT_MAX) -> bytes:
-    """Return all of a document; raises OSError, and `Damaged` if it is too large."""
+def content(
+    files: Files, path: bytes, limit: int = oci.DOCUMENT_MAX, budget: Budget | None = None
+) -> bytes:
+    """Return all of a document. Raises OSError, `Damaged` if it is too large, and the error of a
+    budget, to which its size is charged.
+    """
     with files.open(path) as region:
+        if budget is not None:
+            budget.charge(1 + region.size // STEP_BYTES)
         if region.size > limit:
             raise Damaged(f"{os.fsdecode(path)} has {region.size} bytes, which is too much")
         return b"".join(region.chunks())

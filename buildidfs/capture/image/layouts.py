@@ -20,6 +20,7 @@ from buildidfs.capture.image import layers as image_files
 from buildidfs.capture.image.layers import DirectoryLayer, Image, TarLayer, label
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
+from buildidfs.formats.budget import STEP_BYTES, Budget
 from buildidfs.formats.container import engine_records, oci
 from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_fd
@@ -39,6 +40,13 @@ DOCKERS_CONTENT: Final = b"/containerd/daemon" + CONTENT
 _DEPTH_MAX: Final = 4
 _DOCUMENTS_MAX: Final = 10_000
 _BLOBS_MAX: Final = 1_000_000
+_DOCUMENT_BYTES: Final = 256 << 20  # of all documents of a place
+
+
+def _budget() -> Budget:
+    """Return the budget for the documents of a place, some of which it may list many times."""
+    reason = "its manifests are too many or too large"
+    return Budget(_DOCUMENT_BYTES // STEP_BYTES, lambda: Damaged(reason))
 
 
 class Blobs:
@@ -46,7 +54,9 @@ class Blobs:
 
     def __init__(self, files: Files, prefix: bytes = b"") -> None:
         self.files = files
+        self.budget = _budget()
         self._prefix = prefix
+        self._decoded: dict[str, Document] = {}
 
     def path(self, digest: str) -> bytes:
         """Return the path of the blob with a digest, whose form the decoder has checked."""
@@ -56,10 +66,19 @@ class Blobs:
         """Return a small blob. Raises OSError, `Damaged`, and `IntegrityError` if its digest
         differs.
         """
-        data = image_files.content(self.files, self.path(digest))
+        data = image_files.content(self.files, self.path(digest), budget=self.budget)
         if oci.digest_of(data, digest) != digest or size not in (None, len(data)):
             raise IntegrityError(f"{digest} does not have that digest")
         return data
+
+    def decoded(self, digest: str, size: int | None = None) -> Document:
+        """Return a manifest or index, which is read once however often it is listed. Raises the
+        errors of `document`.
+        """
+        found = self._decoded.get(digest)
+        if found is None:
+            found = self._decoded[digest] = oci.document(self.document(digest, size))
+        return found
 
     def layer(self, descriptor: Descriptor) -> TarLayer:
         """Return a layer of an image."""
@@ -77,6 +96,7 @@ class Layout:
         self._blobs = Blobs(files)
         self._wanted = wanted
         self._left = _DOCUMENTS_MAX
+        self._images_of: dict[str, Image] = {}
 
     def images(self) -> Iterator[Image]:
         """Yield the images that index.json lists. Raises OSError, `Damaged`."""
@@ -94,9 +114,10 @@ class Layout:
         if self._left < 0:
             raise Damaged(f"more than {_DOCUMENTS_MAX} manifests")
         try:
-            found = oci.document(self._blobs.document(descriptor.digest, descriptor.size))
+            found = self._blobs.decoded(descriptor.digest, descriptor.size)
+            self._blobs.budget.charge(len(found.manifests or ()))
             if found.is_image:
-                yield _image(self._blobs, found, names, digests)
+                yield self._image(found, names, digests)
             if len(above) == _DEPTH_MAX and found.manifests:
                 raise Damaged(f"indexes of more than {_DEPTH_MAX} indexes")
             chosen = _chosen(found.manifests or (), self._wanted)
@@ -105,6 +126,15 @@ class Layout:
             return
         for each in chosen:
             yield from self._images(each, names, digests)
+
+    def _image(self, manifest: Document, names: tuple[str, ...], digests: tuple[str, ...]) -> Image:
+        """Return an image; of one that is listed several times only the names differ."""
+        known = self._images_of.get(digests[0])
+        if known is None:
+            known = self._images_of[digests[0]] = _image(self._blobs, manifest, names, digests)
+            return known
+        config = known.digests[-1]
+        return Image(label(names, digests[0]), (*digests, config), names, known.layers)
 
 
 def _chosen(manifests: Sequence[Descriptor], wanted: Platform | None) -> list[Descriptor]:
@@ -145,6 +175,7 @@ class Saved:
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._budget = _budget()
 
     def images(self) -> Iterator[Image]:
         """Yield the images that manifest.json lists. Raises OSError, `Damaged`."""
@@ -160,7 +191,7 @@ class Saved:
         """Return the image: its ID is the digest of its configuration, which has the digests of its
         layers.
         """
-        data = image_files.content(self._files, os.fsencode(entry.config))
+        data = image_files.content(self._files, os.fsencode(entry.config), budget=self._budget)
         digest = oci.digest_of(data, "sha256")
         diff_ids = oci.config(data).diff_ids
         if len(diff_ids) != len(entry.layers):
@@ -229,7 +260,7 @@ class ContentStore:
                 with self._blobs.files.open(self._blobs.path(digest)) as region:
                     if region.size > oci.DOCUMENT_MAX or next(region.chunks(), b"")[:1] != b"{":
                         continue
-                yield digest, oci.document(self._blobs.document(digest))
+                yield digest, self._blobs.decoded(digest)
             except IntegrityError as error:
                 yield digest, error
             except (Damaged, FileNotFoundError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 # The names in all layers are kept in memory for at most this number of images at a time.
 _TOGETHER: Final = 16
 _BLOBS: Final = b"/blobs/sha256"
+# Under more names an image is not captured: it is read again for each `_TOGETHER` of them.
+_NAMES_MAX: Final = 32
 
 _Item = TypeVar("_Item")
 _Look: TypeAlias = "Callable[[Layer, LayerNames, Viewers], Iterator[_Item | Unreadable]]"
@@ -166,6 +169,7 @@ class ImageScanner:
     def _chosen(self, open_files: ExitStack) -> Iterator[_Stack | Unreadable]:
         """Yield the images to be read. Raises `UsageError`."""
         wanted: dict[tuple[str, str], _Stack] = {}
+        named: Counter[str] = Counter()
         for stack in self._asked_for(open_files):
             if isinstance(stack, Unreadable):
                 yield stack
@@ -173,7 +177,13 @@ class ImageScanner:
                 self.images += 1
                 yield from self._failed(stack, stack.image.error)
             else:
-                wanted.setdefault((stack.image.label, stack.image.digests[0]), stack)
+                digest = stack.image.digests[0]
+                if wanted.setdefault((stack.image.label, digest), stack) is stack:
+                    named[digest] += 1
+                    if named[digest] > _NAMES_MAX:
+                        del wanted[stack.image.label, digest]
+                    if named[digest] == _NAMES_MAX + 1:
+                        yield from self._failed(stack, Damaged(f"more than {_NAMES_MAX} names"))
         self.images += len(wanted)
         yield from wanted.values()
 
@@ -231,8 +241,8 @@ class ImageScanner:
         """Return the error of a layer that cannot be verified; None if it is verified."""
         if layer.key not in self._verified:
             try:
-                layer.verify()
-            except (IntegrityError, CannotDecompress, OSError) as error:
+                layer.verify(self._context.limits)
+            except (IntegrityError, CannotDecompress, Damaged, OSError) as error:
                 self._verified[layer.key] = error
             else:
                 self._verified[layer.key] = None

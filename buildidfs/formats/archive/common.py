@@ -13,8 +13,16 @@ from typing import Final, Protocol
 
 import msgspec
 
+from buildidfs.formats.budget import Budget
+
 NAME_MAX_BYTES: Final = 4096
 """PATH_MAX: no installed file has a longer name."""
+
+MEMBER_STEPS: Final = 24
+"""What a member of an archive costs, see `work_of`."""
+
+_STEPS_LEAST: Final = 1 << 19
+_NAME_STEP_BYTES: Final = 16  # names are kept, so that their memory counts
 
 _ID_MAX: Final = 2**32 - 1
 _NS_MAX: Final = 2**63 - 1
@@ -24,8 +32,28 @@ class Damaged(Exception):
     """An archive is damaged; ``str()`` is the reason for the user."""
 
 
+def budget_of(size: int) -> Budget:
+    """Return the budget of an archive that has ``size`` bytes, before it is decompressed.
+
+    No archive that is not compressed can exceed it. Its error is `Damaged`.
+    """
+    reason = "its members take more time than those of an archive of its size"
+    return Budget(_STEPS_LEAST + size, lambda: Damaged(reason))
+
+
+def work_of(name: bytes) -> int:
+    """Return the steps that a member with that name costs."""
+    return MEMBER_STEPS + len(name) // _NAME_STEP_BYTES
+
+
 class Source(Protocol):
-    """A source of bytes in order."""
+    """A source of bytes in order.
+
+    Decoders charge members and headers to ``budget``, so that an archive of few bytes cannot have
+    as many of them as its decompressed size allows.
+    """
+
+    budget: Budget
 
     @property
     def position(self) -> int:

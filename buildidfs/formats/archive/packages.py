@@ -27,6 +27,7 @@ from buildidfs.formats.archive.common import (
     bounded_id,
     bounded_time,
     exactly,
+    work_of,
 )
 
 RPM_MAGIC: Final = b"\xed\xab\xee\xdb"
@@ -290,6 +291,7 @@ def cpio_members(
             _align(source, start)
         else:
             raise Damaged(f"no header at {source.position - _CPIO_MAGIC_SIZE}")
+        source.budget.charge(work_of(member.name))
         if member.name == _CPIO_TRAILER:
             return
         end = source.position + member.stored

@@ -8,7 +8,7 @@ GNU tar, "Basic Tar Format" and "Storing Sparse Files".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.archive.common import (
     NAME_MAX_BYTES,
@@ -19,14 +19,20 @@ from buildidfs.formats.archive.common import (
     bounded_id,
     bounded_time,
     exactly,
+    work_of,
 )
+
+if TYPE_CHECKING:
+    from buildidfs.formats.budget import Budget
 
 BLOCK: Final = 512
 
 _EXTENSION_MAX: Final = 1 << 20  # no valid archive has a longer one
 _EXTENTS_MAX: Final = 1 << 16
+_EXTENTS_OF_BLOCK: Final = 21
 _SIZE_MAX: Final = 1 << 62
 _DIGITS_MAX: Final = 19
+_EXTENSION_STEP_BYTES: Final = 32
 _ZEROS: Final = bytes(BLOCK)
 _MAGIC: Final = b"ustar"
 _SPARSE_MAP: Final = b"GNU.sparse.map"
@@ -60,9 +66,10 @@ def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
             size = _size(header, {})
             if size > _EXTENSION_MAX:
                 raise Damaged(f"a header of {size} bytes at {source.position - BLOCK}")
+            source.budget.charge(1 + size // _EXTENSION_STEP_BYTES)
             data = exactly(source, size, "a header")
             source.skip(-size % BLOCK)
-            before = before.and_then(kind, data)
+            before = before.and_then(kind, data, source.budget)
             continue
         member, end, padding = _member(source, header, kind, before)
         yield member
@@ -113,7 +120,7 @@ def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tupl
     """
     pax = before.pax
     size = 0 if kind in _HOLD_NO_BYTES else _size(header, pax)
-    name, target = _names(header, before)
+    name, target = _names(header, before, source.budget)
     whole, extents, begin = size, None, source.position
     if kind == b"S":
         whole, extents = _old_sparse(source, header)
@@ -141,7 +148,7 @@ def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tupl
     return member, begin + size, -size % BLOCK
 
 
-def _names(header: bytes, before: _Before) -> tuple[bytes, bytes]:
+def _names(header: bytes, before: _Before, budget: Budget) -> tuple[bytes, bytes]:
     """Return the name of a member, and its target if it is a link."""
     name = header[:100].partition(b"\0")[0]
     if header[257:263] == b"ustar\0" and (prefix := header[345:500].partition(b"\0")[0]):
@@ -149,6 +156,7 @@ def _names(header: bytes, before: _Before) -> tuple[bytes, bytes]:
     pax = before.pax
     name = pax.get(b"GNU.sparse.name", pax.get(b"path", before.name or name))
     target = pax.get(b"linkpath", before.target or header[157:257].partition(b"\0")[0])
+    budget.charge(work_of(name))
     if max(len(name), len(target)) > NAME_MAX_BYTES:
         raise Damaged(f"a name of {max(len(name), len(target))} bytes")
     return name, target
@@ -208,10 +216,10 @@ class _Before:
         self.name = name
         self.target = target
 
-    def and_then(self, kind: bytes, data: bytes) -> _Before:
+    def and_then(self, kind: bytes, data: bytes, budget: Budget) -> _Before:
         """Return a copy that also has the fields of one more header."""
         if kind == b"x":
-            return _Before(_pax(data), self.name, self.target)
+            return _Before(_pax(data, budget), self.name, self.target)
         text = data.partition(b"\0")[0]
         if kind == b"L":
             return _Before(self.pax, text, self.target)
@@ -223,7 +231,7 @@ class _Before:
 _NOTHING: Final = _Before({})
 
 
-def _pax(data: bytes) -> Pax:
+def _pax(data: bytes, budget: Budget) -> Pax:
     """Return the records of a pax header, ``LENGTH KEY=VALUE`` and a newline, up to the first
     malformed one.
     """
@@ -235,6 +243,7 @@ def _pax(data: bytes) -> Pax:
         length = _decimal(data[at:space], 0) if space > 0 else 0
         if not length or length <= space - at or at + length > len(data):
             break
+        budget.charge(1)
         key, equals, value = data[space + 1 : at + length - 1].partition(b"=")
         if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
             extents.append(value)  # the only keys that may repeat
@@ -258,7 +267,8 @@ def _old_sparse(source: Source, header: bytes) -> tuple[int, Extents]:
     more = header[482]
     while more:
         block = exactly(source, BLOCK, "a sparse file")
-        extents += _entries(block, 0, 21)
+        source.budget.charge(2 * _EXTENTS_OF_BLOCK)
+        extents += _entries(block, 0, _EXTENTS_OF_BLOCK)
         more = block[504]
         if len(extents) > _EXTENTS_MAX:
             raise Damaged("a sparse file of too many pieces")
@@ -287,6 +297,7 @@ def _pax_sparse(source: Source, pax: Pax, end: int) -> tuple[int, Extents]:
     else:
         numbers = _leading_numbers(source, end)
         size = _decimal(pax.get(b"GNU.sparse.realsize"), -1)
+    source.budget.charge(len(numbers))
     return size, tuple(zip(numbers[::2], numbers[1::2], strict=False))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from buildidfs.formats.budget import Budget
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.sections import Sections
 from buildidfs.formats.elf.splitdwarf import Cursor, Malformed
@@ -109,8 +110,9 @@ class _Tables:
             _STRP: section(b".debug_str"), _LINE_STRP: section(b".debug_line_str"),
         }  # fmt: skip
         # Limits of the entries, and of the bytes of text, for all units.
-        self._left = self._lines.size // _ENTRY_MIN + 1000
-        self._text_left = 8 * self._lines.size + _BYTES_MAX
+        lines = min(self._lines.size, size)
+        self._entries_left = Budget(lines // _ENTRY_MIN + 1000, Malformed)
+        self._text_left = Budget(8 * lines + _BYTES_MAX, Malformed)
 
     def files(self) -> Iterator[LineFile]:
         at = 0
@@ -153,8 +155,8 @@ class _Tables:
         for entry in self._entries(cursor, offsets):
             told = entry.get(_PATH)
             directory = told if isinstance(told, bytes) else b""
-            if directories and not directory.startswith(b"/"):
-                directory = directories[0] + b"/" + directory
+            if directories:
+                directory = _below(directories[0], directory)
                 self._count(directory)
             directories.append(directory)
         for entry in self._entries(cursor, offsets):
@@ -195,10 +197,8 @@ class _Tables:
         return cursor.data[start : start + size]
 
     def _count(self, text: bytes) -> None:
-        self._left -= 1
-        self._text_left -= len(text)
-        if self._left < 0 or self._text_left < 0:
-            raise Malformed
+        self._entries_left.charge(1)
+        self._text_left.charge(len(text))
 
 
 def _joined(directories: list[bytes], number: int, name: bytes, md5: bytes) -> Iterator[LineFile]:
@@ -207,6 +207,13 @@ def _joined(directories: list[bytes], number: int, name: bytes, md5: bytes) -> I
         directory = directories[number] if number < len(directories) else b""
         if not directory.startswith(b"/"):
             return  # relative to a compilation directory that is not in the table
-        name = directory + b"/" + name
-    if len(name) < _PATH_MAX:
+        name = _below(directory, name)
+    if 0 < len(name) < _PATH_MAX:
         yield LineFile(name, md5)
+
+
+def _below(directory: bytes, name: bytes) -> bytes:
+    """Return a name in a directory; empty if that is no path, because it is too long."""
+    if name.startswith(b"/"):
+        return name
+    return directory + b"/" + name if len(directory) + len(name) < _PATH_MAX else b""

@@ -31,6 +31,9 @@ _HEAD_SIZE: Final = 64
 _NAME_MAX: Final = 64
 # 16,384 headers, and their names: a linked file has about 40.
 _TABLE_MAX: Final = 1 << 20
+# DWARF grows to 3 to 5 times its size.
+_INFLATED_RATIO: Final = 32
+_INFLATED_LEAST: Final = 1 << 20
 _NAMES_MAX: Final = 4 << 20
 _CH_ZLIB: Final = 1
 
@@ -125,6 +128,7 @@ class Sections:
         if len(data) < self.chdr.size or self.chdr.unpack_from(data)[0] != _CH_ZLIB:
             return b""
         inflater = zlib.decompressobj()
+        limit = min(limit, _INFLATED_LEAST + _INFLATED_RATIO * len(data))
         try:
             plain = inflater.decompress(data[self.chdr.size :], limit)
         except zlib.error:
