@@ -414,7 +414,8 @@ class JitProcess(msgspec.Struct, frozen=True):
     ``origin`` is that file; ``pid`` is the process ID here, ``ns_pid`` the process ID in the
     process's own namespace. ``start_ticks`` is the start time of the process in clock ticks since
     the boot, ``boot_id`` the ID of this boot (hexadecimal), and ``start_ns`` the start time as Unix
-    time. ``machine`` is the e_machine of its code.
+    time. ``machine`` is the e_machine of its code, ``owner`` the user who made its container, 0 for
+    root and on the host.
     """
 
     pid: int
@@ -425,6 +426,7 @@ class JitProcess(msgspec.Struct, frozen=True):
     comm: str
     machine: int
     origin: Origin
+    owner: int = 0
 
     MOST_BYTES: ClassVar[int] = 32 << 20
     """The most bytes of names that are kept for a process."""

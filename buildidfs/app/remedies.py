@@ -215,6 +215,9 @@ _OF_LOSS: Final = (
      " user mounted without allow_other"),
     (("full", "space", "room"),
      "make room on the filesystem of the store: buildidfs prune --dry-run says what would go"),
+    (("generated code",),
+     "the container named starts more JIT compilers than its share, and loses names of its own"
+     " only: limit its processes"),
     (("share", "faster"),
      "the container named maps more new files than its share, and loses its own only: limit it"),
     (("answer", "silent"), "a filesystem does not answer: look at its server"),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.filesystems import SlowMounts
     from buildidfs.errors import BuildIdFsError
     from buildidfs.ingest.staging import Outcome as Staging
+    from buildidfs.shares import Share
 
 
 ANSWER_S: Final = 10.0
@@ -84,7 +85,7 @@ class Listener:
     def forget(self, key: bytes) -> None:
         """Called to let the catcher send the file of this key again when it is mapped again."""
 
-    def look_at(self, pid: int, share: str) -> None:
+    def look_at(self, pid: int, share: Share) -> None:
         """Called to have a process scanned soon; the scan counts for ``share``."""
 
     def recovered(self) -> None:
@@ -514,7 +515,7 @@ class CaughtFiles:
             else:
                 self._closer.close([fd])
                 fd = readable
-        share = self._sightings.share(sighting.origin)
+        share = self._sightings.share(caught.place, sighting.origin.identity)
         now = time.monotonic()
         file = PendingFile(
             PinnedFile(sighting, fd), build_id, caught.key, now, slow=slow, share=share
@@ -545,7 +546,9 @@ class CaughtFiles:
         self._listener.forget(caught.key)
         if error.errno in DENIED:
             # A scan has other ways.
-            self._listener.look_at(caught.pid, self._sightings.share(sighting.origin))
+            self._listener.look_at(
+                caught.pid, self._sightings.share(caught.place, sighting.origin.identity)
+            )
         else:
             self._listener.failed(sighting, error.strerror or str(error))
 

@@ -54,9 +54,33 @@ def mnt(pid_fd: int) -> int:
 def user_owner(pid_fd: int) -> int:
     """Return the ID of the user who made the user namespace of a process. Raises OSError."""
     with closing_fd(os.open(b"ns/user", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)) as fd:
-        answer = bytearray(_U32.size)
-        fcntl.ioctl(fd, _NS_GET_OWNER_UID, answer)
-        return int(_U32.unpack(answer)[0])
+        return _owner_of(fd)
+
+
+def _owner_of(user_fd: int) -> int:
+    answer = bytearray(_U32.size)
+    fcntl.ioctl(user_fd, _NS_GET_OWNER_UID, answer)
+    return int(_U32.unpack(answer)[0])
+
+
+@functools.cache
+def own_user() -> int:
+    """Return the number of our own user namespace."""
+    return os.stat("/proc/self/ns/user").st_ino
+
+
+def outermost_owner(pid_fd: int) -> int | None:
+    """Return the user who made the user namespace of a process; None if the process is in ours.
+
+    In nested namespaces, it is the user who made the outermost one below ours. Users in the inner
+    ones have numbers that say nothing. Raises OSError as `of` does.
+    """
+    fds = foreign_users(pid_fd)
+    try:
+        return _owner_of(fds[-1]) if fds else None
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def of_pid(pid: int) -> NamespaceSet:
@@ -254,18 +278,29 @@ def cgroup_id(path: bytes) -> int:
     inode numbers of 64 bits it is that of the directory. The result is 0 if there is no such group
     (any more), the group is outside of our cgroup namespace, or the hierarchy is not mounted here.
     """
+    status = _cgroup_status(path)
+    return 0 if status is None else status.st_ino
+
+
+def cgroup_owner(path: bytes) -> int | None:
+    """Return the user who owns a control group, and so may make others in it; None if unknown."""
+    status = _cgroup_status(path)
+    return None if status is None else status.st_uid
+
+
+def _cgroup_status(path: bytes) -> os.stat_result | None:
     if not path.startswith(b"/") or b".." in path.split(b"/"):
-        return 0
+        return None
     place = _cgroup_hierarchy()
     if place is None:
-        return 0
+        return None
     mount_point, device = place
     try:
         status = os.stat(mount_point + path, follow_symlinks=False)
     except (OSError, ValueError):
-        return 0
+        return None
     # Another filesystem may be mounted there by now.
-    return status.st_ino if status.st_dev == device else 0
+    return status if status.st_dev == device else None
 
 
 @functools.cache

@@ -3,10 +3,10 @@
 
     jit/PID-TICKS-BOOT-SHARE    `JitProcess` as one line of JSON, then the lines of its map
 
-PID and TICKS (the start time) are decimal, BOOT and SHARE are hashes of the boot and of the
-container, in hexadecimal. Writers only append to a file, under flock(2), and its mtime is the time
-at which the process was last known to live. The index has no rows for these files. If there are too
-many, the oldest are removed.
+PID and TICKS (the start time) are decimal, BOOT and SHARE are hashes of the boot and of the owner
+in `cgroup.share` (a container or user), in hexadecimal. Writers only append to a file, under
+flock(2), and its mtime is the time at which the process was last known to live. The index has no
+rows for these files. If there are too many, the oldest are removed.
 
 A container may write maps without end. So a file, all files of a container (or of a user of the
 host) and all files together have limits, and the container with the most bytes loses its oldest
@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs import shares
+from buildidfs.formats.container import cgroup
 from buildidfs.linux import file_ops
 from buildidfs.model import JitProcess, fingerprint
 from buildidfs.store.errors import translated
@@ -141,8 +143,8 @@ class JitMaps:
                 process = _decode(head)
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
             return None
-        if _name(process) != os.path.basename(entry.path):
-            return None
+        if not os.path.basename(entry.path).startswith(_name(process).rpartition(b"-")[0] + b"-"):
+            return None  # earlier versions had other shares
         return JitMap(process, entry.path, entry.mtime_ns, max(entry.size - len(head), 0))
 
     # --- writing ---------------------------------------------------------------------------
@@ -230,13 +232,13 @@ class JitMaps:
 
     def _make_room(self, keep: bytes, more: int, limit: int) -> None:
         """Recount, and remove the oldest maps of the containers that have the most bytes."""
-        shares: dict[bytes, list[_Entry]] = {}
+        by_share: dict[bytes, list[_Entry]] = {}
         for entry in self._entries():
-            shares.setdefault(entry.share, []).append(entry)
-        sizes = Counter({share: sum(e.size for e in each) for share, each in shares.items()})
-        for entries in shares.values():
+            by_share.setdefault(entry.share, []).append(entry)
+        sizes = Counter({share: sum(e.size for e in each) for share, each in by_share.items()})
+        for entries in by_share.values():
             entries.sort(key=lambda entry: -entry.mtime_ns)
-        count = sum(len(each) for each in shares.values())
+        count = sum(len(each) for each in by_share.values())
         while sizes:
             share, size = sizes.most_common(1)[0]
             if (
@@ -246,15 +248,15 @@ class JitMaps:
             ):
                 break
             if count >= MAX_MAPS:
-                share = max(shares, key=lambda each: len(shares[each]))
-            entry = shares[share].pop()
+                share = max(by_share, key=lambda each: len(by_share[each]))
+            entry = by_share[share].pop()
             if entry.path != keep:
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
             count -= 1
             sizes[share] -= entry.size
-            if not shares[share]:
-                del shares[share], sizes[share]
+            if not by_share[share]:
+                del by_share[share], sizes[share]
         self._share_bytes = sizes
         self._count = count
 
@@ -278,5 +280,7 @@ def _name(process: JitProcess) -> bytes:
 def _share(process: JitProcess) -> bytes:
     """Return the share to whose limit a map counts: its container, or a user of the host."""
     origin = process.origin
-    whose = origin.container or f"uid {origin.identity.uid}"
-    return fingerprint(whose.encode("utf-8", "surrogateescape"), 8).hex().encode()
+    share = shares.of_user(origin.identity.uid)
+    if origin.container:
+        share = cgroup.share(origin.cgroup, origin.namespaces.mnt, process.owner)
+    return fingerprint(os.fsencode(share.owner), 8).hex().encode()

@@ -21,11 +21,11 @@ from buildidfs.app.live import watch
 from buildidfs.app.live import watch as watch_module
 from buildidfs.app.live.state import OTHERS, Event, Losses, WatchOptions
 from buildidfs.app.live.watch import Scans, Watch
-from buildidfs.capture.live.pending_files import HOST
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Message, Missed, Place
 from buildidfs.ingest import live as caught_module
 from buildidfs.linux import statx
-from buildidfs.model import BuildId
+from buildidfs.model import BuildId, NamespaceSet
+from buildidfs.shares import HOST, Share
 from buildidfs.store import Store
 from tests.support.children import cat_program, running
 from tests.support.elfwriter import elf_file
@@ -489,6 +489,9 @@ def test_container_that_floods_is_named_once(
     assert "\x1b" not in record.message
 
 
+VICTIM = b"0f5c3e8d1b2a" + b"0" * 52
+
+
 @pytest.mark.host
 def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: Path) -> None:
     watch = make()
@@ -498,18 +501,45 @@ def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: P
         Place(own_namespaces(), 77, b"/system.slice"),
     )  # fmt: skip
 
-    def share(**changes: Any) -> str:
-        return live.share(live.of(msgspec.structs.replace(caught, **changes), -1).origin)
+    def share(**changes: Any) -> Share:
+        found = msgspec.structs.replace(caught, **changes)
+        return live.share(found.place, found.identity)
 
     inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
     mine = msgspec.structs.replace(caught.identity, uid=1000)
     roots = msgspec.structs.replace(caught.identity, uid=0)
     assert share(identity=roots) == HOST
-    assert share(identity=mine) == "uid 1000"
+    assert share(identity=mine) == Share("uid 1000")
     for identity in (mine, roots):
-        assert share(identity=identity, place=Place(inside, 99, b"")) == "mnt:4711"
-        docker = Place(inside, 99, b"/docker/" + b"0f5c3e8d1b2a" + b"0" * 52)
-        assert share(identity=identity, place=docker) == "docker:0f5c3e8d1b2a"
+        assert share(identity=identity, place=Place(inside, 99, b"")).owner == "mnt:4711"
+        docker = Place(inside, 99, b"/docker/" + VICTIM + b"/init")
+        assert share(identity=identity, place=docker).owner == f"/docker/{VICTIM.decode()}"
+        imitation = Place(inside, 99, b"/docker-" + VICTIM + b".scope", owner=1000)
+        assert share(identity=identity, place=imitation).owner == "uid 1000"
+
+
+IMITATIONS = [
+    Place(NamespaceSet(mnt=4711), 99, b"/user.slice/user-1000.slice/docker-" + VICTIM + b".scope"),
+    Place(NamespaceSet(mnt=4711), 99, b"/docker/" + b"a" * 64 + b"/docker-" + VICTIM + b".scope"),
+]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("place", IMITATIONS, ids=["slice", "nested"])
+def test_container_is_not_blamed_for_a_flood_of_its_imitation(
+    make: Callable[..., Caughts], caplog: pytest.LogCaptureFixture, place: Place
+) -> None:
+    watch = make()
+    watch.hear(Flooded(place, 1000, (b"/tmp/a",)))
+    (loss,) = watch.watch.state().losses
+    assert loss.container != "docker:0f5c3e8d1b2a"
+    assert loss.container.startswith("docker:0f5c3e8d1b2a ")
+    (record,) = [record for record in caplog.records if "faster" in record.message]
+    assert record.message.startswith(f"{loss.container} maps"), record.message
+    watch.hear(Flooded(Place(place.namespaces, 9, b"/docker/" + VICTIM), 10, (b"/tmp/a",)))
+    assert {each.container: each.count for each in watch.watch.state().losses} == {
+        loss.container: 1000, "docker:0f5c3e8d1b2a": 10,
+    }  # fmt: skip
 
 
 Look = list[int] | None
@@ -652,13 +682,15 @@ def test_more_processes_than_are_worth_it(looked: Looked) -> None:
 def test_processes_of_one_container_leave_room_for_others(looked: Looked) -> None:
     looked.scans.start()
     for pid in range(5000):
-        looked.scans.process(pid, "docker:flood")
+        looked.scans.process(pid, Share("uid 1000", f"mnt:{pid}"))
     for pid in range(5000, 5010):
-        looked.scans.process(pid, "docker:b")
+        looked.scans.process(pid, Share("/docker/b"))
         looked.scans.process(pid + 100)
     looked.wait(1)
-    assert len(looked.looks[0]) == 256 + 20
-    assert set(looked.looks[0][256:]) == {*range(5000, 5010), *range(5100, 5110)}
+    (pids,) = looked.looks
+    assert pids is not None
+    assert len(pids) == 768 + 10
+    assert set(pids[:30]) > {*range(5000, 5010), *range(5100, 5110)}
 
 
 def test_look_at_everything_is_one_at_each_process(looked: Looked, held: threading.Event) -> None:

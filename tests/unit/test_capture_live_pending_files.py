@@ -13,7 +13,8 @@ import pytest
 
 from buildidfs.capture.base import PinnedFile
 from buildidfs.capture.live import pending_files as module
-from buildidfs.capture.live.pending_files import HOST, LetGo, PendingFile, PendingFiles
+from buildidfs.capture.live.pending_files import LetGo, PendingFile, PendingFiles
+from buildidfs.shares import HOST, Share
 from tests.support.captures import sighting
 from tests.support.scans import open_descriptors
 from tests.support.waiting import until
@@ -304,13 +305,16 @@ def test_many_threads_lose_nothing() -> None:
 # --- shares --------------------------------------------------------------------------------------
 
 
-def of_share(share: str, size: int = 100, *, slow: bool = False) -> PendingFile:
+FLOOD, B, C = Share("flood"), Share("b"), Share("c")
+
+
+def of_share(share: Share, size: int = 100, *, slow: bool = False) -> PendingFile:
     made = pin(size, slow=slow)
     made.share = share
     return made
 
 
-def shares_taken(pins: PendingFiles) -> list[str]:
+def shares_taken(pins: PendingFiles) -> list[Share]:
     order = []
     while (found := pins.take(0)) is not None:
         order.append(found.share)
@@ -319,19 +323,19 @@ def shares_taken(pins: PendingFiles) -> list[str]:
 
 
 def test_host_comes_first_and_containers_take_turns(pins: PendingFiles) -> None:
-    for share in ("flood", "flood", "flood", "flood", "b", "b", HOST, "c", HOST):
-        pins.put(of_share(share, 1 if share == "flood" else 1000))
-    assert shares_taken(pins) == [HOST, HOST, "flood", "b", "c", "flood", "b", "flood", "flood"]
+    for share in (FLOOD, FLOOD, FLOOD, FLOOD, B, B, HOST, C, HOST):
+        pins.put(of_share(share, 1 if share == FLOOD else 1000))
+    assert shares_taken(pins) == [HOST, HOST, FLOOD, B, C, FLOOD, B, FLOOD, FLOOD]
 
 
 def test_container_that_comes_later_waits_for_one_turn(pins: PendingFiles) -> None:
     for _ in range(10):
-        pins.put(of_share("flood"))
+        pins.put(of_share(FLOOD))
     first = pins.take(0)
     assert first is not None
-    pins.put(of_share("b"))
+    pins.put(of_share(B))
     pins.done(first)
-    assert "b" in shares_taken(pins)[:2]
+    assert B in shares_taken(pins)[:2]
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -340,20 +344,20 @@ def test_too_many_files_are_let_go_of_the_share_that_has_most(slow: bool) -> Non
     pins = PendingFiles(max_count=most * module._SLOW_SHARE if slow else most)
     gone = []
     for number in range(most * 5):
-        gone += pins.put(of_share("flood", 1, slow=slow))
+        gone += pins.put(of_share(FLOOD, 1, slow=slow))
         if number % 10 == 0:
-            gone += pins.put(of_share("b", MIB, slow=slow))
-    assert {each.pending.share for each in gone} == {"flood"}
+            gone += pins.put(of_share(B, MIB, slow=slow))
+    assert {each.pending.share for each in gone} == {FLOOD}
     assert len(pins) == most
     pins.close()
 
 
 def test_too_many_bytes_are_let_go_of_the_share_that_has_most() -> None:
     pins = PendingFiles(max_bytes=100 * MIB)
-    gone = pins.put(of_share("b", 30 * MIB)) + pins.put(of_share(HOST, 30 * MIB))
+    gone = pins.put(of_share(B, 30 * MIB)) + pins.put(of_share(HOST, 30 * MIB))
     for _ in range(1000):
-        gone += pins.put(of_share("flood", MIB))
-    assert {each.pending.share for each in gone} == {"flood"}
+        gone += pins.put(of_share(FLOOD, MIB))
+    assert {each.pending.share for each in gone} == {FLOOD}
     assert pins.held_bytes <= 100 * MIB
     pins.close()
 
@@ -368,9 +372,17 @@ def test_many_shares_cost_no_more_than_one() -> None:
     """Each file in a mount namespace of its own."""
     pins = PendingFiles(max_count=2000)
     for number in range(6000):
-        pins.put(of_share(f"mnt:{number}"))
+        pins.put(of_share(Share(f"mnt:{number}")))
     assert len(pins) == 2000
     assert len(set(shares_taken(pins))) == 2000
     assert pins._waiting._by_size == {}, "nothing is kept for who has nothing"
     assert pins._waiting.most_bytes.largest() is None
     pins.close()
+
+
+def test_user_with_many_namespaces_has_one_share(pins: PendingFiles) -> None:
+    for number in range(100):
+        pins.put(of_share(Share("uid 1000", f"mnt:{number}"), 1))
+    for _ in range(10):
+        pins.put(of_share(B, 1000))
+    assert shares_taken(pins)[:20].count(B) == 10

@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from buildidfs.capture.origin import container
 from buildidfs.errors import UsageError
+from buildidfs.linux import namespaces, procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet
 
 HOST = NamespaceSet(net=1, uts=2, ipc=3, pid=4, user=5, mnt=6, cgroup=7)
@@ -110,3 +118,53 @@ def test_label_by_another_definition(names: list[str], expected: str) -> None:
     docker = b"/docker/" + b"0123456789abcdef" * 4
     named = "docker:0123456789ab" if expected else ""
     assert container.label_by(docker, its, bits, names) == named
+
+
+# --- owners --------------------------------------------------------------------------------------
+
+VICTIM = "0f5c3e8d1b2a" + "0" * 52
+SCOPE = f"docker-{VICTIM}.scope"
+USER = 4242
+
+
+@pytest.fixture
+def delegated() -> Iterator[Path]:
+    """A control group of a user."""
+    found = namespaces._cgroup_hierarchy()
+    assert found is not None
+    group = Path(os.fsdecode(found[0]), f"buildidfs-{secrets.token_hex(4)}")
+    group.mkdir()
+    os.chown(group, USER, USER)
+    yield group
+    for each in group.iterdir():
+        if each.is_dir():
+            each.rmdir()
+    group.rmdir()
+
+
+@pytest.mark.root
+@pytest.mark.host
+def test_control_group_of_a_user_is_no_container_of_root(delegated: Path) -> None:
+    (delegated / SCOPE).mkdir()
+    path = f"/{delegated.name}/{SCOPE}".encode()
+    assert container.group_maker(path) == USER
+    assert container.shown("docker:0f5c3e8d1b2a", path) == f"docker:0f5c3e8d1b2a (user {USER})"
+    os.chown(delegated / SCOPE, USER, USER)
+    os.chown(delegated, 0, 0)  # as crun does with a container in a user namespace
+    assert container.group_maker(path) == 0
+    assert container.shown("docker:0f5c3e8d1b2a", path) == "docker:0f5c3e8d1b2a"
+
+
+@pytest.mark.root
+def test_owner_is_the_user_who_made_the_outermost_user_namespace() -> None:
+    argv = ["unshare", "-Urm", "unshare", "-Urm", "sh", "-c", "echo; exec sleep 60"]
+    with subprocess.Popen(argv, user=USER, group=USER, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with closing_fd(procfs.open_pid(process.pid)) as pid_fd:
+            its = namespaces.of(pid_fd)
+            assert container.owner(pid_fd, its.user, b"/") == USER
+            assert container.owner(pid_fd, its.user, f"/{SCOPE}".encode()) == 0
+        with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
+            assert container.owner(pid_fd, namespaces.of(pid_fd).user, b"/") == 0
+        process.kill()

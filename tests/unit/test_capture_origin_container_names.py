@@ -206,6 +206,16 @@ def test_link_of_a_user_does_not_lead_to_private_records(alice: EngineNotes, ima
     assert of_user(image).shown == "web"
 
 
+def test_control_group_of_a_user_has_no_name_of_a_container_of_root(
+    alice: EngineNotes, image: Looked
+) -> None:
+    """The user has given it the ID of that container."""
+    alice.docker(CONTAINER, "app:1", f"sha256:{ID}")
+    assert of_user(image) == NO_NAMES
+    assert image.names().shown == "web"
+    assert of_user(image) == NO_NAMES
+
+
 # --- who is asked about --------------------------------------------------------------------------
 
 
@@ -227,7 +237,7 @@ def test_our_own_root_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_container_that_is_met_is_looked_for(notes: EngineNotes, image: Looked) -> None:
     """Its notes may be gone when a file of it is committed."""
     note = notes.docker(CONTAINER, "app:1", f"sha256:{ID}")
-    cgroup = f"/docker/{CONTAINER}".encode()
+    cgroup = f"/system.slice/docker-{CONTAINER}.scope".encode()
     origin = sighting(cgroup=cgroup, container="docker:0123456789ab", host=HOST).origin
     for _ in range(3):
         image.engines.meet(origin)
@@ -283,9 +293,10 @@ def test_list_is_read_when_it_is_another(
     assert len(read) == 2
 
 
-def test_memory_is_bounded(image: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert container_names._REMEMBERED == 4096
     monkeypatch.setattr(container_names, "_REMEMBERED", 64)
+    image = Looked(tmp_path)
     for number in range(100):
         assert image(f"{number:064x}") == ""
     assert len(image.engines._known) == 64

@@ -16,7 +16,7 @@ import pytest
 
 from buildidfs.app.live import jit
 from buildidfs.app.live.jit import JitFollower
-from buildidfs.capture.process.jit_files import JitFinder
+from buildidfs.capture.process.jit_files import JitFinder, Whose
 from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
@@ -205,7 +205,7 @@ def test_follower_keeps_the_rest_when_a_process_ends(
         follower.start()
         try:
             compiler.do(r'write("1 1 a\n")')
-            follower.met(compiler.pid)
+            follower.report(compiler.pid)
             until(lambda: store.jit_maps.of(compiler.pid), "the map")
             compiler.do(r'write("2 1 b\n"); os.unlink(path)')
             compiler.end()
@@ -224,7 +224,7 @@ def test_follower_finds_a_map_that_is_written_later(
     with Store.create(tmp_path / "store") as store:
         follower = JitFollower(store, finder)
         follower.start()
-        follower.met(compiler.pid)
+        follower.report(compiler.pid)
         compiler.do(r'write("1 1 a\n")')
         until(lambda: store.jit_maps.of(compiler.pid), "the map")
         compiler.do(r'write("2 1 b\n")')
@@ -241,32 +241,49 @@ def test_follower_reads_so_much_of_a_container_in_a_minute(
         follower = JitFollower(store, finder)
         follower.start()
         compiler.do('write("".join(f"{n:x} 1 function{n:04}\\n" for n in range(1000, 2000)))')
-        follower.met(compiler.pid)
+        follower.report(compiler.pid)
         until(lambda: store.jit_maps.of(compiler.pid), "the map")
         follower.close()
         assert 0 < store.jit_maps.of(compiler.pid)[0].size <= 3000
 
 
-def test_container_has_a_part_of_the_processes_that_are_followed(
-    compiler: Compiler, finder: JitFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@contextlib.contextmanager
+def namespaces_of_a_user(count: int) -> Iterator[list[int]]:
+    """Idle processes of an ordinary user, each in a mount namespace of its own."""
+    argv = [tool("unshare"), "-Urm", "sh", "-c", "echo; exec sleep 60"]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for _ in range(count):
+            process = subprocess.Popen(argv, user=4242, group=4242, stdout=subprocess.PIPE)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield [process.pid for process in processes]
+
+
+def test_idle_processes_of_a_user_take_no_place_of_a_container(
+    compiler: Compiler, finder: JitFinder, tmp_path: Path
 ) -> None:
-    """Also if they have no map: others would find no place."""
-    monkeypatch.setattr(jit, "_MOST_OF_A_SHARE", 1)
-    with Store.create(tmp_path / "store") as store:
-        follower = JitFollower(store, finder)
+    with Store.create(tmp_path / "store") as store, namespaces_of_a_user(10) as idle:
+        refused: list[Whose] = []
+        follower = JitFollower(store, finder, most=8, refused=refused.append)
         follower.start()
-        compiler.do("child = os.fork() or __import__('signal').pause()")
-        children = Path(f"/proc/{compiler.pid}/task/{compiler.pid}/children").read_text().split()
-        follower.met(int(children[0]))  # it has none
+        shares = [finder.whose(pid).share for pid in idle]
+        assert {share.owner for share in shares} == {"uid 4242"}
+        assert len(set(shares)) == 10
+        for pid, share in zip(idle, shares, strict=True):
+            follower.report(pid, share)
+        until(lambda: len(refused) == 4, "two places for root, and ten for six")
         compiler.do(r'write("1 1 a\n")')
-        follower.met(compiler.pid)
-        follower.met(os.getpid())
-        until(lambda: os.getpid() in follower._followed, "the last of them")
-        assert compiler.pid not in follower._followed
-        compiler.do("os.kill(child, 9), os.wait()")
-        until(lambda: int(children[0]) not in follower._followed, "its end")
-        follower.met(compiler.pid)
+        follower.report(compiler.pid, finder.whose(compiler.pid).share)
         until(lambda: store.jit_maps.of(compiler.pid), "the map")
+        assert [pid for pid in idle if pid in follower._followed] == idle[:5]
+        follower.report(os.getpid())
+        until(lambda: os.getpid() in follower._followed, "the place of root")
+        assert [each.share for each in refused] == [*shares[6:], shares[5]]
         follower.close()
 
 
@@ -299,7 +316,7 @@ def test_follower_leaves_out_what_is_not_wanted(
         follower = JitFollower(store, finder, lambda origin: bool(asked.append(origin.path)))
         follower.start()
         compiler.do(r'write("1 1 a\n")')
-        follower.met(compiler.pid)
+        follower.report(compiler.pid)
         until(lambda: asked, "the question")
         follower.close()
         assert store.jit_maps.totals() == (0, 0)

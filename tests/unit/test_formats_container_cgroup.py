@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buildidfs.formats.container import cgroup
 from buildidfs.formats.container.cgroup import (
     container_id,
     container_label,
@@ -324,3 +325,32 @@ def test_place(where: bytes, found: bytes) -> None:
 )
 def test_outermost_container(where: bytes, found: bytes) -> None:
     assert outermost(where) == found
+
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "share"),
+    [
+        (f"/docker/{A}", 0, (f"/docker/{A}", f"/docker/{A}")),
+        (f"/docker/{A}/x", 0, (f"/docker/{A}", f"/docker/{A}")),
+        # a container in a container
+        (f"/docker/{A}/k/cri-{B}.scope", 0, (f"/docker/{A}", f"/docker/{A}/k/cri-{B}")),
+        (f"/x/docker-{A}.scope", 1000, ("uid 1000", f"/x/docker-{A}")),
+        ("/user.slice", 1000, ("uid 1000", "mnt:7")),
+        ("/system.slice/cron.service", 0, ("mnt:7", "mnt:7")),
+        ("/lxc/web/init.scope", 0, ("/lxc/web", "/lxc/web")),
+        ("", 0, ("mnt:7", "mnt:7")),
+    ],
+)
+def test_share_belongs_to_a_place(path: str, owner: int, share: tuple[str, str]) -> None:
+    assert cgroup.share(path.encode(), 7, owner) == share
+
+
+def test_label_of_the_container_around_another_one() -> None:
+    pod = f"/machine.slice/machine-libpod_pod_{A}.slice/libpod-{B}.scope"
+    assert cgroup.outer_label(f"/docker/{A}/docker-{B}.scope".encode()) == "docker:aaaaaaaaaaaa"
+    for alone in (f"/docker/{A}", pod, "/user.slice", ""):
+        assert cgroup.outer_label(alone.encode()) is None
+    assert cgroup.outermost(pod.encode()).endswith(A.encode())

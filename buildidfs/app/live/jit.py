@@ -19,17 +19,19 @@ import os
 import select
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import BuildIdFsError
 from buildidfs.names import printable
+from buildidfs.shares import HOST, FairQueue, FairTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from buildidfs.capture.process.jit_files import JitFile, JitFinder
+    from buildidfs.capture.process.jit_files import JitFile, JitFinder, Whose
     from buildidfs.model import Origin
+    from buildidfs.shares import Share
     from buildidfs.store import Store
 
 EACH_S: Final = 60.0
@@ -37,8 +39,8 @@ EACH_S: Final = 60.0
 
 _FIRST_LOOKS_S: Final = (0.0, 0.02, 0.1, 0.5, 2.0, 10.0)
 _MOST: Final = 1024
-_MOST_OF_A_SHARE: Final = 256
-_MOST_TOLD: Final = 4096
+_MOST_REPORTED: Final = 4096
+_HOSTS_PART: Final = 4  # of these places is reserved for root of the host
 _MOST_FILES: Final = 4  # of a process, which may run one program after another
 # Limits for a minute: for a container, and for all together.
 _MOST_BYTES_OF_A_SHARE: Final = 64 << 20
@@ -52,12 +54,12 @@ _log = logging.getLogger(__name__)
 class _Followed:
     """A process, the number of looks at it, and its open files."""
 
-    __slots__ = ("files", "looks", "pid", "pidfd", "share")
+    __slots__ = ("files", "looks", "pid", "pidfd", "whose")
 
-    def __init__(self, pid: int, pidfd: int, share: str) -> None:
+    def __init__(self, pid: int, pidfd: int, whose: Whose) -> None:
         self.pid = pid
         self.pidfd = pidfd
-        self.share = share
+        self.whose = whose
         self.looks = 0
         self.files: dict[tuple[int, int], JitFile] = {}
 
@@ -65,8 +67,9 @@ class _Followed:
 class JitFollower:
     """Keeps the names of reported processes in ``store``, in a thread of its own.
 
-    A file is kept if ``is_wanted`` returns True for its origin. At most 1,024 processes are
-    followed at once, and at most 256 of one container.
+    A file is kept if ``is_wanted`` returns True for its origin. At most ``most`` processes are
+    followed at once. If there are more, the container or user with the most of them loses one, and
+    ``refused`` is called.
     """
 
     def __init__(
@@ -74,17 +77,22 @@ class JitFollower:
         store: Store,
         finder: JitFinder,
         is_wanted: Callable[[Origin], bool] = lambda origin: True,
+        most: int = _MOST,
+        refused: Callable[[Whose], None] = lambda whose: None,
     ) -> None:
         self._store = store
         self._finder = finder
         self._is_wanted = is_wanted
-        self._told: deque[int] = deque(maxlen=_MOST_TOLD)
+        self._refused = refused
+        self._reported: FairQueue[int] = FairQueue(_MOST_REPORTED, _MOST_REPORTED // _HOSTS_PART)
         self._lock = threading.Lock()
         self._wake = -1
-        self._followed: dict[int, _Followed] = {}  # by process ID
+        # By process ID.
+        self._followed: FairTable[int, _Followed] = FairTable(
+            most, most // _HOSTS_PART, keep_first=True
+        )
         self._by_fd: dict[int, _Followed] = {}
-        self._shares: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()  # by owner
         self._minute = 0.0
         self._due: list[tuple[float, int, int]] = []  # time, process ID, pidfd
         self._ending = threading.Event()
@@ -95,12 +103,13 @@ class JitFollower:
         """Start the thread."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread.start()
-        if self._told:
+        if self._reported:
             self._notify()
 
-    def met(self, pid: int) -> None:
+    def report(self, pid: int, share: Share = HOST) -> None:
         """Report that a process has mapped memory without a file executable. Does not wait."""
-        self._told.append(pid)
+        with self._lock:
+            self._reported.put(share, pid)
         self._notify()
 
     def close(self) -> None:
@@ -137,7 +146,7 @@ class JitFollower:
                 # A lasting error must not use a CPU and fill the log.
                 self._ending.wait(pause)
                 pause = min(2 * pause, EACH_S)
-        for followed in list(self._followed.values()):
+        for followed in self._followed.values():
             self._end(followed)
         self._epoll.close()
 
@@ -150,8 +159,8 @@ class JitFollower:
                 self._end(followed)
             else:
                 self._epoll.unregister(fd)
-        while self._told:
-            self._follow(self._told.popleft())
+        while (pid := self._next_reported()) is not None:
+            self._follow(pid)
         while self._due and self._due[0][0] <= time.monotonic() and not self._ending.is_set():
             _, pid, pidfd = heapq.heappop(self._due)
             followed = self._followed.get(pid)
@@ -159,28 +168,32 @@ class JitFollower:
                 self._look(followed)
                 self._plan(followed)
 
+    def _next_reported(self) -> int | None:
+        with self._lock:
+            return self._reported.pop()
+
     def _follow(self, pid: int) -> None:
         known = self._followed.get(pid)
         if known is not None:
             if not known.files and known.looks >= len(_FIRST_LOOKS_S):
                 self._look(known)  # the process may run another program by now
             return
-        if len(self._followed) >= _MOST:
-            return
         try:
-            share = self._finder.share(pid)
-            if self._shares[share] >= _MOST_OF_A_SHARE:
-                return
+            whose = self._finder.whose(pid)
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 _log.info("names of generated code of process %d are not kept: %s", pid, error)
             return
-        followed = self._followed[pid] = self._by_fd[pidfd] = _Followed(pid, pidfd, share)
-        self._shares[share] += 1
+        followed = self._by_fd[pidfd] = _Followed(pid, pidfd, whose)
         self._epoll.register(pidfd, select.EPOLLIN)
-        self._look(followed)
-        self._plan(followed)
+        surplus = self._followed.put(pid, whose.share, followed)
+        if surplus is not None:
+            self._end(surplus)
+            self._refused(surplus.whose)
+        if surplus is not followed:
+            self._look(followed)
+            self._plan(followed)
 
     def _plan(self, followed: _Followed) -> None:
         """Schedule the next look at a process: soon if it is new and has no file yet."""
@@ -213,19 +226,22 @@ class JitFollower:
             self._bytes.clear()
         for file in followed.files.values():
             try:
-                while (most := self._left(followed.share)) > 0:
+                while (most := self._left(followed.whose.share)) > 0:
                     cost = file.read(self._store.jit_maps, most)
                     if not cost:
                         self._store.jit_maps.alive(file.process)
                         break
-                    self._bytes[followed.share] += cost
+                    self._bytes[followed.whose.share.owner] += cost
             except (OSError, BuildIdFsError) as error:
                 self._failed(file, error)
 
-    def _left(self, share: str) -> int:
-        """Return the bytes that may still be read in this minute for a container."""
-        of_all = _MOST_BYTES - self._bytes.total()
-        return min(_MOST_BYTES_OF_A_SHARE - self._bytes[share], of_all)
+    def _left(self, share: Share) -> int:
+        """Return the bytes that may still be read in this minute for a container or user: half of
+        those that the others have left.
+        """
+        used = self._bytes[share.owner]
+        left = (_MOST_BYTES - self._bytes.total() + used) // 2
+        return min(_MOST_BYTES_OF_A_SHARE, left) - used
 
     def _failed(self, file: JitFile, error: Exception) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
@@ -235,10 +251,9 @@ class JitFollower:
 
     def _end(self, followed: _Followed) -> None:
         """Keep the last names of an ended process, and close its files."""
-        del self._followed[followed.pid], self._by_fd[followed.pidfd]
-        self._shares[followed.share] -= 1
-        if not self._shares[followed.share]:
-            del self._shares[followed.share]
+        if self._followed.get(followed.pid) is followed:
+            self._followed.pop(followed.pid)
+        del self._by_fd[followed.pidfd]
         self._epoll.unregister(followed.pidfd)
         os.close(followed.pidfd)
         try:

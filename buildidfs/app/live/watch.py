@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.app import upkeep
@@ -43,7 +43,7 @@ from buildidfs.capture.live.pending_files import PendingFiles
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Generated, Lost, Missed
 from buildidfs.capture.live.sightings import LiveSightings
 from buildidfs.capture.origin import container, container_names
-from buildidfs.capture.process.jit_files import JitFinder
+from buildidfs.capture.process.jit_files import JitFinder, Whose
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
@@ -54,6 +54,7 @@ from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
 from buildidfs.linux import machine
 from buildidfs.linux.sdnotify import Notifier
 from buildidfs.names import printable
+from buildidfs.shares import HOST, FairQueue, Share
 from buildidfs.store import run_files
 
 if TYPE_CHECKING:
@@ -78,8 +79,13 @@ _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
 _MOST_FLOODING: Final = 256
 
+_SCANNED: Final = Share("processes that a scan has found")
+
 FLOOD: Final = "more new files than the share of its container"
 """Reason of losses of files that the catcher did not open; counts mappings, not files."""
+
+UNFOLLOWED: Final = "more processes with generated code than the share of its container"
+"""Reason of losses of processes whose names of generated code are not kept; counts processes."""
 
 UNPINNED: Final = "too many files waited to be handed over, so only the build ID was kept"
 """Reason of the losses of files that the catcher could not keep open."""
@@ -208,8 +214,8 @@ class Watch(Listener):
         self._caught = CaughtFiles(
             store, self._live, self._pending, self, self._sightings, self._slow
         )
-        finder = JitFinder(options.container_namespaces, self._slow, self._helper)
-        self._jit = JitFollower(store, finder, self._is_wanted_at)
+        self._finder = JitFinder(options.container_namespaces, self._slow, self._helper)
+        self._jit = JitFollower(store, self._finder, self._is_wanted_at, refused=self._not_followed)
         self._scans = Scans(self._look)
         self._watcher = Watcher(self._heard, self._ended)
         self._mode = "interrupted"
@@ -353,7 +359,7 @@ class Watch(Listener):
         if isinstance(message, Caught):
             self._caught.take(message, fd)
         elif isinstance(message, Generated):
-            self._jit.met(message.pid)
+            self._jit.report(message.pid, message.share)
         elif isinstance(message, Counts):
             self._counts = message
         elif isinstance(message, Lost):
@@ -362,18 +368,20 @@ class Watch(Listener):
         elif isinstance(message, Flooded):
             self._flooded(message)
         elif isinstance(message, Missed):
-            label = self._sightings.label(message.place)
-            self._losses.add(message.reason, label, message.place.mnt_ns_id, path=message.path)
+            place = message.place
+            shown = self._sightings.shown(place)
+            self._losses.add(message.reason, shown, place.mnt_ns_id, path=message.path)
             _log.info("missed %s: %s", printable(message.path), message.reason)
             if message.errno in DENIED:
-                self._scans.process(message.pid, label)
+                with contextlib.suppress(OSError):  # the process is gone
+                    self._scans.process(message.pid, self._finder.whose(message.pid).share)
 
     def _flooded(self, message: Flooded) -> None:
         """Handle a container that maps more new files than its share: count them, and
         log it once.
         """
         place = message.place
-        label = self._sightings.label(place)
+        label = self._sightings.shown(place)
         path = message.paths[0] if message.paths else b""
         self._losses.add(FLOOD, label, place.mnt_ns_id, message.count, path=path)
         if label not in self._flooding:
@@ -413,10 +421,17 @@ class Watch(Listener):
             may_have_ended=True,
             container_namespaces=namespaces,
             helper=self._helper,
-            generated=self._jit.met,
+            generated=self._found_generated,
         )
         if pids is None and not self._options.containers:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)
+
+    def _found_generated(self, pid: int) -> None:
+        """Report a process that a scan has found; these share, so they delay no new ones."""
+        self._jit.report(pid, _SCANNED)
+
+    def _not_followed(self, whose: Whose) -> None:
+        self._losses.add(UNFOLLOWED, whose.container, whose.mnt_ns_id)
 
     # --- files ------------------------------------------------------------------------------
 
@@ -433,36 +448,38 @@ class Watch(Listener):
         return any(container.fits(text, origin.container, names) for text in wanted)
 
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
-        self._sources.add(sighting.origin.container, sighting.origin.identity.size)
+        self._sources.add(self._shown(sighting.origin), sighting.origin.identity.size)
         self._tell(Event("captured", sighting, build_id))
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         origin = sighting.origin
-        self._losses.add(
-            reason, origin.container, origin.mnt_ns_id, path=origin.path, build_id=build_id
-        )
+        shown = self._shown(origin)
+        self._losses.add(reason, shown, origin.mnt_ns_id, path=origin.path, build_id=build_id)
         self._tell(Event("not captured", sighting, build_id, reason))
         now = time.monotonic()
         if now - self._named_since > 60:
             self._named_since, self._named = now, 0
         self._named += 1
         level = logging.DEBUG if self._named > _NAMED_EACH_MINUTE else logging.WARNING
-        where = f" in {origin.container}" if origin.container else ""
+        where = f" in {shown}" if shown else ""
         _log.log(level, "not captured: %s%s: %s", printable(origin.path), where, reason)
+
+    def _shown(self, origin: Origin) -> str:
+        """Return the name of a container for reports, see `container.shown`."""
+        return container.shown(origin.container, origin.cgroup)
 
     def unreadable(self, found: Unreadable) -> None:
         self._unreadable.append(found)
 
     def unpinned(self, sighting: Sighting, build_id: BuildId) -> None:
         origin = sighting.origin
-        self._losses.add(
-            UNPINNED, origin.container, origin.mnt_ns_id, path=origin.path, build_id=build_id
-        )
+        shown = self._shown(origin)
+        self._losses.add(UNPINNED, shown, origin.mnt_ns_id, path=origin.path, build_id=build_id)
 
     def forget(self, key: bytes) -> None:
         self._watcher.forget((key,))
 
-    def look_at(self, pid: int, share: str) -> None:
+    def look_at(self, pid: int, share: Share) -> None:
         self._scans.process(pid, share)
 
     def recovered(self) -> None:
@@ -501,7 +518,7 @@ _BETWEEN_S: Final = 1.0
 # A process that is gone by then was caught, or cannot be found any more.
 _SETTLED_S: Final = 0.5
 _MOST_PIDS: Final = 1024
-_MOST_OF_A_SHARE: Final = 256
+_HOSTS_PIDS: Final = 256  # reserved for root of the host
 # A thread that waits for a hung filesystem is abandoned.
 _END_S: Final = 2.0
 
@@ -516,8 +533,8 @@ class Scans:
     def __init__(self, look: Callable[[Sequence[int] | None, threading.Event], None]) -> None:
         self._look = look
         self._changed = threading.Condition()
-        self._pids: dict[int, None] = {}
-        self._shares: Counter[str] = Counter()
+        self._queue: FairQueue[int] = FairQueue(_MOST_PIDS, _HOSTS_PIDS)
+        self._pids: set[int] = set()  # that were put into the queue since the last scan
         self._pids_at = math.inf
         self._all_at = math.inf
         self._every = math.inf
@@ -547,17 +564,15 @@ class Scans:
             self._all_at = time.monotonic()
             self._changed.notify()
 
-    def process(self, pid: int, share: str = "") -> None:
+    def process(self, pid: int, share: Share = HOST) -> None:
         """Schedule a scan of one process, which takes place if the process lives long enough.
 
-        The host has no limit; each other ``share`` may have a part of the waiting processes.
+        If too many wait, the ``share`` with the most of them loses one.
         """
         with self._changed:
-            waiting = self._shares[share]
-            if len(self._pids) < _MOST_PIDS and (not share or waiting < _MOST_OF_A_SHARE):
-                if pid not in self._pids:
-                    self._shares[share] += 1
-                self._pids[pid] = None
+            if pid not in self._pids:
+                self._pids.add(pid)
+                self._queue.put(share, pid)
             if self._pids_at == math.inf:
                 self._pids_at = time.monotonic() + _SETTLED_S
                 self._changed.notify()
@@ -596,6 +611,11 @@ class Scans:
                         self._all_at = max(self._all_at, now + _BETWEEN_S)
                     self._all_at = min(self._all_at, now + self._every)
 
+    def _take_pids(self) -> list[int]:
+        """Return the processes to scan, of which the shares take turns."""
+        self._pids.clear()
+        return list(iter(self._queue.pop, None))
+
     def _next(self) -> list[int] | None:
         with self._changed:
             while not self._ending.is_set():
@@ -603,13 +623,11 @@ class Scans:
                 if self._all_at <= now:
                     self._is_busy = True
                     self._all_at = self._pids_at = math.inf
-                    self._pids = {}
-                    self._shares.clear()
+                    self._take_pids()
                     return None
                 if self._pids_at <= now:
                     self._is_busy = True
-                    pids, self._pids = list(self._pids), {}
-                    self._shares.clear()
+                    pids = self._take_pids()
                     self._pids_at = math.inf
                     return pids
                 due = min(self._all_at, self._pids_at)

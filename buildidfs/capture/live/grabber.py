@@ -17,10 +17,12 @@ import resource
 import stat
 import threading
 import time
+from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.live import process_table
+from buildidfs.capture.live.admission import FairShare
 from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
@@ -29,13 +31,14 @@ from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, M
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.formats.perf.records import Lost as LostRecords
 from buildidfs.linux import namespaces, procfs, statx, syscalls
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.linux.threads import Closer
+from buildidfs.shares import HOST, Share, of_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from buildidfs.capture.live.event_rings import Rings
-    from buildidfs.capture.live.process_table import Share
     from buildidfs.capture.live.protocol import Outbox
     from buildidfs.capture.live.recent_files import Met
     from buildidfs.formats.perf.records import Record
@@ -127,7 +130,7 @@ class State:
         self.counts = Counts()
         self.ended = False
         self._followed = 0.0
-        self._has_reports = False
+        self._reports: deque[tuple[int, Home]] = deque()
         self._generated: dict[int, int] = {}
 
     def waiting(self) -> int:
@@ -167,27 +170,37 @@ class State:
             assert isinstance(record, Mapped | GroupMade)
 
     def tell_generated(self, pid: int, time: int, home: Home) -> None:
-        """Report that a process generates code. JIT compilers change their memory all the time.
-
-        A report from a container counts as one of its new files, so a container that starts such
-        processes without end uses up its share.
+        """Report soon that a process generates code, once in a while because JIT compilers change
+        their memory all the time.
         """
         told = self._generated.get(pid)
         if told is not None and time - told < _GENERATED_AGAIN_NS:
             return
-        if home.mnt not in (0, self.host) and not self.shares.admit(home.share):
-            return
         if len(self._generated) >= _MOST_GENERATED:
             self._generated.clear()
         self._generated[pid] = time
-        self.outbox.put(Generated(pid))
-        self._has_reports = True
+        self._reports.append((pid, home))
 
     def send_reports(self) -> None:
-        """Send the reports of generated code; takes no lock, because sending takes a while."""
-        if self._has_reports:
-            self._has_reports = False
-            self.outbox.flush()
+        """Send the reports of generated code; takes no lock, because sending takes a while.
+
+        A report counts as one of the new files of its container or user, so whoever starts such
+        processes without end uses up that share.
+        """
+        if not self._reports:
+            return
+        self.shares.refill(time.monotonic())
+        while self._reports:
+            try:
+                pid, home = self._reports.popleft()
+                share = home.share
+                if home.mnt in (0, self.host):
+                    share = _user_share(pid)
+            except (IndexError, OSError):  # another thread has sent it, or the process is gone
+                continue
+            if share == HOST or self.shares.admit(share):
+                self.outbox.put(Generated(pid, share))
+        self.outbox.flush()
 
     def look_around(self, close: Callable[[int], None]) -> None:
         """Look up homes of processes in /proc, and hold new mount namespaces. Takes no lock."""
@@ -286,9 +299,11 @@ class Lookout:
             # events were lost, so its container must be looked up in case it floods
             if not home.mnt:
                 home = process_table.look(record.pid, home, self._done.append)
-            if state.shares.is_exhausted(home.share) and home.mnt != state.host:
-                state.shares.drop(home.share, home, record.path)
-                return
+            if home.mnt not in (0, state.host) and state.shares.is_exhausted(home.share):
+                home = self._known(record, home)
+                if home.mnt != state.host and state.shares.is_exhausted(home.share):
+                    state.shares.drop(home.share, home, record.path)
+                    return
         try:
             # First by the thread, because the first thread of its process may be gone; then by the
             # process, because the thread may be gone.
@@ -344,12 +359,30 @@ class Lookout:
         On the host the share is that of the owner. Root has no limit, because no other user can
         make files of root.
         """
-        shares = self._state.shares
-        share = home.share if home.mnt != self._state.host else -uid
-        if not share or shares.admit(share):
+        shares, share = self._state.shares, home.share
+        if home.mnt == self._state.host:
+            share = of_user(uid)
+        if not home.mnt or share == HOST or shares.admit(share):
             return True
+        if not home.is_known:
+            home = self._known(record, home)
+            if home.mnt == self._state.host or shares.admit(home.share):
+                return True
+            share = home.share
         shares.drop(share, home, record.path)
         return False
+
+    def _known(self, record: Mapped, home: Home) -> Home:
+        """Return a home with the share of its container, which is that of many others before."""
+        if home.is_known:
+            return home
+        return process_table.look(record.pid, home, self._done.append)
+
+
+def _user_share(pid: int) -> Share:
+    """Return the share of the user of a process of the host. Raises OSError."""
+    with closing_fd(procfs.open_pid(pid)) as pid_fd:
+        return of_user(procfs.uids(pid_fd)[1])
 
 
 def _is_same_name(link: bytes, record: Mapped) -> bool:
@@ -357,117 +390,3 @@ def _is_same_name(link: bytes, record: Mapped) -> bool:
         return os.path.basename(os.readlink(link)) == os.path.basename(record.path)
     except OSError:
         return False
-
-
-PER_SECOND: Final = 600.0
-"""New files of all shares together that are opened per second.
-
-This is less than two processors can process during a flood: a new file costs 2 ms of them, and 0.4
-ms of the thread that receives it.
-"""
-
-BURST: Final = 1024
-"""New files of one share that are opened without a limit of the rate: more than a container maps at
-its start. The number is divided by the number of active shares.
-"""
-
-_LEAST_BURST: Final = 128
-_MOST_SHARES: Final = 1024
-_REST: Final = "(others)"
-_REFILL_S: Final = 0.02
-_PATH_BYTES: Final = 4096  # of the paths in one message
-
-
-class Dropped:
-    """Mappings of one share that were not opened: their count, home and a few paths."""
-
-    __slots__ = ("_room", "count", "home", "paths")
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
-        self.count = 0
-        self.paths: list[bytes] = []
-        self._room = _PATH_BYTES
-
-    def add(self, path: bytes) -> None:
-        """Count one more mapping."""
-        self.count += 1
-        if len(path) <= self._room:
-            self._room -= len(path)
-            self.paths.append(path)
-
-
-class FairShare:
-    """Admits new files of each container at a bounded rate, so that none of them starves others.
-
-    Each new file that a container maps costs the catcher ten system calls, and the watch a copy.
-    Mappings beyond the share of a container are counted and not opened. Files that root owns on the
-    host have no limit, see `Lookout`. Thread-safe, in bounded memory. ``now`` is a time of
-    ``time.monotonic()``, in seconds.
-    """
-
-    def __init__(self, per_second: float = PER_SECOND, burst: int = BURST) -> None:
-        self._per_second = per_second
-        self._burst = burst
-        self._lock = threading.Lock()
-        self._left: dict[Share, float] = {}
-        self._dropped: dict[Share, Dropped] = {}
-        self._refilled = 0.0
-
-    @property
-    def is_pressed(self) -> bool:
-        """Return True while a share is in use."""
-        return bool(self._left)
-
-    def is_exhausted(self, share: Share) -> bool:
-        """Return True if no more files of this share may be opened now."""
-        return self._left.get(share, 1.0) < 1.0
-
-    def admit(self, share: Share) -> bool:
-        """Take one new file from a share; return False if the share is used up."""
-        with self._lock:
-            left = self._left.get(share)
-            if left is None:
-                if len(self._left) >= _MOST_SHARES:
-                    share = _REST
-                left = self._left.setdefault(share, self._full())
-            if left < 1.0:
-                return False
-            self._left[share] = left - 1.0
-            return True
-
-    def drop(self, share: Share, home: Home, path: bytes) -> None:
-        """Count a mapping whose file was not opened."""
-        with self._lock:
-            if share not in self._dropped and len(self._dropped) >= _MOST_SHARES:
-                share = _REST
-            dropped = self._dropped.get(share)
-            if dropped is None:
-                dropped = self._dropped[share] = Dropped(home)
-            dropped.add(path)
-
-    def take_dropped(self) -> list[Dropped]:
-        """Return the mappings dropped since the last call, by share."""
-        if not self._dropped:
-            return []
-        with self._lock:
-            dropped, self._dropped = self._dropped, {}
-        return list(dropped.values())
-
-    def refill(self, now: float) -> None:
-        """Divide the allowance of the time since the last call among the shares in use."""
-        passed = now - self._refilled
-        if passed < _REFILL_S:
-            return
-        with self._lock:
-            self._refilled = now
-            if not self._left:
-                return
-            more = min(passed, 1.0) * self._per_second / len(self._left)
-            full = self._full()
-            self._left = {
-                share: left + more for share, left in self._left.items() if left + more < full
-            }
-
-    def _full(self) -> float:
-        return max(self._burst / max(len(self._left), 1), _LEAST_BURST)

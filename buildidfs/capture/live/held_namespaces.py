@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import namespaces, openat2, procfs, statx
+from buildidfs.shares import FairTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,10 +44,9 @@ class HeldNamespaces:
 
     def __init__(self, close: Callable[[Iterable[int]], None], most: int) -> None:
         self._close = close
-        self._most = most
         self._lock = threading.Lock()
-        # Sorted by the time of the last use, the oldest first.
-        self._held: dict[Home, tuple[int, float]] = {}
+        # In the order of their last use.
+        self._held: FairTable[Home, tuple[Home, int, float]] = FairTable(most)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -59,11 +59,11 @@ class HeldNamespaces:
         if fd < 0:
             return
         with self._lock:
-            surplus = [self._held.pop(home, (-1, 0.0))[0]]
-            if len(self._held) >= self._most:
-                surplus.append(self._held.pop(next(iter(self._held)))[0])
-            self._held[home] = (fd, time.monotonic())
-        self._close(surplus)
+            surplus = [
+                self._held.pop(home),
+                self._held.put(home, home.share, (home, fd, time.monotonic())),
+            ]
+        self._close([each[1] for each in surplus if each is not None])
 
     def borrow(self, home: Home) -> int:
         """Return a new descriptor of the namespace of a home, -1 if it is not held."""
@@ -71,7 +71,7 @@ class HeldNamespaces:
             held = self._held.get(home)
             if held is not None:
                 with contextlib.suppress(OSError):  # the limit of descriptors is reached
-                    return os.dup(held[0])
+                    return os.dup(held[1])
             return -1
 
     def expire(self) -> None:
@@ -81,11 +81,9 @@ class HeldNamespaces:
         before = time.monotonic() - HOLD_S
         expired = []
         with self._lock:
-            for home, (fd, used) in list(self._held.items()):
-                if used > before:
-                    break
-                del self._held[home]
-                expired.append(fd)
+            while (oldest := self._held.first()) is not None and oldest[2] <= before:
+                self._held.pop(oldest[0])
+                expired.append(oldest[1])
         self._close(expired)
 
     def _open(self, home: Home, pid: int) -> int:
@@ -108,10 +106,10 @@ class HeldNamespaces:
 
     def _is_renewed(self, home: Home) -> bool:
         with self._lock:
-            held = self._held.pop(home, None)
+            held = self._held.pop(home)
             if held is None:
                 return False
-            self._held[home] = (held[0], time.monotonic())
+            self._held.put(home, home.share, (home, held[1], time.monotonic()))
             return True
 
 

@@ -30,12 +30,10 @@ import msgspec
 from buildidfs.capture.base import PinnedFile
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, Sighting
+from buildidfs.shares import HOST, Share, Shares, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-HOST: Final = ""
-"""The share of files that only root can have put into the host's mount namespace."""
 
 # Descriptors that the process needs for other purposes: staged files of two batches, a copy for
 # each file being copied, the index, sockets, files that are being closed.
@@ -57,7 +55,7 @@ class PendingFile(msgspec.Struct, eq=False):
     ``file`` has a sighting with the full origin; `PendingFiles` closes it. ``build_id`` is the one
     read at the catch, None if it was not read. ``key`` is the catcher's name of the file. ``since``
     is the ``time.monotonic()`` of the pin. ``slow`` is True if its filesystem may not answer.
-    ``tries`` counts the attempts to copy it. ``share`` is the owner of the file in `FairShare`.
+    ``tries`` counts the attempts to copy it. ``share`` is `LiveSightings.share`.
     ``noted`` is True if the store had no room for the file, and the file was recapturable.
     """
 
@@ -67,7 +65,7 @@ class PendingFile(msgspec.Struct, eq=False):
     since: float
     slow: bool = False
     tries: int = 0
-    share: str = HOST
+    share: Share = HOST
     noted: bool = False
 
     @property
@@ -83,15 +81,11 @@ class LetGo(msgspec.Struct, frozen=True):
     reason: str
 
 
-_Share = tuple[str, bool]  # files whose filesystems may not answer are separate
-
-
 class _Entry:
-    __slots__ = ("after", "number", "overdue", "pending", "reason", "share", "size")
+    __slots__ = ("after", "number", "overdue", "pending", "reason", "size")
 
     def __init__(self, pending: PendingFile, number: int, overdue: float) -> None:
         self.pending = pending
-        self.share: _Share = (pending.share, pending.slow)
         self.number = number  # in order of arrival
         self.size = max(pending.sighting.origin.identity.size, 0)
         self.overdue = overdue  # the time at which it expires
@@ -126,27 +120,9 @@ class _Sorted:
         return self._rows[-1][2] if self._rows else None
 
 
-class _Ranking:
-    """Shares sorted by a number each."""
-
-    def __init__(self) -> None:
-        self._values: dict[_Share, int] = {}
-        self._rows: list[tuple[int, _Share]] = []
-
-    def add(self, share: _Share, value: int) -> None:
-        """Add to the number of a share; an unknown share has 0."""
-        old = self._values.get(share, 0)
-        if old:
-            del self._rows[bisect.bisect_left(self._rows, (old, share))]
-        if new := old + value:
-            self._values[share] = new
-            bisect.insort(self._rows, (new, share))
-        else:
-            self._values.pop(share, None)
-
-    def largest(self) -> _Share | None:
-        """The share with the largest number."""
-        return self._rows[-1][1] if self._rows else None
+def _largest(files: _Sorted | None) -> int:
+    last = None if files is None else files.last()
+    return -1 if last is None else last.size
 
 
 class _Waiting:
@@ -156,41 +132,48 @@ class _Waiting:
     """
 
     def __init__(self) -> None:
-        self._by_size: dict[_Share, _Sorted] = {}
-        self.most_files = _Ranking()
-        self.most_slow = _Ranking()
-        self.most_bytes = _Ranking()
+        # Files whose filesystems may not answer are separate.
+        self._by_size: dict[tuple[Share, bool], _Sorted] = {}
+        self.most_files = Shares(others=2)
+        self.most_slow = Shares(others=2)
+        self.most_bytes = Shares(others=2)
         self.by_age = _Sorted()
         self.bytes = 0
 
     def add(self, entry: _Entry) -> None:
-        self._by_size.setdefault(entry.share, _Sorted()).add(entry.size, entry)
+        key = entry.pending.share, entry.pending.slow
+        self._by_size.setdefault(key, _Sorted()).add(entry.size, entry)
         self.by_age.add(entry.overdue, entry)
         self._count(entry, 1)
 
     def remove(self, entry: _Entry) -> None:
-        files = self._by_size[entry.share]
+        key = entry.pending.share, entry.pending.slow
+        files = self._by_size[key]
         files.remove(entry.size, entry)
         if not files:
-            del self._by_size[entry.share]
+            del self._by_size[key]
         self.by_age.remove(entry.overdue, entry)
         self._count(entry, -1)
 
     def _count(self, entry: _Entry, sign: int) -> None:
-        weight = sign * (1 if entry.pending.share == HOST else 2)
-        self.most_files.add(entry.share, weight)
+        share = entry.pending.share
+        self.most_files.add(share, sign)
         if entry.pending.slow:
-            self.most_slow.add(entry.share, weight)
+            self.most_slow.add(share, sign)
         # A file counts for at least a byte, so that the largest share has a file to let go.
-        self.most_bytes.add(entry.share, weight * (entry.size + 1))
+        self.most_bytes.add(share, sign * (entry.size + 1))
         self.bytes += sign * entry.size
 
-    def biggest(self, ranking: _Ranking) -> _Entry | None:
-        """Return the largest file of the first share in ``ranking``: the entry to let go when a
+    def biggest(self, shares: Shares) -> _Entry | None:
+        """Return the largest file of the share that has to give way: the entry to let go when a
         limit is exceeded.
         """
-        share = ranking.largest()
-        return None if share is None else self._by_size[share].last()
+        share = shares.largest()
+        if share is None:
+            return None
+        kinds = (True,) if shares is self.most_slow else (True, False)
+        files = max((self._by_size.get((share, slow)) for slow in kinds), key=_largest)
+        return None if files is None else files.last()
 
 
 class _Queue:
@@ -199,7 +182,8 @@ class _Queue:
     """
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.ready: dict[str, _Sorted] = {}  # by share, in the order of their turns
+        self.turns = Turns()
+        self._ready: dict[Share, _Sorted] = {}
         self._ready_by_age = _Sorted()
         self.later = _Sorted()
         self.changed = threading.Condition(lock)
@@ -213,17 +197,20 @@ class _Queue:
         self.changed.notify()
 
     def _ripe(self, entry: _Entry) -> None:
-        self.ready.setdefault(entry.pending.share, _Sorted()).add(entry.size, entry)
+        self._ready.setdefault(entry.pending.share, _Sorted()).add(entry.size, entry)
+        self.turns.add(entry.pending.share)
         self._ready_by_age.add(entry.overdue, entry)
 
     def remove(self, entry: _Entry) -> None:
         if entry.after:
             self.later.remove(entry.after, entry)
             return
-        files = self.ready[entry.pending.share]
+        share = entry.pending.share
+        files = self._ready[share]
         files.remove(entry.size, entry)
         if not files:
-            del self.ready[entry.pending.share]
+            del self._ready[share]
+            self.turns.remove(share)
         self._ready_by_age.remove(entry.overdue, entry)
 
     def next(self, now: float, margin: float) -> _Entry | None:
@@ -238,11 +225,8 @@ class _Queue:
         if self._urgent is None and oldest is not None and oldest.overdue - now <= margin:
             self._urgent = oldest
             return oldest
-        if not self.ready:
-            return None
-        share = HOST if HOST in self.ready else next(iter(self.ready))
-        files = self.ready[share] = self.ready.pop(share)  # its next turn is after all others
-        return files.first()
+        share = HOST if HOST in self.turns else self.turns.next()
+        return None if share is None else self._ready[share].first()
 
     def rested(self, entry: _Entry) -> None:
         """Mark an entry as no longer being copied."""
@@ -299,7 +283,7 @@ class PendingFiles:
     @property
     def idle(self) -> bool:
         """True if no file can be taken now; slow files do not count."""
-        return not self._queues[False].ready
+        return not self._queues[False].turns
 
     @property
     def at_rest(self) -> bool:

@@ -19,9 +19,11 @@ from collections.abc import Callable
 from typing import Final
 
 from buildidfs.capture.live.protocol import Place
+from buildidfs.capture.origin import container
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
 from buildidfs.model import NamespaceSet
+from buildidfs.shares import Share
 
 _MOST_PROCESSES: Final = 1 << 16
 _NEIGHBOURS: Final = 4
@@ -30,22 +32,25 @@ _REMEMBERED_NS: Final = 1_000_000_000
 
 Close = Callable[[int], None]
 
-Share = int | str
-"""An owner of files: the label of a container, the inode number of its mount namespace if it has no
-label, or the negative number of a user of the host."""
+_NEW: Final = Share("user namespaces that were not looked up")
+"""Any user can make user namespaces without end, so those share until their owner is known."""
 
 
 class Home:
-    """A set of namespaces, and some processes that were recently seen in it."""
+    """A set of namespaces, and some processes that were recently seen in it.
 
-    __slots__ = ("cgroup", "cgroup_id", "label", "mnt_ns_id", "namespaces", "pids")
+    ``share`` is that of its files, unless it is the host.
+    """
+
+    __slots__ = ("cgroup", "cgroup_id", "mnt_ns_id", "namespaces", "owner", "pids", "share")
 
     def __init__(self, numbers: NamespaceSet | None = None) -> None:
         self.namespaces = numbers
         self.mnt_ns_id = 0
         self.cgroup = b""
         self.cgroup_id = 0
-        self.label = ""
+        self.owner = 0
+        self.share = _first_share(numbers)
         self.pids: deque[int] = deque(maxlen=_NEIGHBOURS)
 
     @property
@@ -63,10 +68,14 @@ class Home:
         # A copy, because other threads may add to the original meanwhile.
         return [each for each in list(self.pids) if each != pid]
 
-    @property
-    def share(self) -> Share:
-        """Return the share of its new files: the container, else the mount namespace."""
-        return self.label or self.mnt
+
+def _first_share(numbers: NamespaceSet | None) -> Share:
+    """Return the share of a home that was not looked up; only root can make mount namespaces in
+    our user namespace.
+    """
+    if numbers is None or numbers.user in (0, namespaces.own_user()):
+        return Share(f"mnt:{0 if numbers is None else numbers.mnt}")
+    return _NEW
 
 
 class _Process:
@@ -223,7 +232,9 @@ def _found(pid_fd: int, home: Home, close: Close) -> Home:
             home = Home()
         home.namespaces = seen
     home.cgroup, home.cgroup_id = _cgroup(pid_fd)
-    home.label = cgroup.container_label(home.cgroup) or ""
+    assert home.namespaces is not None
+    home.owner = container.owner(pid_fd, home.namespaces.user, home.cgroup)
+    home.share = cgroup.share(home.cgroup, mnt, home.owner)
     home.mnt_ns_id = number  # last, because other threads may read it from now on
     return home
 
@@ -247,13 +258,15 @@ def place(pid: int, home: Home, host: int) -> Place:
             os.close(pid_fd)
     except OSError:
         pass
-    return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted)
+    return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted, home.owner)
 
 
 def known_place(home: Home) -> Place:
     """Return the place of the processes of a home, as far as it is known without a system call."""
     numbers = home.namespaces or NamespaceSet()
-    return Place(numbers, home.mnt_ns_id, home.cgroup, home.cgroup_id, chrooted=True)
+    return Place(
+        numbers, home.mnt_ns_id, home.cgroup, home.cgroup_id, chrooted=True, owner=home.owner
+    )
 
 
 def _cgroup(pid_fd: int) -> tuple[bytes, int]:

@@ -20,6 +20,7 @@ import msgspec
 
 from buildidfs.errors import InvalidBuildId
 from buildidfs.model import BuildId, FileIdentity, NamespaceSet
+from buildidfs.shares import HOST, Share
 
 MAX_BYTES = 16 << 10
 """A path has at most 4096 bytes; the other fields of a message are small."""
@@ -28,7 +29,8 @@ MAX_BYTES = 16 << 10
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """The place of a process. ``cgroup`` is a path, ``cgroup_id`` its number or 0.
 
-    ``chrooted`` is True if the process has a root of its own, or its root is unknown.
+    ``chrooted`` is True if the process has a root of its own, or its root is unknown. ``owner`` is
+    `container.owner`, 0 if unknown.
     """
 
     namespaces: NamespaceSet
@@ -36,6 +38,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     cgroup: bytes
     cgroup_id: int = 0
     chrooted: bool = False
+    owner: int = 0
 
 
 class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -122,6 +125,7 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """A process has made anonymous memory executable."""
 
     pid: int
+    share: Share = HOST
 
 
 Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded | Generated

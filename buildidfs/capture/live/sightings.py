@@ -13,14 +13,15 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.capture.base import reached
-from buildidfs.capture.live.pending_files import HOST
 from buildidfs.capture.origin import container, container_names
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.capture.origin.trust import Owners, trust_of
+from buildidfs.formats.container import cgroup
 from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Origin, Sighting, Standing, Trust
+from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Sighting, Standing, Trust
+from buildidfs.shares import FairTable, Share, of_user
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -60,13 +61,14 @@ class LiveSightings:
         # No requests to filesystems: a server that delays one file would delay all others.
         self._reach = Reach(slow, ask=False, keep_s=_KEEP_S, host=self._host_devices)
         self._own_mnt = namespaces.of_pid(os.getpid()).mnt
-        self._neighbours: dict[int, list[int]] = {}
+        # Some processes of each mount namespace.
+        self._neighbours: FairTable[int, list[int]] = FairTable(_MOST_NAMESPACES)
 
     def of(self, caught: Caught, fd: int) -> Sighting:
         """Return the sighting of a file without its reach; ``fd`` may be O_PATH or -1."""
         place = caught.place
         if place.namespaces.mnt != self._own_mnt:
-            self._meet(place.mnt_ns_id, caught.pid)
+            self._meet(place, caught.pid)
         apart = container.apart(place.namespaces, self._initial)
         trust = self._trust(caught, fd)
         surroundings = Surroundings(
@@ -96,16 +98,20 @@ class LiveSightings:
         names = self._container_namespaces
         return container.label_by(place.cgroup, place.namespaces, apart, names)
 
-    def share(self, origin: Origin) -> str:
+    def shown(self, place: Place) -> str:
+        """Return the label of the container at ``place`` for reports, see `container.shown`."""
+        return container.shown(self.label(place), place.cgroup)
+
+    def share(self, place: Place, identity: FileIdentity) -> Share:
         """Return the share of a file: its container, else its mount namespace; on the host its
         user.
 
         In the host's mount namespace only root can make files of root. In a container the owner
         means nothing, because the maker of the container may become any user there.
         """
-        if origin.namespaces.mnt != self._initial.mnt:
-            return origin.container or f"mnt:{origin.namespaces.mnt}"
-        return f"uid {origin.identity.uid}" if origin.identity.uid else HOST
+        if place.namespaces.mnt == self._initial.mnt:
+            return of_user(identity.uid)
+        return _share(place)
 
     def reached(self, sighting: Sighting, caught: Caught, fd: int) -> Sighting:
         """Return the sighting with the reach of the file that is open at ``fd``; asks no
@@ -117,7 +123,8 @@ class LiveSightings:
         place = caught.place
         pids = [os.getpid()]
         if place.namespaces.mnt != self._own_mnt:
-            pids = [caught.pid, *self._neighbours.get(place.mnt_ns_id, ()), _INIT]
+            known = self._neighbours.get(place.mnt_ns_id)
+            pids = [caught.pid, *(known or ()), _INIT]
         for pid in pids:
             try:
                 reach = self._reach_from(pid, place, fd, sighting.origin.identity)
@@ -131,21 +138,20 @@ class LiveSightings:
         """Close all descriptors; safe to call twice."""
         self._host_devices.close()
 
-    def _meet(self, mnt_ns_id: int, pid: int) -> None:
+    def _meet(self, place: Place, pid: int) -> None:
         """Remember a process of another mount namespace, preferably an old one."""
-        pids = self._neighbours.get(mnt_ns_id)
-        if pids is None:
-            if len(self._neighbours) >= _MOST_NAMESPACES:
-                del self._neighbours[next(iter(self._neighbours))]
-            pids = self._neighbours[mnt_ns_id] = []
-        if len(pids) < _NEIGHBOURS and pid not in pids:
-            pids.append(pid)
+        known = self._neighbours.get(place.mnt_ns_id)
+        if known is None:
+            known = []
+            self._neighbours.put(place.mnt_ns_id, _share(place), known)
+        if len(known) < _NEIGHBOURS and pid not in known:
+            known.append(pid)
 
     def _part(self, mnt_ns_id: int, pid: int) -> None:
         """Forget a process that has left a mount namespace."""
-        pids = self._neighbours.get(mnt_ns_id)
-        if pids is not None and pid in pids:
-            pids.remove(pid)
+        known = self._neighbours.get(mnt_ns_id)
+        if known is not None and pid in known:
+            known.remove(pid)
 
     def _reach_from(self, pid: int, place: Place, fd: int, identity: FileIdentity) -> int:
         """Return the reach as seen from a process. Raises OSError if the process is not at
@@ -184,6 +190,10 @@ class LiveSightings:
             return self._owners.believed(caught.path, fd)
         except OSError:
             return False
+
+
+def _share(place: Place) -> Share:
+    return cgroup.share(place.cgroup, place.namespaces.mnt, place.owner)
 
 
 def _is_ours(path: bytes, fd: int) -> bool:

@@ -62,7 +62,10 @@ def access_of(fd: int) -> Access:
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """The fields of an `Origin` that are the same for all files that one process sees."""
+    """The fields of an `Origin` that are the same for all files that one process sees.
+
+    ``owner`` is `container.owner`, 0 if unknown.
+    """
 
     namespaces: NamespaceSet = NamespaceSet()
     mnt_ns_id: int = 0
@@ -70,6 +73,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     cgroup_id: int = 0
     apart: int = 0
     container: str = ""
+    owner: int = 0
 
     def origin(
         self,
@@ -128,6 +132,7 @@ def surroundings_of(
         namespaces.cgroup_id(cgroup.unified(text)),
         apart,
         container.label_by(path, its, apart, container_namespaces),
+        container.owner(pid_fd, its.user, path),
     )
 
 

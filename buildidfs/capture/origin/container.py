@@ -58,6 +58,40 @@ def maker(pid_fd: int, apart: int) -> Callable[[], int] | None:
     return functools.partial(its_namespaces.user_owner, pid_fd)
 
 
+def owner(pid_fd: int, user_namespace: int, cgroup_path: bytes) -> int:
+    """Return the user who made the surroundings of a process; 0 for root. Raises OSError."""
+    user = group_maker(cgroup_path)
+    if user or cgroup.outermost(cgroup_path):
+        return user
+    if user_namespace in (0, its_namespaces.own_user()):
+        return 0
+    return its_namespaces.outermost_owner(pid_fd) or 0
+
+
+def group_maker(cgroup_path: bytes) -> int:
+    """Return the user who made the control group of a container; 0 for root.
+
+    A user to whom a part of the hierarchy belongs may make groups there with the ID of any
+    container. So the owner of the group above counts; if that is gone, the part that systemd gives
+    to each user.
+    """
+    outer = cgroup.outermost(cgroup_path)
+    maker = its_namespaces.cgroup_owner(outer.rpartition(b"/")[0] or b"/") if outer else None
+    return (cgroup.user_id(cgroup_path) or 0) if maker is None else maker
+
+
+def shown(label: str, cgroup_path: bytes) -> str:
+    """Return a label for reports, which is not that of a container of root if another user, or
+    another container, has only taken its name.
+    """
+    if not label or cgroup.container_label(cgroup_path) != label:
+        return label
+    if user := group_maker(cgroup_path):
+        return f"{label} (user {user})"
+    outer = cgroup.outer_label(cgroup_path)
+    return f"{label} in {outer}" if outer else label
+
+
 def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] = ("mnt",)) -> str:
     """Return the label of the container of a contained process: ``docker:0123456789ab``.
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names and the image of a container, from the state files of the engines of this host.
 
+Names belong to the place of a control group in the hierarchy (`cgroup.place`), because a user can
+give a control group of their own the ID of any container.
+
 The engines themselves are not asked: they may hang, and each has another protocol. Their state
 files are enough, and no container can reach these. An engine deletes the state file with the
 container, so the file is read when the store gets the first file of a container. A state
@@ -19,7 +22,6 @@ import contextlib
 import errno
 import math
 import os
-import queue
 import re
 import stat
 import threading
@@ -27,17 +29,20 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.capture.origin import container
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
 from buildidfs.linux import credentials, machine, openat2
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, ContainerNames
+from buildidfs.shares import FairQueue, FairTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.model import Origin
+    from buildidfs.shares import Share
 
 _DOCKER: Final = (b"/var/lib/docker", b"/var/snap/docker/common/var-lib-docker")
 _DOCKER_SETTINGS: Final = b"/etc/docker/daemon.json"
@@ -98,10 +103,11 @@ class EngineNames:
         self._clock = clock
         self._patience = Patience(seconds)
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[ContainerNames, float]] = {}
+        self._known: FairTable[bytes, tuple[ContainerNames, float]] = FairTable(_REMEMBERED)
         self._lists: _Lists = {}
-        self._met: dict[bytes, None] = {}
-        self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._met: FairTable[bytes, None] = FairTable(_REMEMBERED)
+        self._waiting: FairQueue[bytes] = FairQueue(_REMEMBERED)
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def meet(self, origin: Origin) -> None:
@@ -110,21 +116,24 @@ class EngineNames:
 
         Does not wait. Call it in one thread only, for each file that the thread sees.
         """
-        if origin.cgroup in self._met or not origin.container:
+        place = cgroup.place(origin.cgroup)
+        if place in self._met or not origin.container or not cgroup.container_id(origin.cgroup):
             return
-        while len(self._met) >= _REMEMBERED:
-            del self._met[next(iter(self._met))]
-        self._met[origin.cgroup] = None
-        if not cgroup.container_id(origin.cgroup):
-            return
-        self._waiting.put(origin.cgroup)
+        share = _share(origin.cgroup)
+        self._met.put(place, share, None)
+        with self._changed:
+            self._waiting.put(share, origin.cgroup)
+            self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True, name="buildidfs-names")
             self._thread.start()
 
     def _work(self) -> None:
         while True:
-            self.of_cgroup(self._waiting.get())
+            with self._changed:
+                while (waiting := self._waiting.pop()) is None:
+                    self._changed.wait()
+            self.of_cgroup(waiting)
 
     def of(self, origin: Origin) -> ContainerNames:
         """Return the names of the container in which a file was seen, see `of_cgroup`."""
@@ -138,17 +147,21 @@ class EngineNames:
         `NO_NAMES` if they are unknown. Looks once for each container; if nothing was found, a call
         at least a minute later looks again. Does not raise.
         """
-        container = cgroup.container_id(cgroup_path)
-        if not container:
+        its_id = cgroup.container_id(cgroup_path)
+        if not its_id:
             return NO_NAMES
-        owner = cgroup.user_id(cgroup_path) or os.geteuid()
+        place = cgroup.place(cgroup_path)
         with self._lock:
-            names, until = self._known.get(container, (NO_NAMES, -math.inf))
+            names, until = self._known.get(place) or (NO_NAMES, -math.inf)
             if until <= self._clock():
-                names = self._ask(_ENGINES, container, _ROOT)
+                # A user may have given a control group the ID of a container of root.
+                names, maker = NO_NAMES, container.group_maker(cgroup_path)
+                if maker == _ROOT:
+                    names = self._ask(_ENGINES, its_id, _ROOT)
+                owner = maker or cgroup.user_id(cgroup_path) or os.geteuid()
                 if names == NO_NAMES and owner != _ROOT:
-                    names = self._ask((_USERS, owner), container, owner)
-                self._remember(container, names)
+                    names = self._ask((_USERS, owner), its_id, owner)
+                self._remember(place, cgroup_path, names)
             return names
 
     def _ask(self, engines: tuple[int, int], container: str, owner: int) -> ContainerNames:
@@ -158,12 +171,10 @@ class EngineNames:
             )
         return NO_NAMES
 
-    def _remember(self, container: str, names: ContainerNames) -> None:
-        self._known.pop(container, None)
-        while len(self._known) >= _REMEMBERED:
-            del self._known[next(iter(self._known))]
+    def _remember(self, place: bytes, cgroup_path: bytes, names: ContainerNames) -> None:
+        self._known.pop(place)
         until = math.inf if names != NO_NAMES else self._clock() + _AGAIN_S
-        self._known[container] = names, until
+        self._known.put(place, _share(cgroup_path), (names, until))
 
     def _look(self, container: str, owner: int) -> ContainerNames:
         for root in self._roots():
@@ -176,6 +187,10 @@ class EngineNames:
             if found != NO_NAMES:
                 return found
         return NO_NAMES
+
+
+def _share(cgroup_path: bytes) -> Share:
+    return cgroup.share(cgroup_path, 0, container.group_maker(cgroup_path))
 
 
 def _own_roots() -> Iterator[bytes]:

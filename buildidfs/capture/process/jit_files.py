@@ -17,14 +17,17 @@ import logging
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from buildidfs.capture.origin import container
 from buildidfs.capture.process.process import Process, Ways, is_dump
 from buildidfs.capture.unresponsive.filesystems import Patience
+from buildidfs.formats.container import cgroup
 from buildidfs.formats.perf.jit import Dump
 from buildidfs.linux import machine, namespaces, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import OWNER, JitProcess, Trust
+from buildidfs.shares import of_user
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.file_helper import FileHelper
     from buildidfs.capture.unresponsive.filesystems import SlowMounts
     from buildidfs.model import FileIdentity, Mapping
+    from buildidfs.shares import Share
 
 PART_BYTES: Final = 1 << 20
 """The most bytes of a map that are read at once."""
@@ -50,6 +54,16 @@ class Keeper(Protocol):
 
     def write(self, process: JitProcess, at: int, text: bytes) -> int:
         """Keep a part of a map; return the offset of the next part, -1 to begin again."""
+
+
+class Whose(NamedTuple):
+    """The share of a process, the name of its container for reports (empty on the host), and its
+    mount namespace.
+    """
+
+    share: Share
+    container: str = ""
+    mnt_ns_id: int = 0
 
 
 class JitFile:
@@ -180,11 +194,16 @@ class JitFinder:
         self._ways = Ways()
         self._boot_id = statx.boot_id().hex()
 
-    def share(self, pid: int) -> str:
+    def whose(self, pid: int) -> Whose:
         """Return the share of a process: its container, on the host its user. Raises OSError."""
         with Process(pid, self._ways) as process:
             process.look(self._initial, self._container_namespaces)
-            return process.container or f"uid {procfs.uids(process.fd)[1]}"
+            if process.namespaces.mnt == self._initial.mnt:
+                return Whose(of_user(procfs.uids(process.fd)[1]))
+            seen_in = process.surroundings
+            share = cgroup.share(seen_in.cgroup, process.namespaces.mnt, seen_in.owner)
+            label = container.shown(seen_in.container, seen_in.cgroup)
+            return Whose(share, label, seen_in.mnt_ns_id)
 
     def find(self, pid: int) -> list[JitFile]:
         """Open the files of names that a process has; the caller closes them.
@@ -292,6 +311,7 @@ class JitFinder:
             procfs.comm(process.fd).decode("utf-8", "backslashreplace"),
             _MACHINES.get(os.uname().machine, 0),
             origin,
+            0 if in_host else process.surroundings.owner,
         )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from buildidfs.shares import Share
+
 _DELETED = b" (deleted)"
 _ID = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 # A UUID; for a pod that the kubelet reads from a file, the hexadecimal hash of the file.
@@ -46,6 +48,7 @@ _NAMED = (
     ("lxc", re.compile(rb"/lxc/([^/]+)")),
 )
 _USER = re.compile(rb"/user\.slice/user-(\d{1,10})\.slice(?![^/])")
+_PODMAN_POD = b"libpod_pod_"
 _UNIFIED = re.compile(rb"^0::(.*)$", re.MULTILINE)
 _UNIT_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _UNPRINTABLE = re.compile(r"[^\w.:@+-]", re.ASCII)
@@ -148,6 +151,28 @@ def outermost(cgroup_path: bytes) -> bytes:
     ends = [match.end() for match in found if match]
     ends += [each.end() for each in _containers(cgroup_path)]
     return cgroup_path[: min(ends)] if ends else b""
+
+
+def outer_label(cgroup_path: bytes) -> str | None:
+    """Return the label of the outermost container of a path; None if there is only one."""
+    for found in _containers(cgroup_path):
+        if not cgroup_path[: found.start()].endswith(_PODMAN_POD):
+            part = cgroup_path[: found.end()]
+            return container_label(part) if part != place(cgroup_path) else None
+    return None
+
+
+def share(cgroup_path: bytes, mnt: int, owner: int) -> Share:
+    """Return the share of a container or of another foreign mount namespace, see `Share`.
+
+    ``owner`` is the user who made it, see `container.owner`. If the path has no container, the
+    place is the mount namespace ``mnt``.
+    """
+    outer = outermost(cgroup_path)
+    inner = place(cgroup_path) if _innermost(cgroup_path) else outer
+    where = inner.decode("utf-8", "surrogateescape") or f"mnt:{mnt}"
+    maker = f"uid {owner}" if owner else outer.decode("utf-8", "surrogateescape")
+    return Share(maker or where, where)
 
 
 def user_id(cgroup_path: bytes) -> int | None:
