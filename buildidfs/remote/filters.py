@@ -13,6 +13,13 @@ one of them, and the others start again from its generation. So credentials that
 objects suffice, no clock matters, and a reader that knows generation N asks for N + 1. A generation
 has few runs: runs are merged until each is at least twice as large as the next one.
 
+Each host can create any object below ``filter/``, and no host can replace or remove it. So a
+generation with any fault (an odd value, a run that is absent or does not fit its key) is skipped:
+readers use the newest generation without a fault, and a writer creates the first free number after
+it. Numbers come in blocks of `_BLOCK`. A block counts if its first generation and those of all
+blocks before it exist, with faults or without, and no writer deletes these. So a number far ahead
+of the others is ignored, and cannot use up the numbers.
+
 A fingerprint is a claim that the bucket has a file, or will have it soon: a writer adds it before
 it uploads the file. So no filter denies a file in the bucket, even if the writer is killed. For
 that reason `Filter.rebuild` does not drop a claim without a file at once. It puts the claim into a
@@ -36,7 +43,7 @@ import sys
 import time
 from array import array
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -63,14 +70,28 @@ _MOST_RUNS: Final = 64
 _MOST_COUNT: Final = 1 << 28
 """The maximum number of fingerprints of a filter. They take 1 GiB of memory of each reader."""
 _MOST_JSON: Final = 64 << 10
-_NUMBER: Final = re.compile(r"[0-9]{8}\.json")
+_NUMBER: Final = re.compile(r"([0-9]{8})\.json")
+_BLOCK: Final = 1000
+"""The first generation of each block is never deleted: the numbers 1, 1001, 2001 and so on."""
 _MOST_GENERATIONS: Final = 10**8 - 1
+_MOST_FAULTS: Final = 4096
+"""The number of faulty generations that one `Filter.refresh` reads."""
+_MOST_LISTED: Final = 1 << 20
+"""The objects of a listing of generations."""
+_MOST_CLAIMS: Final = 1 << 22
+"""A rebuild drops claims without a file at once if there are more: no fleet uploads so many files
+at a time.
+"""
 _DOUBT_S: Final = 86_400.0
 
 CLAIM_S: Final = 6 * 3600.0
 """Seconds for which a claim is valid. An upload that begins later makes it again."""
 
 _REMEDY: Final = "buildidfs fleet filter --rebuild makes a new one"
+
+RunKey = Annotated[str, msgspec.Meta(pattern=r"\Afilter/runs/[0-9a-f]{32}(-[0-9a-f]{1,16}){0,2}\Z")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 35)]
+"""Unix time in seconds, limited to a thousand years."""
 
 Member = tuple[bytes, Kind]
 """A build ID, and the kind of a file of it."""
@@ -83,17 +104,17 @@ class RunName(msgspec.Struct, frozen=True, omit_defaults=True):
     fingerprints. It is 0 for other runs.
     """
 
-    key: str
-    count: int
-    doubted: float = 0.0
+    key: RunKey
+    count: Annotated[int, msgspec.Meta(ge=0, le=_MOST_COUNT)]
+    doubted: Seconds = 0.0
 
 
 class Generation(msgspec.Struct, frozen=True):
     """The runs of a filter; ``made`` is Unix time in seconds, for people only."""
 
-    number: int
-    made: int
-    runs: tuple[RunName, ...] = ()
+    number: Annotated[int, msgspec.Meta(ge=1, le=_MOST_GENERATIONS)]
+    made: Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
+    runs: Annotated[tuple[RunName, ...], msgspec.Meta(max_length=_MOST_RUNS)] = ()
 
     @property
     def key(self) -> str:
@@ -117,11 +138,18 @@ class Run:
         at = bisect_left(self.values, value, low, high)
         return at < high and self.values[at] == value
 
+    def has_item(self, item: int) -> bool:
+        """Return True if a number of 40 bits is in the run."""
+        return self.has(*divmod(item, 1 << 32))
+
     def items(self) -> Iterable[int]:
-        """Return the fingerprints with their shards, as sorted numbers of 40 bits."""
+        """Return the fingerprints with their shards, as sorted numbers of 40 bits.
+
+        The values of another host may be in any order.
+        """
         for shard in range(256):
             base = shard << 32
-            for value in self.values[self._offsets[shard] : self._offsets[shard + 1]]:
+            for value in sorted(self.values[self._offsets[shard] : self._offsets[shard + 1]]):
                 yield base | value
 
     @classmethod
@@ -169,6 +197,10 @@ class Filter:
         self._bucket = bucket
         self.generation: Generation | None = None
         self._runs: dict[str, Run] = {}
+        self._faulty: dict[int, float] = {}
+        """The numbers of generations with a fault, and the times of their objects."""
+        self._loaded_bytes = 0
+        self._is_gone = False
 
     def may_have(self, build_id: bytes, kind: Kind) -> bool:
         """Return False if the bucket does not have a file; True if it may have it, or if there is
@@ -191,40 +223,76 @@ class Filter:
         return sum(map(len, self._runs.values()))
 
     def refresh(self) -> bool:
-        """Load the newest generation; return True if it is another one than before.
+        """Load the newest generation without a fault; return True if it is another one than before.
 
-        Raises `RemoteDamaged`, `RemoteError`.
+        Raises `RemoteDamaged` if each generation has a fault; `RemoteError`.
         """
         before = self.generation
-        for attempt in range(_ATTEMPTS):
-            newest = self._newest(self.generation)
-            if newest is None:
+        if before is not None and self._is_newest(before):
+            return False
+        start = before.number if before is not None and self._exists(before) else 0
+        faults = self._loaded_bytes = 0
+        for _ in range(_ATTEMPTS):
+            listed = self._listed(start)
+            for number in sorted(listed, reverse=True):
+                if self._faulty.get(number) == listed[number]:
+                    continue
+                if self._use(number):
+                    return True
+                self._faulty[number] = listed[number]
+                faults += 1
+                if faults > _MOST_FAULTS or self._loaded_bytes > _WIDTH * _MOST_COUNT:
+                    raise self._damaged()  # the next call goes on
+                if self._is_gone and self._listed(max(listed)):
+                    break  # other writers were faster, and have deleted the generation or a run
+            else:
+                if start:
+                    return False
                 self.drop()
-            if newest is None or newest == before:
-                return newest != before
-            runs = {
-                name.key: self._runs[name.key] if name.key in self._runs else self._load(name)
-                for name in newest.runs
-            }
-            if None not in runs.values():
-                self._runs = {key: run for key, run in runs.items() if run is not None}
-                self.generation = newest
-                return True
-            _log.debug("the filter has changed %d times while it was read", attempt + 1)
-        raise RemoteDamaged(f"{self._bucket.url}: its filter lacks a run: {_REMEDY}")
+                if listed:
+                    raise self._damaged()
+                return before is not None
+        raise RemoteError(f"{self._bucket.url}: other hosts change the filter all the time")
 
-    def _newest(self, known: Generation | None) -> Generation | None:
-        """Return the newest generation; this takes two requests if it is ``known``."""
-        if known is None:
-            return self._last_listed("")
-        following = self._read(known.number + 1)
-        if following is not None:
-            return self._last_listed(following.key) or following
-        if self._read(known.number) == known:
-            return known
-        # It was deleted because there are many newer ones, or with the whole bucket, which may now
-        # have another generation of that number.
-        return self._last_listed("")
+    def _is_newest(self, known: Generation) -> bool:
+        """Return True if no generation follows the known one. Takes two requests."""
+        if self._bucket.head(_generation_key(self._next_number(known))) is not None:
+            return False
+        # The first generation of a block stays when newer ones have been deleted.
+        is_last = not _is_kept(known.number) or not self._listed(known.number).keys() - self._faulty
+        return is_last and self._exists(known)
+
+    def _exists(self, known: Generation) -> bool:
+        """Return False if a generation was deleted because there are many newer ones, or with the
+        whole bucket, which may now have another generation of that number.
+        """
+        try:
+            return self._read(known.number) == known
+        except RemoteDamaged:
+            return False
+
+    def _next_number(self, known: Generation | None) -> int:
+        """Return the first number after a generation that no faulty generation has."""
+        number = 1 if known is None else known.number + 1
+        while number in self._faulty:
+            number += 1
+        return number
+
+    def _use(self, number: int) -> bool:
+        """Load a generation and its runs; return False if it has a fault. Raises `RemoteError`."""
+        self._is_gone = False
+        try:
+            found = self._read(number)
+            runs = {} if found is None else {name.key: self._run(name) for name in found.runs}
+        except RemoteDamaged as error:
+            _log.debug("generation %d of the filter is skipped: %s", number, error)
+            return False
+        whole = {key: run for key, run in runs.items() if run is not None}
+        if found is None or len(whole) < len(runs):
+            self._is_gone = True
+            return False
+        self.generation, self._runs = found, whole
+        return True
 
     def add(self, members: Iterable[Member]) -> int:
         """Claim that the bucket has files, or will have them within `CLAIM_S`.
@@ -254,13 +322,10 @@ class Filter:
         """
         self._refresh_or_drop()
         known, _ = self._split()
-        files = set()
-        for row in self._bucket.list(BLOBS):
-            parsed = parse_blob_key(row.key)
-            if parsed is not None:
-                files.add(_hash(*parsed))
-        base = sorted(files)
-        claims = Run.of(each for each in _items(known.values()) if each not in files)
+        base = self._listed_files()
+        claims = Run.of(each for each in _items(known.values()) if not base.has_item(each))
+        if len(claims) > _MOST_CLAIMS:
+            claims = Run.of(())
         now = self._bucket.now() if self._runs else 0.0
         for _ in range(_ATTEMPTS):
             self._refresh_or_drop()
@@ -268,27 +333,36 @@ class Filter:
             # Claims that were made since the listing are in runs that were unknown before it.
             runs = [run for key, run in sure.items() if key not in known]
             doubt = None
-            if any(now - since < _DOUBT_S for since in self._doubts.values()):
+            if any(0 <= now - since < _DOUBT_S for since in self._doubts.values()):
                 runs.append(claims)
             else:
                 doubted = {}
                 doubt = (claims, now) if len(claims) else None
-            merged = Run.of(heapq.merge(base, _items(runs)))
+            merged = Run.of(_items([base, *runs]))
             if self._publish([merged, *doubted.values()], doubt):
                 return len(base)
         raise RemoteError(f"{self._bucket.url}: other hosts change the filter all the time")
 
+    def _listed_files(self) -> Run:
+        """Return the fingerprints of all files in the bucket."""
+        shards = [array("I") for _ in range(256)]
+        for row in self._bucket.list(BLOBS, most=_MOST_COUNT):
+            parsed = parse_blob_key(row.key)
+            if parsed is not None:
+                shard, value = divmod(_hash(*parsed), 1 << 32)
+                shards[shard].append(value)
+        return Run.of(
+            shard << 32 | value for shard, values in enumerate(shards) for value in sorted(values)
+        )
+
     # --- generations ---------------------------------------------------------------------------
 
     def _refresh_or_drop(self) -> None:
-        """Load the newest generation; if it is damaged, keep only its number."""
+        """Load the newest generation; forget the filter if each generation has a fault."""
         try:
             self.refresh()
         except RemoteDamaged:
-            number = self._last_number("") or 0
-            if number >= _MOST_GENERATIONS:
-                raise
-            self.generation, self._runs = Generation(number, 0) if number else None, {}
+            self.drop()
 
     def _split(self) -> tuple[dict[str, Run], dict[str, Run]]:
         """Return the runs without doubts, and the doubted ones, by their keys."""
@@ -316,13 +390,20 @@ class Filter:
         if doubt is not None:
             run, now = doubt
             made[RunName(self._key(run, f"-{now:.0f}"), len(run), now)] = run
-        number = 1 if before is None else before.number + 1
+        number = self._next_number(before)
+        if number > _MOST_GENERATIONS:
+            raise RemoteDamaged(
+                f"{self._bucket.url}: its filter has no number left: delete all objects below"
+                f" {_PREFIX}/, then run buildidfs fleet filter --rebuild"
+            )
         following = Generation(number, int(time.time()), tuple(made))
         if not self._bucket.create(following.key, msgspec.json.encode(following), {}):
             return False
-        if before is not None and self._bucket.head(before.key) is None:
-            # Other writers were so many generations faster that they have deleted this one, too.
-            self._bucket.delete(following.key)
+        newer = self._listed(number)
+        if any(self._faulty.get(each) != modified for each, modified in newer.items()):
+            # Another writer was faster, or so many that they have deleted what follows ``before``.
+            if not _is_kept(number):
+                self._bucket.delete(following.key)
             return False
         self._runs = {name.key: run for name, run in made.items()}
         self.generation = following
@@ -335,7 +416,7 @@ class Filter:
             if known is run:
                 return key
         data = run.pack()
-        key = f"{_PREFIX}/runs/{hashlib.sha256(data).hexdigest()[:32]}{suffix}"
+        key = _run_key(data) + suffix
         if not self._bucket.create(key, data, {}) and not self._holds(key, data):
             key += f"-{secrets.token_hex(8)}"
             self._bucket.create(key, data, {})
@@ -360,55 +441,66 @@ class Filter:
             old, following = self._read(number), self._read(number + 1)
         except RemoteDamaged:
             return
-        if old is None or following is None or not self._bucket.delete(old.key):
+        if old is None or following is None:
+            return
+        if not _is_kept(number) and not self._bucket.delete(old.key):
             return
         kept = {name.key for name in following.runs} | self._runs.keys()
         for name in old.runs:
             if name.key not in kept:
                 self._bucket.delete(name.key)
 
-    def _last_listed(self, after: str) -> Generation | None:
-        """Return the newest generation whose key comes after a key."""
-        number = self._last_number(after)
-        return None if number is None else self._read(number)
+    def _listed(self, after: int) -> dict[int, float]:
+        """Return the numbers of generations after a number, which exists or is 0, with the times
+        of their objects (Unix time of the storage, s). Numbers behind a missing block are left out.
 
-    def _last_number(self, after: str) -> int | None:
-        """Return the number of the newest generation whose key comes after a key.
-
-        The keys of runs come after those of all generations.
+        Raises `RemoteDamaged` if there are too many objects.
         """
-        found = None
-        for row in self._bucket.list(_PREFIX, after):
-            name = row.key.removeprefix(f"{_PREFIX}/")
-            if _NUMBER.fullmatch(name) is None:
+        found: dict[int, float] = {}
+        block = (after - 1) // _BLOCK
+        start = _generation_key(after) if after else ""
+        for row in self._bucket.list(_PREFIX, start, _MOST_LISTED):
+            if row.key > _generation_key(_MOST_GENERATIONS):
                 break
-            found = int(name[:8])
+            name = _NUMBER.fullmatch(row.key.removeprefix(f"{_PREFIX}/"))
+            number = 0 if name is None else int(name[1])
+            its = (number - 1) // _BLOCK
+            if its > block and not (its == block + 1 and _is_kept(number)):
+                break
+            if number:
+                block = its
+                found[number] = row.modified
         return found
 
     def _read(self, number: int) -> Generation | None:
         """Return a generation; None if there is none. Raises `RemoteDamaged`."""
-        if not 0 < number <= _MOST_GENERATIONS:
-            raise RemoteDamaged(
-                f"{self._bucket.url}: its filter has no number left: delete all objects below"
-                f" {_PREFIX}/, then run buildidfs fleet filter --rebuild"
-            )
         data = self._get(_generation_key(number), _MOST_JSON)
         if data is None:
             return None
         try:
             found = msgspec.json.decode(data, type=Generation)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise self._damaged() from error
-        if found.number != number or any(_is_odd(name) for name in found.runs):
+        keys = {name.key for name in found.runs}
+        if found.number != number or len(keys) < len(found.runs):
             raise self._damaged()
-        if len(found.runs) > _MOST_RUNS or sum(name.count for name in found.runs) > _MOST_COUNT:
+        if sum(name.count for name in found.runs) > _MOST_COUNT:
             raise self._damaged()
         return found
 
-    def _load(self, name: RunName) -> Run | None:
-        """Return a run; None if another writer has superseded and deleted it."""
-        data = self._get(name.key, _HEADER + _WIDTH * name.count)
-        return None if data is None else Run.unpack(data)
+    def _run(self, name: RunName) -> Run | None:
+        """Return a run; None if it does not exist. Raises `RemoteDamaged`."""
+        known = self._runs.get(name.key)
+        if known is not None:
+            return known
+        size = _HEADER + _WIDTH * name.count
+        self._loaded_bytes += size
+        data = self._get(name.key, size)
+        if data is None:
+            return None
+        if len(data) != size or not name.key.startswith(_run_key(data)):
+            raise self._damaged()
+        return Run.unpack(data)
 
     def _get(self, key: str, most: int) -> bytes | None:
         try:
@@ -420,13 +512,13 @@ class Filter:
         return RemoteDamaged(f"{self._bucket.url}: its filter is damaged: {_REMEDY}")
 
 
-def _is_odd(name: RunName) -> bool:
-    return name.count < 0 or not name.key.startswith(f"{_PREFIX}/runs/")
+def _is_kept(number: int) -> bool:
+    """Return True if no writer deletes the generation with a number."""
+    return number % _BLOCK == 1
 
 
 def _has(runs: Iterable[Run], item: int) -> bool:
-    shard, value = divmod(item, 1 << 32)
-    return any(run.has(shard, value) for run in runs)
+    return any(run.has_item(item) for run in runs)
 
 
 def _items(runs: Iterable[Run]) -> Iterable[int]:
@@ -443,6 +535,10 @@ def _merged(known: Iterable[Run], new: Run) -> list[Run]:
 
 def _generation_key(number: int) -> str:
     return f"{_PREFIX}/{number:08d}.json"
+
+
+def _run_key(data: bytes) -> str:
+    return f"{_PREFIX}/runs/{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def _hash(build_id: bytes, kind: Kind) -> int:

@@ -9,10 +9,12 @@ the host, and for people only. Manifests are ordered by the time of the storage.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import re
 import secrets
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,7 +22,7 @@ import msgspec
 
 from buildidfs.errors import RemoteDamaged, RemoteError
 from buildidfs.model import fingerprint
-from buildidfs.remote.objects import HOSTS
+from buildidfs.remote.objects import HOSTS, MOST_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,11 +34,18 @@ _log = logging.getLogger(__name__)
 
 _KEY: Final = re.compile(r"host/([\w.-]{1,64})/[\w-]+\.jsonl\.zst")
 _FOREIGN: Final = re.compile(r"[^\w.-]")
-_MOST_PACKED: Final = 16 << 20
-_MOST_BYTES: Final = 512 << 20
+_MOST_PACKED: Final = 4 << 20
+_MOST_BYTES: Final = 16 << 20
 _MOST_LINE: Final = 1 << 20
-_READERS: Final = 8
-_AHEAD: Final = 16
+_MOST_ROWS: Final = 10_000
+_MOST_ALL_PLACES: Final = 32_000
+_MOST_WINDOW: Final = 8 << 20
+"""The bounds of a manifest: compressed, unpacked, a line of it, its rows, their places, and the
+memory for unpacking. A push begins another manifest before one exceeds them.
+"""
+_MOST_OF_HOST: Final = 4096
+"""The newest manifests of a host; older ones are not read."""
+_READERS: Final = 4
 
 PUSHED: Final = "pushed"
 VARIANT: Final = "variant"
@@ -46,6 +55,9 @@ PRIVATE: Final = "private"
 """
 
 
+MOST_PLACES: Final = 64
+"""The places of a row."""
+
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
 """Unix time in seconds, limited to a thousand years."""
 
@@ -53,8 +65,8 @@ Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
 class Place(msgspec.Struct, frozen=True):
     """A place where all users could read a file; times are Unix time in seconds."""
 
-    path: str
-    container: str = ""
+    path: Annotated[str, msgspec.Meta(max_length=MOST_PATH)]
+    container: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     first: Seconds = 0
     last: Seconds = 0
 
@@ -62,12 +74,12 @@ class Place(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True):
     """A file on a host."""
 
-    id: str
-    kind: str
-    sha256: str
-    size: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-    state: str
-    places: tuple[Place, ...] = ()
+    id: Annotated[str, msgspec.Meta(pattern=r"\A(([0-9a-f]{2}){2,120}|~[0-9a-f]{8,64})\Z")]
+    kind: Annotated[str, msgspec.Meta(pattern=r"\A(executable|debuginfo|vdso|kallsyms)\Z")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+    size: Annotated[int, msgspec.Meta(ge=0, le=1 << 44)]
+    state: Annotated[str, msgspec.Meta(pattern=r"\A(pushed|variant|private)\Z")]
+    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=MOST_PLACES)] = ()
 
 
 def private(build_id: bytes, kind: Kind) -> Row:
@@ -92,27 +104,51 @@ def host_name(name: str) -> str:
 
 
 def write(bucket: Bucket, host: str, rows: Iterable[Row]) -> str:
-    """Write a manifest; return its key. Raises `RemoteError`."""
+    """Write rows as one manifest, or as several if they are too many; return the key of the last.
+
+    Raises `RemoteError`.
+    """
+    key = ""
+    lines: list[bytes] = []
+    left, places = _MOST_BYTES, 0
+    for row in rows:
+        line = msgspec.json.encode(row) + b"\n"
+        if len(line) > _MOST_LINE:
+            line = msgspec.json.encode(msgspec.structs.replace(row, places=())) + b"\n"
+        left -= len(line)
+        places += len(row.places)
+        if left < 0 or places > _MOST_ALL_PLACES or len(lines) == _MOST_ROWS:
+            key = _write(bucket, host, lines)
+            lines, left, places = [], _MOST_BYTES - len(line), len(row.places)
+        lines.append(line)
+    return _write(bucket, host, lines) if lines or not key else key
+
+
+def _write(bucket: Bucket, host: str, lines: list[bytes]) -> str:
     import zstandard
 
-    data = io.BytesIO()
-    with zstandard.ZstdCompressor().stream_writer(data, closefd=False) as stream:
-        for row in rows:
-            stream.write(msgspec.json.encode(row) + b"\n")
+    packed = zstandard.ZstdCompressor().compress(b"".join(lines))
+    if len(packed) > _MOST_PACKED:  # of random paths; half of the lines have half of the size
+        _write(bucket, host, lines[: len(lines) // 2])
+        return _write(bucket, host, lines[len(lines) // 2 :])
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     key = f"{HOSTS}/{host_name(host)}/{moment}-{secrets.token_hex(4)}.jsonl.zst"
-    if not bucket.create(key, data.getvalue(), {}):
+    if not bucket.create(key, packed, {}):
         raise RemoteError(f"{bucket.url}/{key} exists already")
     return key
 
 
 def listed(bucket: Bucket) -> list[tuple[str, Listed]]:
-    """Return host and object of each manifest, the oldest first. Raises `RemoteError`."""
-    found = [
-        (name[1], row)
-        for row in bucket.list(HOSTS)
-        if (name := _KEY.fullmatch(row.key)) is not None
-    ]
+    """Return host and object of each manifest, the oldest first. Raises `RemoteError`.
+
+    Of a host with too many manifests, only the newest are returned.
+    """
+    hosts: dict[str, deque[Listed]] = {}
+    for row in bucket.list(HOSTS):
+        name = _KEY.fullmatch(row.key)
+        if name is not None:
+            hosts.setdefault(name[1], deque(maxlen=_MOST_OF_HOST)).append(row)
+    found = [(host, row) for host, its in hosts.items() for row in its]
     return sorted(found, key=lambda each: each[1].modified)
 
 
@@ -120,7 +156,7 @@ def read(bucket: Bucket) -> Iterator[Seen]:
     """Yield the rows of all manifests, the oldest manifest first.
 
     If a lifecycle rule removes a manifest meanwhile, it is left out. Rows after damage, or beyond
-    the limit of size, are left out, and the log names the manifest. Raises `RemoteError`.
+    the bounds of a manifest, are left out, and the log names the manifest. Raises `RemoteError`.
     """
     with ThreadPoolExecutor(_READERS) as pool:
         every = []
@@ -129,12 +165,21 @@ def read(bucket: Bucket) -> Iterator[Seen]:
                 every.append((host, row))
             else:
                 _log.warning("%s/%s is left out: %d bytes", bucket.url, row.key, row.size)
-        for start in range(0, len(every), _AHEAD):
-            some = every[start : start + _AHEAD]
-            bodies = pool.map(lambda each: bucket.get(each[1].key, _MOST_BYTES), some)
+        for start in range(0, len(every), _READERS):
+            some = every[start : start + _READERS]
+            bodies = pool.map(lambda each: _body(bucket, each[1].key), some)
             for (host, row), body in zip(some, bodies, strict=True):
-                for line in _lines(body or b"", f"{bucket.url}/{row.key}"):
+                for line in _lines(body, f"{bucket.url}/{row.key}"):
                     yield Seen(host, row.modified, line)
+
+
+def _body(bucket: Bucket, key: str) -> bytes:
+    """Return the bytes of a manifest; none if it is gone, or larger than it was listed."""
+    try:
+        return bucket.get(key, _MOST_PACKED) or b""
+    except RemoteDamaged as error:
+        _log.warning("%s", error)
+        return b""
 
 
 def _lines(body: bytes, name: str) -> Iterator[Row]:
@@ -144,27 +189,28 @@ def _lines(body: bytes, name: str) -> Iterator[Row]:
     decoder = msgspec.json.Decoder(Row)
     if not body:
         return
-    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body)
+    reader = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW).stream_reader(body)
+    places = 0
     try:
         for line in _bounded(reader):
-            yield decoder.decode(line)
-    except (zstandard.ZstdError, msgspec.MsgspecError, RemoteDamaged) as error:
+            row = decoder.decode(line)
+            places += len(row.places)
+            if places > _MOST_ALL_PLACES:
+                raise RemoteDamaged("it has too many places")
+            yield row
+    except (zstandard.ZstdError, msgspec.MsgspecError, RecursionError, RemoteDamaged) as error:
         _log.warning("%s is damaged, or of another program: %s", name, error)
 
 
 def _bounded(reader: Any) -> Iterator[bytes]:
-    """Yield lines of up to a megabyte each, and up to half a gigabyte in total.
-
-    Raises `RemoteDamaged`.
-    """
+    """Yield the lines of a manifest within its bounds. Raises `RemoteDamaged`."""
     text = io.BufferedReader(reader)
     left = _MOST_BYTES
-    while left > 0:
-        line = text.readline(_MOST_LINE)
+    for row in itertools.count():
+        line = text.readline(_MOST_LINE + 1)
         if not line:
             return
-        if not line.endswith(b"\n"):
-            raise RemoteDamaged("a line is cut off, or has more than a megabyte")
         left -= len(line)
+        if row == _MOST_ROWS or left < 0 or not line.endswith(b"\n"):
+            raise RemoteDamaged("it has too many rows, or a line is cut off or too long")
         yield line
-    raise RemoteDamaged("it has more than half a gigabyte")

@@ -17,6 +17,7 @@ a debuginfod. Objects are not compressed, because readers request ranges of them
 
 from __future__ import annotations
 
+import itertools
 import re
 import urllib.parse
 from enum import IntEnum
@@ -39,7 +40,10 @@ HOSTS: Final = "host"
 _KEY: Final = re.compile(r"buildid/([0-9a-f]{4,240})/(executable|debuginfo|vdso|kallsyms)")
 _EXTENT: Final = re.compile(r"(\d{1,15})\+(\d{1,15})")
 _MOST_SCRIPTS: Final = 16
+_MOST_HOST: Final = 255
 _MOST_PATH: Final = 1024
+MOST_PATH: Final = 4 << 10
+"""The characters of a path, as in Linux."""
 
 
 def blob_key(build_id: bytes, kind: Kind) -> str:
@@ -96,7 +100,7 @@ class Described(msgspec.Struct, frozen=True):
             "mode": "555" if self.executable else "444",
             "mtime": str(self.mtime_ns),
             "first-seen": str(self.first_seen_ns),
-            "host": urllib.parse.quote(self.host)[:255],
+            "host": urllib.parse.quote(self.host)[:_MOST_HOST],
         }
         if path and len(path) <= _MOST_PATH:
             found["path"] = path
@@ -116,7 +120,9 @@ def described(metadata: Mapping[str, str]) -> Described:
         _named(Trust, metadata.get("trust", ""), Trust.UNKNOWN),
         tuple(
             ByteRange(int(found[1]), int(found[2]))
-            for found in _EXTENT.finditer(metadata.get("scripts", ""))
+            for found in itertools.islice(
+                _EXTENT.finditer(metadata.get("scripts", "")), _MOST_SCRIPTS
+            )
         ),
         _number(metadata.get("segments", ""), 16),
         metadata.get("truncated") == "1",
@@ -130,7 +136,7 @@ def described(metadata: Mapping[str, str]) -> Described:
 
 def _path(text: str) -> bytes:
     """Return a path if a file can have it; else an empty one."""
-    path = urllib.parse.unquote_to_bytes(text)
+    path = urllib.parse.unquote_to_bytes(text[:MOST_PATH])
     parts = path.split(b"/")[1:]
     is_whole = path.startswith(b"/") and all(part not in (b"", b".", b"..") for part in parts)
     return path if is_whole and b"\0" not in path else b""
@@ -138,7 +144,7 @@ def _path(text: str) -> bytes:
 
 def _host(text: str) -> str:
     """Return the name of a host without the characters that a terminal interprets."""
-    return "".join(filter(str.isprintable, urllib.parse.unquote(text)))
+    return "".join(filter(str.isprintable, urllib.parse.unquote(text[:_MOST_HOST])))
 
 
 def _named(kind: type[E], name: str, default: E) -> E:

@@ -47,8 +47,9 @@ class Asked(NamedTuple):
 class ObjectStorage(ThreadingHTTPServer):
     """A server of buckets on a port of its own. ``buckets`` may be changed at any time.
 
-    ``fault`` is asked before each request: a status to answer with, -1 to drop the connection, 0 to
-    go on. ``requests`` has what was answered. Without a key anybody may read, if ``public``.
+    ``listing`` names further rows of a listing. ``fault`` is asked before each request: a status to
+    answer with, -1 to drop the connection, 0 to go on. ``requests`` has what was answered. Without
+    a key anybody may read, if ``public``.
     """
 
     daemon_threads = True
@@ -61,6 +62,7 @@ class ObjectStorage(ThreadingHTTPServer):
         self.fault: Callable[[str, str], int] = lambda method, key: 0
         self.requests: list[Asked] = []
         self.public = True
+        self.listing: Callable[[str], list[str]] = lambda prefix: []
         self.lock = threading.Lock()
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -175,12 +177,14 @@ class _Handler(BaseHTTPRequestHandler):
         after = self.query.get("continuation-token") or self.query.get("start-after", "")
         prefix, most = self.query.get("prefix", ""), int(self.query.get("max-keys", 1000))
         keys = sorted(key for key in [*self.objects] if key.startswith(prefix) and key > after)
+        named = [(key, self.objects[key]) for key in keys[:most]]
+        named += [(key, _stored(b"", {})) for key in self.server.listing(prefix)]
         rows = [
             f"<Contents><Key>{escape(key)}</Key>"
-            f"<LastModified>{self.objects[key].modified.isoformat()}Z</LastModified>"
-            f"<ETag>{escape(self.objects[key].etag)}</ETag>"
-            f"<Size>{len(self.objects[key].data)}</Size></Contents>"
-            for key in keys[:most]
+            f"<LastModified>{stored.modified.isoformat()}Z</LastModified>"
+            f"<ETag>{escape(stored.etag)}</ETag>"
+            f"<Size>{len(stored.data)}</Size></Contents>"
+            for key, stored in named
         ]
         more = len(keys) > most
         token = escape(keys[most - 1]) if more else ""

@@ -357,7 +357,7 @@ class _Held(Bucket):
         """The bytes of an object."""
         return self._then.get(key)
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str, after: str = "", most: int = 0) -> Iterator[Listed]:
         """The objects below a prefix."""
         for key in sorted(self._then):
             if key.startswith(prefix) and key > after:

@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
+import time
+import tracemalloc
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
+import zstandard
 
+from buildidfs.app.fleet import questions
 from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable, UsageError
 from buildidfs.model import BuildId, ByteRange, Digest, Kind, Quality, Trust
 from buildidfs.remote import Bucket, manifests, objects
 from buildidfs.remote.bucket import Limits
-from buildidfs.remote.filters import Filter
+from buildidfs.remote.filters import Filter, Run
 from buildidfs.remote.manifests import Place, Row
 from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
 
@@ -500,12 +507,131 @@ def test_damaged_filter_is_named_and_can_be_made_anew(
     assert all(found.may_have(*each) for each in _ids(0, 10))
 
 
+_RUN = "filter/runs/" + "ab" * 16
+_FAULTS = {
+    "run with an odd key": {"runs": [{"key": "filter/runs/a//b", "count": 1}]},
+    "run of another place": {"runs": [{"key": "filter/runs/../../host/a", "count": 1}]},
+    "run that is absent": {"runs": [{"key": _RUN, "count": 1}]},
+    "huge run": {"runs": [{"key": _RUN, "count": 1 << 62}]},
+    "less than nothing": {"runs": [{"key": _RUN, "count": -1}]},
+    "one run twice": {"runs": [{"key": _RUN, "count": 0}] * 2},
+    "claims of the future": {"runs": [{"key": _RUN, "count": 0, "doubted": 1e300}]},
+    "another number": {"number": 7},
+    "negative time": {"made": -1},
+    "no object": None,
+}
+
+
+def _forged(storage: ObjectStorage, number: int, change: dict[str, object] | None) -> None:
+    """Create a generation as a host can that may create objects only."""
+    data = (
+        b"\xff" if change is None else msgspec.json.encode({"number": number, "made": 1} | change)
+    )
+    Bucket("s3://fleet/some/prefix").create(f"filter/{number:08d}.json", data, {})
+
+
+def _refuse_deletion(method: str, key: str) -> int:
+    return 403 if method in ("DELETE", "POST") else 0
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_faulty_generations_of_another_host_stop_nobody(
+    bucket: Bucket, storage: ObjectStorage, fault: str
+) -> None:
+    storage.fault = _refuse_deletion
+    bucket.create(objects.blob_key(*_ids(0, 1)[0]), b"", {})
+    reader, writer = Filter(bucket), Filter(bucket)
+    writer.rebuild()
+    reader.refresh()
+    for number in (*range(2, 40), 998, 1001, 2001, 5000, 99_999_999):
+        _forged(storage, number, _FAULTS[fault])
+    writer.add(_ids(0, 10))
+    assert Filter(bucket).add(_ids(10, 10)) == 10
+    assert Filter(bucket).rebuild() == 1
+    for each in (reader, Filter(bucket)):
+        assert each.refresh()
+        assert all(each.may_have(*member) for member in _ids(0, 20))
+        assert not each.may_have(ID, Kind.EXECUTABLE)
+        assert not each.refresh()
+
+
+def test_first_generation_of_another_host_stops_nobody(
+    bucket: Bucket, storage: ObjectStorage
+) -> None:
+    storage.fault = _refuse_deletion
+    for number in (1, 2):
+        _forged(storage, number, None)
+    for junk in ("0.json", "00000000.json", "00000001.json.old", "0000-"):
+        bucket.create(f"filter/{junk}", b"", {})
+    reader = Filter(bucket)
+    with pytest.raises(RemoteDamaged, match="--rebuild"):
+        reader.refresh()
+    Filter(bucket).rebuild()
+    assert reader.refresh()
+    assert not reader.may_have(ID, Kind.EXECUTABLE)
+
+
+def test_number_far_ahead_does_not_count(bucket: Bucket, storage: ObjectStorage) -> None:
+    mine = Filter(bucket)
+    mine.rebuild()
+    mine.add(_ids(0, 10))
+    whole = storage.buckets["fleet"]["some/prefix/filter/00000002.json"].data
+    for number in (1002, 5001, 99_999_999):
+        bucket.create(f"filter/{number:08d}.json", whole.replace(b":2,", b":%d," % number, 1), {})
+    bucket.create("filter/runs", b"", {})
+    for each in (mine, Filter(bucket)):
+        each.refresh()
+        assert each.generation is not None
+        assert each.generation.number == 2
+    assert mine.add(_ids(10, 1)) == 1
+    assert mine.generation.number == 3
+
+
+def test_unsorted_run_of_another_host_spoils_no_other(
+    bucket: Bucket, storage: ObjectStorage
+) -> None:
+    Filter(bucket).rebuild()
+    run = Run((*([0] * 256), 3), array("I", [9, 1, 5]))
+    key = f"filter/runs/{hashlib.sha256(run.pack()).hexdigest()[:32]}"
+    bucket.create(key, run.pack(), {})
+    _forged(storage, 2, {"runs": [{"key": key, "count": 3}]})
+    Filter(bucket).add(_ids(0, 10))
+    found = Filter(bucket)
+    found.refresh()
+    assert all(found.may_have(*each) for each in _ids(0, 10))
+    assert found.count == 13
+
+
+@pytest.mark.parametrize("rows", [["b", "a"], ["a", "a"]])
+def test_listing_out_of_order_is_refused(
+    bucket: Bucket, storage: ObjectStorage, rows: list[str]
+) -> None:
+    storage.listing = lambda key: [f"some/prefix/host/{each}" for each in rows]
+    with pytest.raises(RemoteDamaged, match="out of order"):
+        list(bucket.list("host"))
+
+
+def test_listing_has_a_bound(bucket: Bucket, storage: ObjectStorage) -> None:
+    for number in range(10):
+        bucket.create(f"host/{number}", b"", {})
+    assert len(list(bucket.list("host", most=10))) == 10
+    with pytest.raises(RemoteDamaged, match="more than 9"):
+        list(bucket.list("host", most=9))
+
+
 # --- manifests -----------------------------------------------------------------------------------
 
 
 def test_manifests_come_back(bucket: Bucket) -> None:
     rows = [
-        Row(f"{number:040x}", "executable", "ab", 5, "pushed", (Place("/a\udcff"[:2], "c", 1, 2),))
+        Row(
+            f"{number:040x}",
+            "executable",
+            "ab" * 32,
+            5,
+            "pushed",
+            (Place("/a\udcff"[:2], "c", 1, 2),),
+        )
         for number in range(100)
     ]
     manifests.write(bucket, "host/../x", rows[:60])
@@ -516,9 +642,76 @@ def test_manifests_come_back(bucket: Bucket) -> None:
 
 
 def test_damaged_manifest_costs_its_own_rows(bucket: Bucket, storage: ObjectStorage) -> None:
-    row = Row("00" * 20, "executable", "ab", 5, "pushed")
+    row = Row("00" * 20, "executable", "ab" * 32, 5, "pushed")
     key = manifests.write(bucket, "damaged", [row] * 1000)
     stored = storage.buckets["fleet"][f"some/prefix/{key}"]
     storage.buckets["fleet"][f"some/prefix/{key}"] = stored._replace(data=stored.data[:40])
     manifests.write(bucket, "whole", [row])
     assert "whole" in {each.host for each in manifests.read(bucket)}
+
+
+def _packed(*rows: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(b"".join(row + b"\n" for row in rows))
+
+
+def _line(**changes: object) -> bytes:
+    given = {"id": "ab" * 20, "kind": "executable", "sha256": "00" * 32, "size": 5}
+    return msgspec.json.encode({**given, "state": "pushed", **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "x" * 40},
+        {"id": "ab" * 121},
+        {"id": "ab" * 20 + "\n"},
+        {"kind": "executable\n"},
+        {"sha256": "0" * 63},
+        {"state": "gone"},
+        {"size": -1},
+        {"size": 1 << 60},
+        {"places": [{"path": "/a", "first": -1}]},
+        {"places": [{"path": "/a", "last": 1 << 62}]},
+        {"places": [{"path": "/" + "a" * 5000}]},
+        {"places": [{"path": "/a"}] * 65},
+    ],
+)
+def test_odd_row_of_a_manifest_is_left_out(bucket: Bucket, changes: dict[str, object]) -> None:
+    bucket.create("host/mallory/a.jsonl.zst", _packed(_line(**changes)), {})
+    manifests.write(bucket, "other", [Row("00" * 20, "executable", "ab" * 32, 5, "pushed")])
+    assert [each.host for each in manifests.read(bucket)] == ["other"]
+
+
+def test_small_manifest_costs_little(bucket: Bucket) -> None:
+    places = [{"path": f"/{number}"} for number in range(64)]
+    for number in range(3):
+        rows = [_line(id=f"{each:040x}", places=places) for each in range(20_000)]
+        bucket.create(f"host/mallory/{number}.jsonl.zst", _packed(*rows), {})
+    manifests.write(bucket, "other", [Row("00" * 20, "executable", "ab" * 32, 5, "pushed")])
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        found = questions.which(bucket, "*")
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(found) <= 100_000
+    assert time.process_time() - began < 20
+
+
+def test_manifest_with_many_rows_is_written_as_several(bucket: Bucket) -> None:
+    place = Place("/" + "\u00fc" * 4000, "c", 1, 2)
+    rows = [
+        Row(f"{number:040x}", "executable", "ab" * 32, 5, "pushed", (place,) * 64)
+        for number in range(60)
+    ]
+    manifests.write(bucket, "host", rows)
+    assert len(manifests.listed(bucket)) > 1
+    assert [each.row for each in manifests.read(bucket)] == rows
+
+
+def test_identity_of_a_bucket_with_an_odd_marker(bucket: Bucket, storage: ObjectStorage) -> None:
+    for data in (b"", b"[" * 4000, b'{"bucket": "\\u001b"}', bytes(1 << 20)):
+        storage.buckets["fleet"].clear()
+        bucket.create("buildidfs.json", data, {})
+        assert re.fullmatch("[0-9a-f]{64}", bucket.identity(create=True))

@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from buildidfs.app.fleet import NO_BUCKET
 from buildidfs.app.fleet.ledger import Entry, Ledger
 from buildidfs.app.fleet.uploader import DAMAGED, Job, Options, Stopped, Summary, Uploader
-from buildidfs.errors import IntegrityError, RemoteError, RemoteUnavailable, UsageError
+from buildidfs.errors import (
+    IntegrityError,
+    RemoteDamaged,
+    RemoteError,
+    RemoteUnavailable,
+    UsageError,
+)
 from buildidfs.linux import machine
 from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.remote import Bucket, manifests, objects
@@ -52,7 +58,6 @@ _LARGE: Final = 64 << 20
 first.
 """
 _LEASE_S: Final = 3600.0
-_MOST_PLACES: Final = 64
 _MANIFEST_ROWS: Final = 10_000
 _CLAIMED: Final = 1024
 """The number of files added to the filter at a time."""
@@ -83,7 +88,10 @@ class Target:
         if not self.ledger.recognise(self.bucket.identity(create=True)):
             _log.warning("%s is a new bucket: each file is looked up in it", self.bucket.url)
             self._filter = Filter(self.bucket)
-        self._filter.refresh()
+        try:
+            self._filter.refresh()
+        except RemoteDamaged as error:
+            _log.warning("%s; making a new one", error)
         if self._filter.generation is None:
             self._filter.rebuild()
 
@@ -344,10 +352,10 @@ class Pusher(Uploader[_Job]):
         owner = f"{self._host} {target.ledger.token()}".encode()
         if bucket.create(key, owner, {}):
             return True
-        if bucket.get(key) == owner:
+        held = bucket.peek(key, len(owner) + 1)
+        if held is None or held[1] == owner:
             return True  # a lease of an earlier push of this store that was killed
-        held = bucket.head(key)
-        return held is None or bucket.now() - held.modified > _LEASE_S
+        return bucket.now() - held[0].modified > _LEASE_S
 
     # --- after the files ------------------------------------------------------------------------
 
@@ -357,8 +365,8 @@ class Pusher(Uploader[_Job]):
         """Queue a row for the manifest."""
         places = [
             Place(
-                each.origin.path.decode("utf-8", "backslashreplace"),
-                each.origin.container,
+                each.origin.path.decode("utf-8", "backslashreplace")[: objects.MOST_PATH],
+                each.origin.container[:1024],
                 each.first_seen_ns // _NS,
                 each.last_seen_ns // _NS,
             )
@@ -372,7 +380,7 @@ class Pusher(Uploader[_Job]):
                 artifact.digest.hex(),
                 artifact.size,
                 state,
-                tuple(places[:_MOST_PLACES]),
+                tuple(places[: manifests.MOST_PLACES]),
             )
         )
 

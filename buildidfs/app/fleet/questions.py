@@ -8,15 +8,23 @@ untrusted text.
 from __future__ import annotations
 
 import fnmatch
+import itertools
+import logging
 import re
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from buildidfs.app.fleet import NO_BUCKET
-from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
-from buildidfs.model import BuildId, Kind
+from buildidfs.errors import (
+    AmbiguousBuildId,
+    ArtifactMissing,
+    InvalidBuildId,
+    RemoteDamaged,
+    UsageError,
+)
+from buildidfs.model import BuildId, Kind, fingerprint
 from buildidfs.remote import Bucket, manifests, objects
 from buildidfs.remote.filters import Filter
 from buildidfs.remote.manifests import PRIVATE, PUSHED, VARIANT
@@ -25,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from buildidfs.config import RemoteSettings
-    from buildidfs.remote.manifests import Seen
+
+_log = logging.getLogger(__name__)
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4,240}")
 _KINDS: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
@@ -34,6 +43,13 @@ _WHOLE: Final = 16
 beginning.
 """
 _MOST_VARIANTS: Final = 1000
+_MOST_IDS: Final = 8
+"""The build IDs that are named for an ambiguous beginning."""
+_MOST_LOCATIONS: Final = 100_000
+_MOST_FILES: Final = 1_000_000
+"""The places of an answer, and the files that are counted once: each takes memory, and each host
+can write manifests without end.
+"""
 _NS: Final = 1_000_000_000
 
 
@@ -95,26 +111,29 @@ def bucket_of(settings: RemoteSettings) -> Bucket:
 def status(bucket: Bucket) -> list[Host]:
     """Return all hosts that have pushed, the one that wrote last first. Raises `RemoteError`.
 
-    A file that a host lists in several manifests counts once.
+    A file that a host lists in several manifests counts once, up to `_MOST_FILES` files.
     """
     hosts: dict[str, Host] = {}
-    known: dict[str, set[bytes]] = {}
+    known: set[int] = set()
     for name, row in manifests.listed(bucket):
         host = hosts.setdefault(name, Host(name))
         host.manifests += 1
         host.last_ns = max(host.last_ns, int(row.modified * _NS))
     for seen in manifests.read(bucket):
         host = hosts.setdefault(seen.host, Host(seen.host))
-        row_key = f"{seen.row.id}/{seen.row.kind}/{seen.row.sha256}".encode()
-        files = known.setdefault(seen.host, set())
-        if row_key in files:
+        row_key = f"{seen.host}/{seen.row.id}/{seen.row.kind}/{seen.row.sha256}".encode()
+        digest = int.from_bytes(fingerprint(row_key, 8))
+        if digest in known:
             continue
-        files.add(row_key)
+        if len(known) < _MOST_FILES:
+            known.add(digest)
         if seen.row.state == PRIVATE:
             host.private += 1
         else:
             host.files += 1
             host.bytes += seen.row.size
+    if len(known) == _MOST_FILES:
+        _log.warning("%s: files that several manifests list count several times", bucket.url)
     return sorted(hosts.values(), key=lambda host: (-host.last_ns, host.name))
 
 
@@ -154,10 +173,25 @@ def why(bucket: Bucket, text: str) -> list[Reason]:
     """
     build_id = _told(bucket, text)
     hidden = manifests.private(build_id, Kind.EXECUTABLE).id
-    rows = [seen for seen in manifests.read(bucket) if seen.row.id in (str(build_id), hidden)]
+    rows = {
+        _Listed(seen.host, seen.row.kind, seen.row.state)
+        for seen in manifests.read(bucket)
+        if seen.row.id in (str(build_id), hidden)
+    }
     negative = Filter(bucket)
-    negative.refresh()
+    try:
+        negative.refresh()
+    except RemoteDamaged as error:
+        _log.warning("%s", error)
     return [_reason(bucket, build_id, kind, rows, negative) for kind in _KINDS]
+
+
+class _Listed(NamedTuple):
+    """A host whose manifest lists a file of a build ID."""
+
+    host: str
+    kind: str
+    state: str
 
 
 def _told(bucket: Bucket, text: str) -> BuildId:
@@ -165,11 +199,12 @@ def _told(bucket: Bucket, text: str) -> BuildId:
     build ID.
     """
     prefix = _prefix(text)
-    ids = {
-        seen.row.id
-        for seen in manifests.read(bucket)
-        if seen.row.state != PRIVATE and seen.row.id.startswith(prefix)
-    }
+    ids: set[str] = set()
+    for seen in manifests.read(bucket):
+        name = seen.row.id
+        is_shown = len(ids) < _MOST_IDS or name == prefix
+        if is_shown and seen.row.state != PRIVATE and name.startswith(prefix):
+            ids.add(name)
     if prefix not in ids and (found := _only(prefix, ids)):
         return BuildId.from_hex(found)
     if prefix not in ids and len(prefix) < _WHOLE:
@@ -186,12 +221,12 @@ def _only(prefix: str, ids: Collection[str]) -> str:
 
 
 def _reason(
-    bucket: Bucket, build_id: BuildId, kind: Kind, rows: list[Seen], negative: Filter
+    bucket: Bucket, build_id: BuildId, kind: Kind, rows: set[_Listed], negative: Filter
 ) -> Reason:
     name = kind.name.lower()
-    of_kind = [seen for seen in rows if seen.row.kind == name]
+    of_kind = [row for row in rows if row.kind == name]
     hosts = {
-        state: sorted({seen.host for seen in of_kind if seen.row.state == state})
+        state: sorted({row.host for row in of_kind if row.state == state})
         for state in (PUSHED, VARIANT, PRIVATE)
     }
     head = bucket.head(objects.blob_key(build_id, kind))
@@ -261,13 +296,23 @@ def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
 
 def _newest(bucket: Bucket, fits: Callable[[Location], bool]) -> list[Location]:
     """Return the places for which ``fits`` returns True; of several rows for one place, the last
-    one.
+    one. Each host gets an equal share of `_MOST_LOCATIONS`, as far as there is room.
     """
+    share = max(_MOST_LOCATIONS // max(len({host for host, _ in manifests.listed(bucket)}), 1), 1)
+    counts: dict[str, int] = {}
+    cut: set[str] = set()
     found: dict[tuple[str, str, str, str, str, str], Location] = {}
     for each in _locations(bucket):
         if fits(each):
             key = (each.build_id, each.kind, each.host, each.path, each.container, each.sha256)
+            if key not in found:
+                if counts.get(each.host, 0) >= share or len(found) >= _MOST_LOCATIONS:
+                    cut.add(each.host)
+                    continue
+                counts[each.host] = counts.get(each.host, 0) + 1
             found[key] = each
+    if cut:
+        _log.warning("%d hosts have more places than are shown, as %s", len(cut), min(cut))
     return sorted(found.values(), key=lambda each: (-each.last_ns, each.host, each.path))
 
 
@@ -290,12 +335,7 @@ def _locations(bucket: Bucket) -> Iterator[Location]:
 
 def _variants(bucket: Bucket, build_id: BuildId, kind: Kind) -> int:
     prefix = f"{objects.VARIANTS}/{build_id.hex()}/{kind.name.lower()}"
-    count = 0
-    for _ in bucket.list(prefix):
-        count += 1
-        if count == _MOST_VARIANTS:
-            break
-    return count
+    return sum(1 for _ in itertools.islice(bucket.list(prefix), _MOST_VARIANTS))
 
 
 def _prefix(text: str) -> str:
