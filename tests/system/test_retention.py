@@ -395,6 +395,54 @@ def test_files_on_this_host_go_first(buildidfs: BuildIdFs, directory: Path) -> N
     assert held(buildidfs.store) == {0, 1, 2}
 
 
+# --- places --------------------------------------------------------------------------------------
+
+
+@pytest.mark.host
+def test_flood_from_mount_namespaces_displaces_no_container(
+    buildidfs: BuildIdFs, directory: Path
+) -> None:
+    """Two containers ran one program each; then 30 mount namespaces run one new program each."""
+    settings = directory / "settings.toml"
+    settings.write_text('[retention]\nmax-size = "14MiB"\n')
+    source, template, mark = directory / "echo.c", directory / "echo", "ee" * 20
+    source.write_text(_ECHO)
+    run([tool("gcc"), f"-Wl,--build-id=0x{mark}", "-o", template, source], check=True)
+
+    def scanned(numbers: range, group: str) -> None:
+        with contextlib.ExitStack() as stack:
+            pids = []
+            for number in numbers:
+                path = directory / str(number)
+                data = template.read_bytes().replace(bytes.fromhex(mark), bytes(build_id(number)))
+                path.write_bytes(data + os.urandom(SIZE))
+                path.chmod(0o755)
+                enter = _ENTER.replace("GROUP", group % number) if group else ""
+                words = [tool("unshare"), "-m", "sh", "-c", f"{enter}exec {path}"]
+                pids += ["--pid", str(stack.enter_context(running(words)).pid)]
+            buildidfs("--config", settings, "scan", "proc", *pids, check=False)
+        for number in numbers:
+            (directory / str(number)).unlink()
+            if group:
+                leave = f"mount -t cgroup2 none /mnt; rmdir /mnt/{group % number}"
+                run([tool("unshare"), "-m", "sh", "-c", leave], check=True)
+
+    scanned(range(2), "docker-%064x.scope")
+    assert held(buildidfs.store) == {0, 1}
+    for start in range(100, 130, 10):
+        scanned(range(start, start + 10), "")
+    left = held(buildidfs.store)
+    assert left >= {0, 1}
+    assert left & set(range(120, 130)), "the newest of the flood have room"
+    assert not left >= set(range(100, 130)), "and not all of it fits"
+
+
+_ENTER = (
+    "mount -t cgroup2 none /mnt; mkdir -p /mnt/GROUP; echo $$ > /mnt/GROUP/cgroup.procs;"
+    " umount /mnt; "
+)
+
+
 # --- pins ----------------------------------------------------------------------------------------
 
 

@@ -250,6 +250,20 @@ def test_running_a_copy_does_not_have_the_file_removed(store: Store, exact: None
     assert 1 in _ids(store)
 
 
+def test_shared_files_count_in_parts(store: Store, exact: None) -> None:
+    """The victim has one program of its own; the flood runs the libraries of the victim, too."""
+    _add(store, 1, days_ago=90, uid=1)
+    for number in range(10, 16):
+        digest = _add(store, number, days_ago=80, uid=1)
+        when = time.time_ns() - 79 * DAY * SECOND
+        again = sighting(b"/copy", uid=2, ino=number, seen_ns=when)
+        store.commit([capture(store, digest, _id(number), at=again)])
+    store.retain(_room_for(store, 4))
+    for number in range(20, 40):
+        _add(store, number, uid=2)
+    assert _ids(store) >= {1, *range(10, 16)}
+
+
 def test_recapturable_file_does_not_take_the_room_of_a_loss(store: Store, tmp_path: Path) -> None:
     for number in range(20):
         _add(store, number, days_ago=20 - number)

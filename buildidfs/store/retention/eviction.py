@@ -18,6 +18,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import Journal
 from buildidfs.store.retention import removal, tally
-from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room
+from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room, Share, share_at
 from buildidfs.store.retention.recapture import can_be_had, is_fresh
 from buildidfs.store.retention.tally import Evicted, Tally
 from buildidfs.store.values import NewSeen, OriginRecord
@@ -155,6 +156,7 @@ class Keeper:
         self._in_vain = (-math.inf, NO_ROOM)
         self._why_in_vain = ""
         self._staged = NO_ROOM
+        self._staged_by: Counter[Share] = Counter()
         self._counting = threading.Lock()
         usage = look(env, blobs)
         self._free_bytes = _FreeLimit(policy.keep_free, policy.yields)
@@ -183,7 +185,7 @@ class Keeper:
 
         self._admit(origin, size, size=size)
         staged = self._repeated(size, lambda: work(more), ())
-        self._count(staged)
+        self._count(staged, None if origin is None else share_at(origin))
         return staged
 
     def writing(
@@ -311,17 +313,19 @@ class Keeper:
             lack = max(lack, taken.bytes + new.bytes - policy.max_size)
         return Room(lack, inodes)
 
-    def _count(self, staged: Staged) -> None:
+    def _count(self, staged: Staged, share: Share | None) -> None:
         """Count staged bytes until they are committed or dropped."""
-        room = Room(staged.disk_bytes(), 1)
+        size = staged.disk_bytes()
+        self._add_staged(share, Room(size, 1))
+        staged.counted = functools.partial(self._add_staged, share, Room(-size, -1))
+
+    def _add_staged(self, share: Share | None, room: Room) -> None:
         with self._counting:
             self._staged += room
-
-        def uncount() -> None:
-            with self._counting:
-                self._staged -= room
-
-        staged.counted = uncount
+            if share is not None:
+                self._staged_by[share] += room.bytes
+            if not self._staged.inodes:
+                self._staged_by.clear()
 
     def _refuse_giant(self, size: int, usage: Usage) -> None:
         """Refuse a file that would not fit after any removal. Raises OSError (EFBIG)."""
@@ -366,7 +370,9 @@ class Keeper:
         self._prepare()
         margin = self._margin(look(self._env, self._blobs))
         margin = Room(margin.bytes * (lack.bytes > 0), margin.inodes * (lack.inodes > 0))
-        freed, is_valid = self._follow(self._planner.plan(lack, margin))
+        with self._counting:
+            staged = dict(self._staged_by)
+        freed, is_valid = self._follow(self._planner.plan(lack, margin, staged=staged))
         if freed == NO_ROOM and is_valid:
             self._in_vain = time.monotonic(), lack
             self._why_in_vain = _in_vain(self._planner)

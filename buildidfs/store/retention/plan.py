@@ -21,6 +21,7 @@ import heapq
 import os
 import time
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -29,15 +30,16 @@ from buildidfs import names
 from buildidfs.formats.container import cgroup
 from buildidfs.model import Artifact, BuildId, Digest, Kind
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.locations import BUNDLE, is_namespace
+from buildidfs.store.index.locations import BUNDLE, as_bytes, is_namespace
 from buildidfs.store.index.queries import DAMAGE, Index, prefixed
 from buildidfs.store.retention.pins import Pins
 from buildidfs.store.retention.recapture import APART_MNT, MOST_PLACES, recapturable_at
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from buildidfs.model import Origin
     from buildidfs.store.index.environment import Environment, Txn
     from buildidfs.store.values import OriginRecord
 
@@ -130,18 +132,23 @@ class Share(NamedTuple):
 
 _UNKNOWN: Final = Share(b"", "unknown places")
 _BUNDLES: Final = Share(b"bundles", "bundles")
-_NAMESPACES: Final = Share(b"namespaces", "mount namespaces without a container")
+_NAMESPACES: Final = (
+    Share(b"namespaces", "mount namespaces without a container"),
+    Share(b"users", "mount namespaces of users"),
+)
+_BUNDLE: Final = BUNDLE.encode()
 
 
 @functools.lru_cache(maxsize=4096)
-def share_of(group: bytes, container: bytes, uid: int, *, apart: bool, bundled: bool) -> Share:
+def _share_of(group: bytes, container: bytes, uid: int, *, apart: bool, bundled: bool) -> Share:
     """Return the share of a file that was seen in the control group ``group``.
 
-    Nobody gets a larger share of the store by making more places. All control groups of a user, and
-    all mount namespaces without a container, are one place each, and a control group in a container
-    belongs to the container. A label proves nothing, so two containers with one label are two
-    places. The claims in bundles are one place. ``container`` is the label of the file, ``apart``
-    is True in another mount namespace than the host's; ``uid`` owns the file.
+    Nobody gets a larger share of the store by making more places. All control groups of a user are
+    one place, and a control group in a container belongs to the container. All mount namespaces
+    without a container are two places: one for files of root, and one for all other files. A label
+    proves nothing, so two containers with one label are two places. The claims in bundles are one
+    place. ``container`` is the label of the file, ``apart`` is True in another mount namespace than
+    the host's; ``uid`` owns the file.
     """
     if bundled:
         return _BUNDLES
@@ -155,12 +162,14 @@ def share_of(group: bytes, container: bytes, uid: int, *, apart: bool, bundled: 
     if label and not is_namespace(label):  # an image, a package or a server
         return Share(b"label " + container, label)
     if apart:
-        return _NAMESPACES
+        return _NAMESPACES[uid != 0]
     return Share(b"user %d" % uid, f"user {uid}")
 
 
-class _Queue:
-    """Blobs of one share: the ``room`` that all take, and the ``oldest`` that may be removed."""
+class _Group:
+    """Blobs that the same shares have: the ``room`` that all take, and the ``oldest`` that may be
+    removed.
+    """
 
     def __init__(self) -> None:
         self.room = NO_ROOM
@@ -175,49 +184,40 @@ class _Queue:
             self.oldest.append((used, digest, size))
 
 
-def _owned(queues: dict[frozenset[Share], _Queue]) -> dict[Share, _Queue]:
-    """Return the queue of each share. A blob that several have belongs to the smallest of them.
-
-    So a container cannot have a file of another removed by running a copy of it.
-    """
-    total: dict[Share, int] = {}
-    for shares, queue in queues.items():
-        for share in shares:
-            total[share] = total.get(share, 0) + queue.room.bytes
-    found: dict[Share, _Queue] = {}
-    for shares, queue in queues.items():
-        owner = min(shares, key=lambda share: (total[share], share))
-        mine = found.setdefault(owner, _Queue())
-        mine.room += queue.room
-        mine.removable += queue.removable
-        mine.oldest += queue.oldest
-    for queue in found.values():
-        queue.oldest.sort()
-    return found
-
-
 def _largest_first(
-    queues: dict[Share, _Queue], wanted: Room
-) -> Iterator[tuple[int, Digest, Share]]:
+    groups: dict[frozenset[Share], _Group], wanted: Room, staged: Mapping[Share, int]
+) -> Iterator[tuple[Digest, Share]]:
     """Yield blobs until ``wanted`` is free: always the oldest of the share that has the most.
 
-    If inodes are lacking, the share with the most files is the largest.
+    The bytes of a blob that several have count in equal parts, together with the bytes that are
+    being ``staged``. The blob goes with the smallest of them, so a container cannot have a file of
+    another removed by running a copy of it. If inodes are lacking, the share with the most files is
+    the largest.
     """
-    taken = dict.fromkeys(queues, 0)
+    totals: dict[Share, list[float]] = {share: [size, 0] for share, size in staged.items()}
+    for shares, group in groups.items():
+        for share in shares:
+            total = totals.setdefault(share, [0, 0])
+            for unit, room in enumerate(group.room):
+                total[unit] += room / len(shares)
+    blobs: dict[Share, list[tuple[int, Digest, int, int]]] = {share: [] for share in totals}
+    for shares, group in groups.items():
+        owner = min(shares, key=lambda share: (totals[share], share))
+        blobs[owner] += [(*blob, len(shares)) for blob in group.oldest]
+    for of_share in blobs.values():
+        of_share.sort(reverse=True)
     for unit in range(len(wanted)):
-        heap = [(-queue.room[unit], share) for share, queue in queues.items()]
+        heap = [(-total[unit], share) for share, total in totals.items()]
         heapq.heapify(heap)
         while heap and wanted[unit] > 0:
             _, share = heapq.heappop(heap)
-            queue = queues[share]
-            if taken[share] == len(queue.oldest):
-                continue
-            used, digest, size = queue.oldest[taken[share]]
-            taken[share] += 1
-            queue.room -= Room(size, 1)
-            wanted -= Room(size, 1)
-            heapq.heappush(heap, (-queue.room[unit], share))
-            yield used, digest, share
+            if blobs[share]:
+                _, digest, size, parts = blobs[share].pop()
+                totals[share][0] -= size / parts
+                totals[share][1] -= 1 / parts
+                wanted -= Room(size, 1)
+                heapq.heappush(heap, (-totals[share][unit], share))
+                yield digest, share
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -267,12 +267,14 @@ class Planner:
         limit: str = "",
         in_part: bool = False,
         recapturable_only: bool = False,
+        staged: Mapping[Share, int] = MappingProxyType({}),
     ) -> Iterator[Choice]:
         """Yield the blobs to remove so that ``lack`` becomes free, in order.
 
         While one goes, so many go that ``beyond`` becomes free as well. If all of the blobs do not
         free ``lack``, only recapturable ones are yielded, unless ``in_part``. ``limit`` is the name
-        of the limit for the reasons. The caller may remove each blob when it gets it.
+        of the limit for the reasons. ``staged`` are the bytes of each share that are not in the
+        store yet. The caller may remove each blob when it gets it.
         """
         self._begin()
         for candidate in self._aged():
@@ -287,7 +289,7 @@ class Planner:
                 return
         if lack.is_none or recapturable_only:
             return
-        for candidate, share in self._losses(lack, lack + beyond, in_part):
+        for candidate, share in self._losses(lack, lack + beyond, in_part, staged):
             yield self._choice(candidate, f"{limit}; {share.name} has the most bytes")
 
     def recapturable(self, before: int | None = None) -> Iterator[Choice]:
@@ -390,26 +392,28 @@ class Planner:
             if candidate is not None and not candidate.stays:
                 yield candidate
 
-    def _losses(self, lack: Room, wanted: Room, in_part: bool) -> Iterator[tuple[Candidate, Share]]:
+    def _losses(
+        self, lack: Room, wanted: Room, in_part: bool, staged: Mapping[Share, int]
+    ) -> Iterator[tuple[Candidate, Share]]:
         """Yield blobs that are not recapturable, which together free ``wanted``, or all of them.
 
         Yields none if they do not free ``lack``, unless ``in_part``.
         """
-        queues = self._queued(wanted)
-        removable = sum((queue.removable for queue in queues.values()), NO_ROOM)
+        groups = self._grouped(wanted)
+        removable = sum((group.removable for group in groups.values()), NO_ROOM)
         if not in_part and not (lack - removable).is_none:
             self.found_too_little = removable != NO_ROOM
             return
-        for _, digest, share in _largest_first(_owned(queues), wanted):
+        for digest, share in _largest_first(groups, wanted, staged):
             candidate = self.look(digest)
             if candidate is not None and not candidate.stays:
                 yield candidate, share
 
-    def _queued(self, wanted: Room) -> dict[frozenset[Share], _Queue]:
+    def _grouped(self, wanted: Room) -> dict[frozenset[Share], _Group]:
         """Return the blobs that are neither recapturable nor pinned, by the shares that have
         them.
         """
-        queues: dict[frozenset[Share], _Queue] = {}
+        groups: dict[frozenset[Share], _Group] = {}
         blobs = heapq.merge(self._stale, self._uses(1))
         while batch := list(islice(blobs, _AT_ONCE)):
             for used, digest, row, shares in self._shared(batch):
@@ -418,9 +422,9 @@ class Planner:
                     continue
                 young = self._is_young(used)
                 self.kept_young |= young
-                queue = queues.setdefault(shares, _Queue())
-                queue.add(used, digest, row.taken, wanted, removable=not young)
-        return queues
+                group = groups.setdefault(shares, _Group())
+                group.add(used, digest, row.taken, wanted, removable=not young)
+        return groups
 
     def _shared(
         self, blobs: Sequence[tuple[int, Digest]]
@@ -493,13 +497,24 @@ class Planner:
         return self._links[artifact.digest]
 
 
+def share_at(origin: Origin) -> Share:
+    """Return the share of a file at a place."""
+    return _share_of(
+        origin.cgroup,
+        as_bytes(origin.container),
+        origin.identity.uid,
+        apart=bool(origin.apart & APART_MNT),
+        bundled=origin.scanner == BUNDLE,
+    )
+
+
 def _share_at(seen: location_rows.OriginRow) -> Share:
-    return share_of(
+    return _share_of(
         seen.cgroup,
         seen.container,
         seen.uid,
         apart=bool(seen.apart & APART_MNT),
-        bundled=seen.scanner == BUNDLE.encode(),
+        bundled=seen.scanner == _BUNDLE,
     )
 
 
