@@ -24,7 +24,7 @@ SIZE: Final = 1000
 
 _SOURCE = Path(__file__).with_name("flood.c")
 # Mounts made in here are nobody else's, and gone with its last process.
-_CONTAINER: Final[tuple[Argument, ...]] = ("unshare", "-m", "--propagation", "private")
+CONTAINER: Final[tuple[Argument, ...]] = ("unshare", "-m", "--propagation", "private")
 
 
 class Flood:
@@ -52,10 +52,17 @@ class Flood:
 
 
 @contextlib.contextmanager
-def flooding(place: Path, rate: float, workers: int = 1, first: int = 0) -> Iterator[Flood]:
+def flooding(
+    place: Path,
+    rate: float,
+    workers: int = 1,
+    first: int = 0,
+    prefix: tuple[Argument, ...] = (),
+) -> Iterator[Flood]:
     """Flood from a container until the end of the block; ``rate`` 0 is as fast as it can.
 
-    The block begins when the flood has mapped its ``first`` files.
+    The block begins when the flood has mapped its ``first`` files. ``prefix`` is the beginning of
+    the command.
     """
     place.mkdir()
     program, template = place / "flood", place / "template"
@@ -68,7 +75,7 @@ def flooding(place: Path, rate: float, workers: int = 1, first: int = 0) -> Iter
     (place / "root").mkdir()
     script = 'mount -t tmpfs none "$1" && exec "$2" "$1" "$3" "$4" "$5" "$6" "$7"'
     argv: list[Argument] = [
-        *_CONTAINER, "sh", "-c", script, "sh", place / "root", program, template,
+        *prefix, *CONTAINER, "sh", "-c", script, "sh", place / "root", program, template,
         str(content.index(build_id)), str(rate), str(workers),
         str(first),
     ]  # fmt: skip
@@ -88,5 +95,5 @@ def beside(items: ShortLife, count: int, life: float = 0.001) -> tuple[Expected,
     """Run so many programs on the host, and at the same time as many in one other container."""
     with ThreadPoolExecutor(2) as pool:
         host = pool.submit(items.run, "host", count, 1, life)
-        container = pool.submit(items.run, "host", count, 1, life, _CONTAINER)
+        container = pool.submit(items.run, "host", count, 1, life, CONTAINER)
         return host.result(), container.result()

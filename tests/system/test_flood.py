@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.flooding import beside, flooding
+from tests.support.flooding import CONTAINER, beside, flooding
+from tests.support.imitating import USER, container_and_imitation, entering
 from tests.support.shortlife import ShortLife
 from tests.support.waiting import until
 from tests.support.watching import watching
@@ -62,6 +63,25 @@ def test_host_and_second_container_lose_nothing(
         warnings = [line for line in watcher.log.splitlines() if _WARNING in line]
         assert len(warnings) == 1, warnings
         assert f"mnt:{flood.mnt} " in warnings[0]
+
+
+def test_imitation_of_a_container_takes_nothing_from_it(directory: Path) -> None:
+    """A user has given a control group the ID of the container, and floods from it."""
+    with (
+        ShortLife(directory / "items") as items,
+        watching(directory / "store", "--no-scan", "--pin-seconds", str(_PIN_S)) as watcher,
+        container_and_imitation() as (container, imitation),
+    ):
+        label = f"docker:{container.name.removeprefix('docker-')[:12]}"
+        with flooding(directory / "flood", 1500, 1, _FIRST, entering(imitation)):
+            victim = items.run("host", 60, 1, 0.05, (*entering(container), *CONTAINER))
+        assert watcher.captured(victim, _PATIENCE_S).complete, "60 executables, 60 libraries"
+        until(lambda: _dropped(watcher), "the loss of the flood")
+        assert _dropped(watcher)["container"] == f"{label} (user {USER})"
+        assert label not in {each["container"] for each in watcher.facts["losses"]}
+        warnings = [line for line in watcher.log.splitlines() if _WARNING in line]
+        assert len(warnings) == 1, warnings
+        assert f"{label} (user {USER}) maps" in warnings[0]
 
 
 def _dropped(watcher: Watcher) -> dict[str, Any]:

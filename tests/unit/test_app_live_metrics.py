@@ -137,20 +137,6 @@ def test_other_requests_are_refused(store: Store) -> None:
         assert fetched(source, "/metrics?x=1")
 
 
-def test_a_client_that_says_nothing_is_given_up(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics, "_REQUEST_S", 0.2)
-    with exporter(store) as source:
-        silent = [socket.create_connection(source.address) for _ in range(3)]
-        talker = socket.create_connection(source.address)
-        talker.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 20_000)
-        assert values(fetched(source))
-        for each in (*silent, talker):
-            each.close()
-        assert values(fetched(source))
-
-
 def test_flood_of_requests_collects_once_a_second(store: Store) -> None:
     calls = []
 

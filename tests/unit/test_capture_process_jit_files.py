@@ -24,6 +24,7 @@ from buildidfs.model import JitProcess
 from buildidfs.store import Store
 from buildidfs.store.jit_maps import JitMaps
 from tests.support.clients import tool
+from tests.support.imitating import USER, container_and_imitation, entering
 from tests.support.jit import dump, load
 from tests.support.waiting import lines, until
 
@@ -285,6 +286,23 @@ def test_idle_processes_of_a_user_take_no_place_of_a_container(
         until(lambda: os.getpid() in follower._followed, "the place of root")
         assert [each.share for each in refused] == [*shares[6:], shares[5]]
         follower.close()
+
+
+@pytest.mark.host
+def test_imitation_of_a_container_has_another_share(finder: JitFinder) -> None:
+    shares = []
+    with container_and_imitation() as groups:
+        for group in groups:
+            argv = [*entering(group), "unshare", "-m", "sh", "-c", "echo; exec sleep 60"]
+            with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                process.stdout.readline()
+                shares.append(finder.whose(process.pid))
+                process.kill()
+    container, imitation = shares
+    assert container.share.owner.startswith("/containers-")
+    assert imitation.share.owner == f"uid {USER}"
+    assert imitation.container == f"{container.container} (user {USER})"
 
 
 def test_follower_pauses_after_an_error_that_lasts(

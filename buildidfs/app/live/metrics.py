@@ -5,9 +5,8 @@ The values are those that ``status`` reads: the facts of the watch, the counts o
 run files of mounts. Only the coverage of this host, which takes seconds, is counted here, once in
 `COVERAGE_S`. The names are documented in buildidfs(1), METRICS.
 
-The HTTP side binds the given address only. One thread serves one connection at a time, which may
-take `_REQUEST_S` and send `_REQUEST_BYTES`; values are collected at most once a second, so a flood
-of requests costs no more than that.
+The HTTP side (`metrics_server`) binds the given address only. Values are collected at most once a
+second, so a flood of requests costs no more than that.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import ipaddress
 import logging
 import os
 import re
-import select
 import socket
 import tempfile
 import threading
@@ -26,6 +24,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from buildidfs import __version__
+from buildidfs.app.live.metrics_server import BACKLOG, MetricsServer
 from buildidfs.app.live.state import as_facts
 from buildidfs.errors import BuildIdFsError, UsageError
 from buildidfs.store import run_files
@@ -46,8 +45,6 @@ COVERAGE_S: Final = 600.0
 """Seconds between two counts of the coverage of the running processes."""
 
 _FILE_S: Final = 15.0
-_REQUEST_S: Final = 2.0
-_REQUEST_BYTES: Final = 8192
 _FRESH_S: Final = 1.0
 _MOST_REASONS: Final = 64
 _OTHERS: Final = "other"
@@ -238,25 +235,10 @@ class Exporter:
 
     def _serve(self) -> None:
         assert self._socket is not None
-        while not self._ending.is_set():
-            listening = self._socket.fileno()
-            ready, _, _ = select.select([listening, self._wake], [], [])
-            if listening not in ready or self._ending.is_set():
-                continue
-            with contextlib.suppress(OSError):  # the client is gone
-                client, _ = self._socket.accept()
-                with client:
-                    self._answer(client)
+        MetricsServer(self._socket, self._wake, self._response).run()
 
-    def _answer(self, client: socket.socket) -> None:
-        deadline = time.monotonic() + _REQUEST_S
-        request = b""
-        while b"\r\n\r\n" not in request and len(request) < _REQUEST_BYTES:
-            client.settimeout(max(deadline - time.monotonic(), 0.001))
-            chunk = client.recv(_REQUEST_BYTES)
-            if not chunk:
-                return
-            request += chunk
+    def _response(self, request: bytes) -> bytes:
+        """Return the answer to a request, with its head."""
         from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
         method, _, rest = request.partition(b" ")
@@ -270,8 +252,7 @@ class Exporter:
             except (BuildIdFsError, OSError) as error:
                 status, body = "500 Internal Server Error", f"{error}\n".encode()
         head = f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.settimeout(max(deadline - time.monotonic(), 0.001))
-        client.sendall(head.encode() + (b"" if method == b"HEAD" else body))
+        return head.encode() + (b"" if method == b"HEAD" else body)
 
 
 class _Ended(Exception):
@@ -289,7 +270,7 @@ def _listening(place: Target) -> socket.socket:
     """Return a listening socket. Raises `UsageError`."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:
-        return socket.create_server((place.host, place.port), family=family, backlog=16)
+        return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG)
     except OSError as error:
         where = f"{place.host} port {place.port}"
         reason = str(error.strerror).partition(" (while attempting")[0]  # create_server adds that
