@@ -17,12 +17,16 @@ STEP_BYTES: Final = 256
 """Bytes that are copied, hashed or decompressed in the time of one step."""
 
 
+class Spent(Exception):
+    """A budget has too few steps left; for callers who need no other error."""
+
+
 class Budget:
     """The remaining steps of one input. A step is the work for one small record, about 0.5 µs."""
 
     __slots__ = ("_error", "_left")
 
-    def __init__(self, steps: int, error: Callable[[], Exception]) -> None:
+    def __init__(self, steps: int, error: Callable[[], Exception] = Spent) -> None:
         self._left = steps
         self._error = error
 

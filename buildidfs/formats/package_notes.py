@@ -8,19 +8,37 @@ private/pkg (status.d); apk-tools, src/database.c (installed); rpm, lib/backend/
 from __future__ import annotations
 
 import re
+import sqlite3
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs.formats.archive.packages import RpmHeader
-from buildidfs.formats.sqlite import Database, Unusable
+from buildidfs.formats.budget import Spent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.formats.budget import Budget
 
 _UNPRINTABLE: Final = re.compile(r"[^\w.:+~^-]", re.ASCII)
 _TEXT_MAX: Final = 128
 _MOST_NAMESAKES: Final = 64  # limit of files with one name that are read
+
+# The schema is a stranger's: it may call no function, and a query may only read.
+_SQLITE_SETTINGS: Final = ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON")
+_SQLITE_LIMITS: Final = (
+    (sqlite3.SQLITE_LIMIT_LENGTH, 32 << 20),
+    (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 64 << 10),
+    (sqlite3.SQLITE_LIMIT_COLUMN, 64),
+    (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 32),
+    (sqlite3.SQLITE_LIMIT_VDBE_OP, 10_000),
+    (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+    (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 1),
+)
+_READING: Final = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
+_OPERATIONS_OF_CALL: Final = 1000
+_STEPS_OF_CALL: Final = 100
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -101,37 +119,51 @@ def apk_owner(installed: bytes, paths: Iterable[bytes]) -> Package:
 
 
 class RpmDatabase:
-    """The packages that rpm has installed; ``read(size, offset)`` reads rpmdb.sqlite.
+    """The packages that rpm has installed, in an SQLite database that is open for reading only.
 
-    Methods raise `Unusable`, and errors of ``read``.
+    SQLite is not made for hostile databases, so a confined process uses this class. ``budget`` is
+    charged the steps of the queries; its error is not raised, but ends a query. Methods raise
+    `sqlite3.Error`.
     """
 
-    def __init__(self, read: Callable[[int, int], bytes]) -> None:
-        self._database = Database(read)
-        roots = self._database.roots()
-        try:
-            self._names = roots[b"index", b"Basenames_key_idx"]
-            self._files = roots[b"table", b"Basenames"]
-            self._packages = roots[b"table", b"Packages"]
-        except KeyError as error:
-            raise Unusable("no database of rpm") from error
+    def __init__(self, connection: sqlite3.Connection, budget: Budget) -> None:
+        self._connection = connection
+        connection.text_factory = bytes
+        for limit, most in _SQLITE_LIMITS:
+            connection.setlimit(limit, most)
+        for setting in _SQLITE_SETTINGS:
+            connection.execute(f"PRAGMA {setting}")
+
+        def is_over() -> bool:
+            try:
+                budget.charge(_STEPS_OF_CALL)
+            except Spent:
+                return True
+            return False
+
+        connection.set_authorizer(lambda action, *_: 0 if action in _READING else 1)
+        connection.set_progress_handler(is_over, _OPERATIONS_OF_CALL)
 
     def owner(self, paths: Iterable[bytes]) -> Package:
         """Return the package that has one of the paths."""
         for path in paths:
             name = path.rpartition(b"/")[2]
-            for number in self._database.matches(self._names, name)[:_MOST_NAMESAKES]:
-                match self._database.row(self._files, number):
-                    case [_, int(package), int(file)]:
-                        header = self._header(package)
-                        if header.path(file) == path:
-                            name, version, _ = header.name
-                            return Package(shown(name), shown(version), "rpm")
+            rows = self._connection.execute(
+                "SELECT hnum, idx FROM Basenames WHERE key = CAST(? AS TEXT) LIMIT ?",
+                (name, _MOST_NAMESAKES),
+            )
+            for package, file in rows.fetchall():
+                if isinstance(package, int) and isinstance(file, int):
+                    header = self._header(package)
+                    if header.path(file) == path:
+                        name, version, _ = header.name
+                        return Package(shown(name), shown(version), "rpm")
         return UNKNOWN
 
     def _header(self, number: int) -> RpmHeader:
-        match self._database.row(self._packages, number):
-            case [_, bytes(blob)]:
+        rows = self._connection.execute("SELECT blob FROM Packages WHERE hnum = ?", (number,))
+        match rows.fetchone():
+            case (bytes(blob),):
                 return RpmHeader.of_database(blob)
         return RpmHeader.of_database(b"")
 

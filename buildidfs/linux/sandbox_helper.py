@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> None:
     step, kind = ["start"], CONFINE
     try:
         _settle_streams()
-        for note in _confine(parent, (memory, addresses, seconds), reads, step):
+        for note in confine(parent, (memory, addresses, seconds), reads, step):
             _tell(report, NOTE, note)
         _tell(report, READY, "")
         kind, step[0] = RUN, f"run {argv[0]}"
@@ -91,7 +91,7 @@ def _tell(report: int, kind: str, text: str) -> None:
     os.write(report, f"{kind} {text}\n".encode("utf-8", "backslashreplace"))
 
 
-def _confine(
+def confine(
     parent: int, limits: tuple[int, int, int], reads: Sequence[str], step: list[str]
 ) -> Iterator[str]:
     """Give up all rights; yield a note for each right that could not be removed. ``step``, a list

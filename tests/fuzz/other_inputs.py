@@ -24,7 +24,8 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.debug_files import Companions
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
-from buildidfs.formats import package_notes, sqlite
+from buildidfs.formats import package_notes
+from buildidfs.formats.budget import Budget
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
@@ -299,9 +300,20 @@ def _check_package_notes(text: bytes) -> None:
         package_notes.apk_owner(text, _PACKAGED),
     ):
         _check_package(package)
-    with contextlib.suppress(sqlite.Unusable):
-        database = package_notes.RpmDatabase(lambda size, offset: text[offset : offset + size])
+    with contextlib.suppress(sqlite3.Error), opened(text) as connection:
+        database = package_notes.RpmDatabase(connection, Budget(1 << 20))
         _check_package(database.owner(_PACKAGED))
+
+
+@contextlib.contextmanager
+def opened(raw: bytes) -> Iterator[sqlite3.Connection]:
+    """A database in memory."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.deserialize(raw or b"\0")
+        yield connection
+    finally:
+        connection.close()
 
 
 def _check_package(package: package_notes.Package) -> None:
@@ -310,8 +322,8 @@ def _check_package(package: package_notes.Package) -> None:
         assert len(part) <= 128
 
 
-def _rpm_database() -> bytes:
-    """A database as rpm has it, with one package of one file."""
+def rpm_database(*more: str) -> bytes:
+    """A database as rpm has it, with one package of one file; ``more`` statements change it."""
     strings = b"coreutils\x009.4\x001\0true\0/usr/bin/\0\0\0\0\0"
     entries = [(1000, 6, 0, 1), (1001, 6, 10, 1), (1002, 6, 14, 1), (1117, 8, 16, 1),
                (1118, 8, 21, 1), (1116, 4, 32, 1)]  # fmt: skip
@@ -326,12 +338,31 @@ def _rpm_database() -> bytes:
     blob = header + strings.ljust(32, b"\0") + struct.pack(">I", 0)
     connection.execute("INSERT INTO Packages VALUES (1, ?)", (blob,))
     connection.execute("INSERT INTO Basenames VALUES ('true', 1, 0)")
+    for statement in more:
+        connection.execute(statement)
     connection.commit()
     raw = connection.serialize()
     connection.close()
-    database = package_notes.RpmDatabase(lambda size, offset: raw[offset : offset + size])
-    assert database.owner(_PACKAGED) == package_notes.Package("coreutils", "9.4-1", "rpm")
     return raw
+
+
+# What makes one row cost much: names of one file in many rows, a view that does not end, and rows
+# without an index.
+_COUNTED: Final = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT {})"
+COSTLY: Final = (
+    (f"INSERT INTO Basenames {_COUNTED.format(20_000)} SELECT 'true', 1, 1 FROM n",),
+    (
+        "DROP TABLE Basenames",
+        f"CREATE VIEW Basenames(key, hnum, idx) AS {_COUNTED.format(1 << 40)}"
+        " SELECT 'x', x, x FROM n",
+    ),
+    (
+        "DROP INDEX Basenames_key_idx",
+        f"INSERT INTO Basenames {_COUNTED.format(50_000)} SELECT 'other', 1, 1 FROM n",
+    ),
+    (f"INSERT INTO Packages {_COUNTED.format(2)} SELECT x + 1, zeroblob(400000) FROM n",
+     "UPDATE Basenames SET hnum = 2"),
+)  # fmt: skip
 
 
 def _seed_package_notes() -> Iterator[bytes]:
@@ -342,7 +373,7 @@ def _seed_package_notes() -> Iterator[bytes]:
         b"Package: coreutils\nArchitecture: arm64\nVersion: 9.4-2\n\n"
         b"Package: coreutils\nArchitecture: amd64\nVersion: 9.4-3\n"
     )
-    yield _rpm_database()
+    yield rpm_database()
     yield b"C:Q1\nP:bash\nV:5\nF:bin\nR:bash\n\nC:Q1\nP:coreutils\nV:9.4-r1\nF:bin\nR:true\n"
 
 
@@ -354,11 +385,13 @@ def _huge_package_notes() -> Iterator[bytes]:
     ):
         yield filled(unit)
         yield filled(unit, MEGABYTE - 64) + b"\nF:bin\nR:true\n\nPackage: coreutils\nVersion: 1\n"
+    for statements in COSTLY:
+        yield rpm_database(*statements)
 
 
 TARGETS: Final = {
     "packagenotes": Target(
-        _check_package_notes, _seed_package_notes, _huge_package_notes, ("package_notes", "sqlite")
+        _check_package_notes, _seed_package_notes, _huge_package_notes, ("package_notes",)
     ),
     "json": Target(_check_json, _seed_json, _huge_json, ()),
     "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.sections",)),

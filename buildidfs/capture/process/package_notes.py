@@ -3,7 +3,7 @@
 
 The author of the container wrote these databases, so they are claims, shown to people only. They
 are read below the root of the process only, in bounded amounts, and skipped if their filesystem
-does not answer.
+does not answer. A confined process reads those of rpm.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from buildidfs import names
+from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats import package_notes
 from buildidfs.formats.package_notes import UNKNOWN, Package
-from buildidfs.formats.sqlite import Unusable
 from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_fd
 
@@ -83,7 +82,7 @@ class PackageNotes:
                 self._known.clear()
             paths = [path, *names.merged(path)]  # a package has one of them in its list
             owners = self._read(root_fd, root)
-            known = self._ask(root, lambda: _first(owners, paths), UNKNOWN)
+            known = _first(owners, paths)
             self._known[root, path] = known
         return known
 
@@ -141,25 +140,12 @@ def _apk(root_fd: int) -> Iterator[_Owner]:
 
 
 def _rpm(root_fd: int) -> Iterator[_Owner]:
-    """Open the databases of rpm, which may be too large to be read as a whole."""
+    """Copy the databases of rpm, which a confined process reads."""
     for path in _RPM:
         with contextlib.suppress(OSError):
-            file = open(openat2.open_regular_in_root(root_fd, path), "rb", buffering=0)  # noqa: SIM115
-            read = functools.partial(os.pread, file.fileno())
-            try:
-                database = package_notes.RpmDatabase(read)
-            except (OSError, Unusable):
-                file.close()
-                continue
-            weakref.finalize(database, file.close)
-            yield functools.partial(_rpm_owner, database)
-
-
-def _rpm_owner(database: package_notes.RpmDatabase, paths: list[bytes]) -> Package:
-    try:
-        return database.owner(paths)
-    except (OSError, Unusable):
-        return UNKNOWN
+            with closing_fd(openat2.open_regular_in_root(root_fd, path)) as fd:
+                reader = RpmReader(fd)
+            yield reader.owner
 
 
 def _first(owners: list[_Owner], paths: list[bytes]) -> Package:
