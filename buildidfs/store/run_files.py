@@ -10,7 +10,8 @@ closed.
 
 The content is one JSON object: ``role``, ``pid``, ``since`` (Unix time in nanoseconds),
 ``version``, ``kernel`` (the scope of the pid) and the facts that the process reports. It is
-rewritten in place, so a reader reads it until two results are equal.
+rewritten in place, so a reader may read parts of two versions: the first member, ``crc``, is the
+CRC-32 of the bytes after it, and the reader reads until it is right.
 
 **Lost files** (`LossLog`, `lost_since`). Losses come by the thousand when the store is busiest or
 cannot be written, so they are not in the index: one write(2) appends many of them to a file and
@@ -31,6 +32,7 @@ import logging
 import os
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self
 
@@ -50,6 +52,7 @@ _TRIES = 20
 # The size, in bytes, of a run file with the losses of many containers.
 _ROOM = 16 << 10
 _LOOKS = 50
+_CRC: Final = b'{"crc":"'
 _PAUSE_S = 0.01
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
@@ -158,7 +161,7 @@ class Presence:
             self._facts |= _as_json(facts)
             if self._fd < 0:
                 return
-            text = msgspec.json.encode(self._facts) + b"\n"
+            text = encode(self._facts) + b"\n"
             self._length = max(self._length, len(text))
             # Blanks cover the end of a longer text, and reserve room in case the disk is full
             # later.
@@ -273,18 +276,29 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
 
 
 def _read(fd: int, looks: int) -> dict[str, Any]:
-    """Return the content; empty if there is none after several reads, or if it still
-    changes then.
-    """
-    before = b""
-    for _ in range(looks):
-        text = os.pread(fd, _MOST_BYTES, 0)
-        if text == before:
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                return _decoder.decode(text)
+    """Return the content; empty if no read of several finds a whole one."""
+    for number in range(looks):
+        if number:
             time.sleep(_PAUSE_S)  # the file is locked first, and gets its content then
-        before = text
+        text = os.pread(fd, _MOST_BYTES, 0).rstrip()
+        if not text.startswith(_CRC) or not text[len(_CRC) :].startswith(_crc(text)):
+            continue
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            facts = _decoder.decode(text)
+            del facts["crc"]
+            return facts
     return {}
+
+
+def encode(facts: dict[str, object]) -> bytes:
+    """Return the content of a run file."""
+    text = _CRC + b"00000000" + b'",' + msgspec.json.encode(facts).removeprefix(b"{")
+    return text.replace(b"00000000", _crc(text), 1)
+
+
+def _crc(text: bytes) -> bytes:
+    """Return the check sum of a content: of the bytes behind the place of the check sum."""
+    return b"%08x" % zlib.crc32(text[len(_CRC) + 8 :])
 
 
 def _is_held(path: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import select
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +80,7 @@ def test_content_is_one_json_object_for_its_owner_only(tmp_path: Path) -> None:
         mine.update(long="y")
         path = tmp_path / f"run/mount-{os.getpid()}.json"
         values = json.loads(path.read_text())
-        assert set(values) == {"role", "pid", "since", "version", "kernel", "long"}
+        assert set(values) == {"crc", "role", "pid", "since", "version", "kernel", "long"}
         assert values["long"] == "y"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -175,23 +177,40 @@ def test_readers_do_not_take_each_other_for_the_process(tmp_path: Path) -> None:
 
 def test_reader_never_sees_half_of_an_update(tmp_path: Path) -> None:
     over = threading.Event()
-    with Presence(tmp_path, "watch", text="a" * 3000, check="a") as mine:
+    with Presence(tmp_path, "watch", text="a" * 12_000, check="a") as mine:
 
         def write() -> None:
-            for letter in "abcdefgh" * 250:
-                mine.update(text=letter * 3000, check=letter)
-            over.set()
+            for letter in itertools.cycle("abcdefgh"):
+                if over.is_set():
+                    return
+                mine.update(text=letter * 12_000, check=letter)
 
         thread = threading.Thread(target=write)
         thread.start()
-        seen = set()
-        while not over.is_set():
-            (found,) = present(tmp_path)
-            if found.facts:
-                assert found.facts["text"] == found.facts["check"] * 3000
-                seen.add(found.facts["check"])
-        thread.join()
-    assert len(seen) > 1
+        seen: Counter[str] = Counter()
+        try:
+            while seen.total() < 300 or len(seen) < 2:
+                (found,) = present(tmp_path)
+                assert found.facts["text"] == found.facts["check"] * 12_000
+                seen[found.facts["check"]] += 1
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_update_that_stops_in_the_middle_is_not_read(tmp_path: Path) -> None:
+    """The kernel may preempt a write between two pages for any time."""
+    with Presence(tmp_path, "watch", text="a" * 6000, check="a") as mine:
+        (path,) = (tmp_path / "run").iterdir()
+        before = path.read_bytes()
+        mine.update(text="b" * 6000, check="b")
+        after = path.read_bytes()
+        path.write_bytes(after[:4096] + before[4096:])
+        (found,) = present(tmp_path)
+        assert found.facts == {}
+        path.write_bytes(after)
+        (found,) = present(tmp_path)
+        assert found.facts["check"] == "b"
 
 
 def test_one_that_registers_just_now_is_waited_for(tmp_path: Path) -> None:
@@ -203,7 +222,7 @@ def test_one_that_registers_just_now_is_waited_for(tmp_path: Path) -> None:
 
         def write() -> None:
             assert looked.wait(20)
-            file.write('{"since": 1, "caught": 2}')
+            file.write(run_files.encode({"since": 1, "caught": 2}).decode())
             file.flush()
 
         def sleep(seconds: float) -> None:
