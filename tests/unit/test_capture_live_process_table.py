@@ -70,6 +70,21 @@ def test_a_child_that_is_born_elsewhere(family: Tasks) -> None:
     assert (lives(family, 1), lives(family, 2)) == (HERE, THERE)
 
 
+@pytest.mark.parametrize("entered", [100, 230])
+def test_old_record_of_a_fork_changes_no_home(family: Tasks, entered: int) -> None:
+    """The ring of mappings has a copy of the record of the fork, and is read later."""
+    family.forked(2, 1, 100)
+    family.entered(2, THERE, entered)
+    family.forked(2, 1, 100)
+    assert lives(family, 2) == THERE
+
+
+def test_old_record_of_a_namespace_changes_no_home(family: Tasks) -> None:
+    family.forked(2, 1, 100)
+    family.entered(2, THERE, 90)
+    assert lives(family, 2) == HERE
+
+
 def test_another_mount_namespace_is_news_another_network_is_not(family: Tasks) -> None:
     family.entered(1, NamespaceSet(net=7, mnt=10), 2)
     assert lives(family, 1) == NamespaceSet(net=7, mnt=10)

@@ -116,7 +116,12 @@ class Tasks:
         return process.home
 
     def forked(self, pid: int, parent: int, time: int) -> None:
-        """Record a new process, in the namespaces of its parent unless `entered` follows."""
+        """Record a new process, in the namespaces of its parent unless `entered` follows.
+
+        The ring of mappings has a copy of each record of a fork, and is read at another time.
+        """
+        if self._is_known_since(pid, time):
+            return
         process = self._processes.get(parent)
         if process is None:
             # A process from before the start: look it up soon, because its next children share its
@@ -135,6 +140,8 @@ class Tasks:
 
     def entered(self, pid: int, numbers: NamespaceSet, time: int) -> None:
         """Record the new namespaces of a process."""
+        if self._is_known_since(pid, time + 1):
+            return
         process = self._processes.get(pid)
         if process is None or process.home.namespaces != numbers:
             home = self._move(pid, Home(numbers), time)
@@ -188,6 +195,15 @@ class Tasks:
         self._ended.clear()
         self._strangers.clear()
         self._newcomers.clear()
+
+    def _is_known_since(self, pid: int, time: int) -> bool:
+        """Return True if a record of the process from ``time`` or later was applied. An older one
+        changes nothing.
+
+        The number of an ended process may be reused, by a process with a later time.
+        """
+        process = self._processes.get(pid)
+        return process is not None and process.since >= time
 
     def _move(self, pid: int, home: Home, time: int) -> Home:
         if len(self._processes) >= _MOST_PROCESSES:
