@@ -331,7 +331,8 @@ class Origin(msgspec.Struct, frozen=True):
     determined because the store knows that place of the file. ``archive`` is the path on the host
     of the package file that the file is in, if only root may write to it. ``signature`` is the IMA
     signature that a package has for the bytes, which is not verified here. ``standing`` is not
-    stored with the place: it raises the standing of the bytes, as ``trust`` does.
+    stored with the place: it raises the standing of the bytes, as ``trust`` does. ``owner`` is the
+    user who made the container or namespaces, 0 for root and if unknown.
     """
 
     path: bytes
@@ -349,6 +350,7 @@ class Origin(msgspec.Struct, frozen=True):
     archive: bytes = b""
     signature: bytes = b""
     standing: Standing = Standing.GIVEN
+    owner: int = 0
 
     @property
     def is_public(self) -> bool:

@@ -75,6 +75,7 @@ class OriginRow(msgspec.Struct, array_like=True):
     reach: int
     archive: bytes
     signature: bytes = b""
+    owner: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -131,6 +132,7 @@ def pack_origin(
         origin.reach if reach is None else reach,
         origin.archive,
         origin.signature,
+        origin.owner,
     )
     return TIMES.pack(first, last) + _encode(row)
 
@@ -175,6 +177,7 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
         row.reach,
         row.archive,
         row.signature,
+        owner=row.owner,
     )
     return Digest(row.digest), row.kinds, origin, first, last
 

@@ -61,10 +61,11 @@ def test_origin_row_is_the_documented_one() -> None:
     ).origin
     row = location_rows.pack_origin(Digest(bytes(32)), 2, origin, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
-    assert (row[16:19], row[-9:]) == (b"\xdc\x00\x18", b"\x21\x07\x04\xc4\x02/b\xc4\x00")
-    before = row[:16] + b"\xdc\x00\x17" + row[19:-2]  # without a signature
-    longer = row[:16] + b"\xdc\x00\x19" + row[19:] + b"\x01"
-    for other in (before, longer):
+    assert (row[16:19], row[-10:]) == (b"\xdc\x00\x19", b"\x21\x07\x04\xc4\x02/b\xc4\x00\x00")
+    unsigned = row[:16] + b"\xdc\x00\x17" + row[19:-3]
+    unowned = row[:16] + b"\xdc\x00\x18" + row[19:-1]
+    longer = row[:16] + b"\xdc\x00\x1a" + row[19:] + b"\x01"
+    for other in (unsigned, unowned, longer):
         assert location_rows.unpack_origin(other) == location_rows.unpack_origin(row)
     signed = msgspec.structs.replace(origin, signature=b"\x03\x02")
     row = location_rows.pack_origin(Digest(bytes(32)), 2, signed, 1, 2)

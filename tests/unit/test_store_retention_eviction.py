@@ -198,14 +198,18 @@ _FLOODS: dict[str, Callable[[int], dict[str, Any]]] = {
         "cgroup": b"/system.slice/docker-" + b"cd" * 32 + b".scope/" + b"%064x" % number},
     "a user's containers": lambda number: {
         "cgroup": _users(b"libpod-%064x.scope" % number), "container": f"podman:{number:012x}"},
+    "delegated control groups": lambda number: {
+        "cgroup": b"/delegated/libpod-%064x.scope" % number, "owner": 1000},
     "the label of the victim": lambda number: {
-        "cgroup": _users(b"docker-" + b"ab" * 32 + b".scope"), "container": "docker:abababababab"},
+        "cgroup": b"/delegated/docker-" + b"ab" * 32 + b".scope", "owner": 1000,
+        "container": "docker:abababababab"},
     "mount namespaces": _anonymous,
     "mount namespaces of a user": lambda number: {
         "cgroup": _users(b"x.scope/%d" % number), **_anonymous(number)},
     "bundles": lambda number: {
         "cgroup": b"/docker/%064x" % number, "scanner": "bundle", "host": f"h{number}"},
-    "the files of a user": lambda number: {"uid": 1000},
+    "the files of a user": lambda number: {
+        "uid": 1000, "apart": 0, "cgroup": b"/docker/%064x" % number},
 }  # fmt: skip
 
 
@@ -218,7 +222,8 @@ def test_flood_displaces_only_files_of_its_own_place(store: Store, exact: None, 
         _add(store, number, days_ago=300, **at)
     store.retain(_room_for(store, 6))
     for number in range(100, 130):
-        _add(store, number, days_ago=(130 - number) / 30, **_FLOODS[flood](number))
+        at = {"apart": _MNT, **_FLOODS[flood](number)}
+        _add(store, number, days_ago=(130 - number) / 30, **at)
     left = _ids(store)
     assert left >= {0, 1}
     assert max(left) == 129

@@ -78,6 +78,7 @@ class LiveSightings:
             place.cgroup_id,
             apart,
             self.label(place),
+            place.owner,
         )
         origin = surroundings.origin(
             caught.path,

@@ -107,6 +107,7 @@ class Surroundings(msgspec.Struct, frozen=True):
             archive=archive,
             signature=signature,
             standing=standing,
+            owner=self.owner,
         )
 
 

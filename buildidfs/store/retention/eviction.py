@@ -30,7 +30,7 @@ from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import Journal
 from buildidfs.store.retention import removal, tally
-from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room, Share, share_at
+from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room, share_at
 from buildidfs.store.retention.recapture import can_be_had, is_fresh
 from buildidfs.store.retention.tally import Evicted, Tally
 from buildidfs.store.values import NewSeen, OriginRecord
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.model import Origin
+    from buildidfs.shares import Share
     from buildidfs.store.blobs.files import Blobs, Staged
     from buildidfs.store.index.environment import Environment, Txn
     from buildidfs.store.retention.plan import AltLinks

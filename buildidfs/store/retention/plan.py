@@ -29,6 +29,7 @@ import msgspec
 from buildidfs import names
 from buildidfs.formats.container import cgroup
 from buildidfs.model import Artifact, BuildId, Digest, Kind
+from buildidfs.shares import Share, of_user
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import BUNDLE, as_bytes, is_namespace
 from buildidfs.store.index.queries import DAMAGE, Index, prefixed
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
 
     AltLinks = Callable[[Digest], BuildId | None]
 
-#: Rows that are written in one transaction.
+_BUNDLE: Final = BUNDLE.encode()
+
+#: Rows that are read or written in one transaction.
 _AT_ONCE: Final = 1024
 
 _PINNED: Final = "pinned"
@@ -123,47 +126,65 @@ class Choice(msgspec.Struct, frozen=True):
 # --- places ---------------------------------------------------------------------------------------
 
 
-class Share(NamedTuple):
-    """A place whose bytes are compared with those of others; ``name`` is for people."""
-
-    place: bytes
-    name: str
-
-
-_UNKNOWN: Final = Share(b"", "unknown places")
-_BUNDLES: Final = Share(b"bundles", "bundles")
-_NAMESPACES: Final = (
-    Share(b"namespaces", "mount namespaces without a container"),
-    Share(b"users", "mount namespaces of users"),
-)
-_BUNDLE: Final = BUNDLE.encode()
+_UNKNOWN: Final = Share("unknown places")
+_BUNDLES: Final = Share("bundles")
+_NAMESPACES: Final = Share("mount namespaces without a container")
 
 
 @functools.lru_cache(maxsize=4096)
-def _share_of(group: bytes, container: bytes, uid: int, *, apart: bool, bundled: bool) -> Share:
+def _share_of(
+    group: bytes, container: bytes, uid: int, owner: int, *, apart: bool, bundled: bool
+) -> Share:
     """Return the share of a file that was seen in the control group ``group``.
 
-    Nobody gets a larger share of the store by making more places. All control groups of a user are
-    one place, and a control group in a container belongs to the container. All mount namespaces
-    without a container are two places: one for files of root, and one for all other files. A label
-    proves nothing, so two containers with one label are two places. The claims in bundles are one
-    place. ``container`` is the label of the file, ``apart`` is True in another mount namespace than
-    the host's; ``uid`` owns the file.
+    Nobody gets a larger share of the store by making more places. A control group in a container
+    belongs to the container, and all containers and mount namespaces that a user has made are one
+    place. The other mount namespaces without a container are one place, and so are the claims in
+    bundles. A label proves nothing, so two containers with one label are two places. ``container``
+    is the label of the file, ``apart`` is True in another mount namespace than the host's. ``uid``
+    owns the file, ``owner`` is `Origin.owner`.
     """
     if bundled:
         return _BUNDLES
-    user = cgroup.user_id(group)
-    if user:
-        return Share(b"user %d" % user, f"user {user}")
-    place = cgroup.outermost(group)
-    if place:
-        return Share(b"group " + place, cgroup.container_label(place) or os.fsdecode(place))
     label = container.decode("utf-8", "replace")
-    if label and not is_namespace(label):  # an image, a package or a server
-        return Share(b"label " + container, label)
-    if apart:
-        return _NAMESPACES[uid != 0]
-    return Share(b"user %d" % uid, f"user {uid}")
+    named = "" if is_namespace(label) else label
+    if not apart:  # the label is that of an image, a package or a server
+        return Share(named) if named and not group else of_user(uid)
+    if user := owner or cgroup.user_id(group):
+        return of_user(user)
+    if outer := cgroup.outermost(group):
+        return Share(outer.decode("utf-8", "surrogateescape"))
+    return Share(named) if named else _NAMESPACES
+
+
+def share_at(origin: Origin) -> Share:
+    """Return the share of a file at a place."""
+    return _share_of(
+        origin.cgroup,
+        as_bytes(origin.container),
+        origin.identity.uid,
+        origin.owner,
+        apart=bool(origin.apart & APART_MNT),
+        bundled=origin.scanner == BUNDLE,
+    )
+
+
+def _share_in(row: location_rows.OriginRow) -> Share:
+    """Return the share of a file whose place has that row. It is called for each row."""
+    return _share_of(
+        row.cgroup,
+        row.container,
+        row.uid,
+        row.owner,
+        apart=bool(row.apart & APART_MNT),
+        bundled=row.scanner == _BUNDLE,
+    )
+
+
+def _shown(share: Share) -> str:
+    """Return a share as text for people."""
+    label = cgroup.container_label(share.owner.encode("utf-8", "surrogateescape"))
+    return label or share.owner or "root of the host"
 
 
 class _Group:
@@ -290,7 +311,7 @@ class Planner:
         if lack.is_none or recapturable_only:
             return
         for candidate, share in self._losses(lack, lack + beyond, in_part, staged):
-            yield self._choice(candidate, f"{limit}; {share.name} has the most bytes")
+            yield self._choice(candidate, f"{limit}; {_shown(share)} has the most bytes")
 
     def recapturable(self, before: int | None = None) -> Iterator[Choice]:
         """Yield the recapturable blobs that may be removed, up to those used at ``before``."""
@@ -378,7 +399,7 @@ class Planner:
 
     def _is_young(self, used: int) -> bool:
         # The time of the last use is known to the hour.
-        return time.time() - used < self._min_age + (schema.USE_SLACK_S if self._min_age else 0)
+        return bool(self._min_age) and time.time() - used < self._min_age + schema.USE_SLACK_S
 
     def _aged(self) -> Iterator[Candidate]:
         """Yield the blobs that were unused for longer than max-age."""
@@ -447,7 +468,7 @@ class Planner:
                 with contextlib.suppress(*DAMAGE):  # `check` reports such a row
                     seen = location_rows.origin_row(value)
                     if seen.digest == digest:
-                        found.add(_share_at(seen))
+                        found.add(_share_in(seen))
         return frozenset(found) or frozenset((_UNKNOWN,))
 
     # --- pins ------------------------------------------------------------------------------
@@ -495,27 +516,6 @@ class Planner:
         if artifact.digest not in self._links:
             self._links[artifact.digest] = self._altlinks(artifact.digest)
         return self._links[artifact.digest]
-
-
-def share_at(origin: Origin) -> Share:
-    """Return the share of a file at a place."""
-    return _share_of(
-        origin.cgroup,
-        as_bytes(origin.container),
-        origin.identity.uid,
-        apart=bool(origin.apart & APART_MNT),
-        bundled=origin.scanner == BUNDLE,
-    )
-
-
-def _share_at(seen: location_rows.OriginRow) -> Share:
-    return _share_of(
-        seen.cgroup,
-        seen.container,
-        seen.uid,
-        apart=bool(seen.apart & APART_MNT),
-        bundled=seen.scanner == _BUNDLE,
-    )
 
 
 def _lower(env: Environment, digests: Iterable[Digest], txn: Txn) -> None:
