@@ -23,8 +23,8 @@ import resource
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import procfs
+from buildidfs.shares import Quota
 from buildidfs.view import PUBLIC, Viewer
-from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from pyfuse3 import RequestContext

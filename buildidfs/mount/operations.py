@@ -34,6 +34,7 @@ from buildidfs.linux import procfs
 from buildidfs.model import Kind
 from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
 from buildidfs.names import DEBUG_SUFFIX, DWP_SUFFIX, KIND_OF, MAX_NAME
+from buildidfs.shares import Quota
 from buildidfs.view import (
     PUBLIC,
     NeedsReading,
@@ -49,7 +50,6 @@ from buildidfs.view import (
     is_wanted,
     leads_to_wanted,
 )
-from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence

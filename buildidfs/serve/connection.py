@@ -33,7 +33,7 @@ from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
 from buildidfs.serve.hosts import is_own
 from buildidfs.serve.messages import RESET, Request, Response, Waiting
-from buildidfs.view.quota import Quota
+from buildidfs.shares import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.view.quota import Quota
+from buildidfs.shares import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -34,8 +34,8 @@ from buildidfs.serve.counters import Counters, Misses
 from buildidfs.serve.hosts import is_loopback
 from buildidfs.serve.limits import Lane, Places, Rate, client_of
 from buildidfs.serve.site import Site
+from buildidfs.shares import Quota
 from buildidfs.store.run_files import Presence
-from buildidfs.view.quota import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

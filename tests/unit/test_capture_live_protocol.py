@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import socket
 from collections.abc import Iterator
 
@@ -20,13 +21,17 @@ from buildidfs.capture.live.protocol import (
     Counts,
     Failed,
     Forget,
+    Generated,
     Lost,
     Message,
     Missed,
+    Outbox,
     Place,
     Ready,
+    receive,
 )
 from buildidfs.model import BuildId, NamespaceSet
+from buildidfs.shares import HOST, Share
 from tests.support.captures import identity
 from tests.support.scans import open_descriptors
 
@@ -42,6 +47,7 @@ ALL = [
     Ready(()),
     Ready(("this", "and that")),
     Failed("no", privilege=True),
+    Generated(7, Share("uid 1000", "mnt:7")),
     Counts(1, 2, 3, 4, 5),
     Forget((b"k" * 16,) * 512),
 ]
@@ -164,3 +170,23 @@ def test_any_bytes(data: bytes) -> None:
         except ValueError:
             return
         assert received is None or isinstance(received[0], Message)
+
+
+def test_owner_with_many_files_leaves_room_for_those_of_others(pair: Pair) -> None:
+    sender, receiver = pair
+    flood, victim = Share("uid 1000", "mnt:1"), Share("/docker/victim")
+    with select.epoll() as epoll:
+        epoll.register(sender, select.EPOLLIN)
+        outbox = Outbox(sender, epoll, 8)
+        assert sum(outbox.hold(flood) for _ in range(100)) == 4
+        assert not outbox.hold(Share("uid 1000", "mnt:2"))
+        assert sum(outbox.hold(victim) for _ in range(100)) == 2
+        assert sum(outbox.hold(HOST) for _ in range(100)) == 8
+        for _ in range(2):
+            outbox.put(Lost(1, ""), os.open("/dev/null", os.O_RDONLY), victim)
+        outbox.flush()
+        assert sum(outbox.hold(victim) for _ in range(100)) == 2
+    for _ in range(2):
+        found = receive(receiver)
+        assert found is not None
+        os.close(found[1])

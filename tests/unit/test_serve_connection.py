@@ -14,7 +14,7 @@ from buildidfs.serve.connection import Connection, Shared
 from buildidfs.serve.counters import Counters
 from buildidfs.serve.limits import Places, Rate
 from buildidfs.serve.messages import Response
-from buildidfs.view.quota import Quota
+from buildidfs.shares import Quota
 
 PATIENCE_S = 20.0
 

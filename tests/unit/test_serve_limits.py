@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from buildidfs.serve.limits import Lane, Places, Rate, client_of
-from buildidfs.view.quota import Quota
+from buildidfs.shares import Quota
 
 
 class Clock:

@@ -37,7 +37,15 @@ from buildidfs.capture.live import process_table, protocol
 from buildidfs.capture.live.event_rings import Rings
 from buildidfs.capture.live.grabber import Lookout, State
 from buildidfs.capture.live.identifier import Settler
-from buildidfs.capture.live.protocol import Counts, Failed, Flooded, Lost, Outbox, Ready
+from buildidfs.capture.live.protocol import (
+    MOST_DESCRIPTORS,
+    Counts,
+    Failed,
+    Flooded,
+    Lost,
+    Outbox,
+    Ready,
+)
 from buildidfs.capture.live.recent_files import Met
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import credentials, syscalls, threads
@@ -64,7 +72,8 @@ class Catcher:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._epoll = select.epoll()
-        self._outbox = Outbox(sock, self._epoll)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._outbox = Outbox(sock, self._epoll, max(min(MOST_DESCRIPTORS, limit // 4), 1))
         self._rings = Rings()
         self._state = State(self._rings, self._outbox, Met())
         self._lookouts: set[select.epoll] = set()

@@ -82,7 +82,6 @@ def _end_in_listing(record: Mapped) -> int:
 Grip = tuple[Mapped, Home, int, OSError | None]
 
 
-_OPEN_FILES: Final = 1024
 _WAITING: Final = 8192
 _NAMESPACES: Final = 512
 _SPARE_FILES: Final = 256
@@ -107,8 +106,7 @@ class State:
     ``lock`` guards all of it except ``outbox``, ``closer``, ``host``, ``grips`` (the pinned files,
     and None at the end), ``files``, ``shares``, ``held``, lookups in ``met``, and methods that say
     so. Each mapping waits for it, so no thread holds it for long. ``host`` is the mount namespace
-    of the host. At most ``most_held`` files are open until they are sent, and at most
-    ``most_waiting`` wait for that.
+    of the host. At most ``most_waiting`` files wait until they are sent.
     """
 
     def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
@@ -119,7 +117,6 @@ class State:
         self.host = namespaces.initial().mnt
         # The other descriptors are for lookups and for the rings.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.most_held = max(min(_OPEN_FILES, (limit - _SPARE_FILES) // 4), 1)
         self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
         self.grips: SimpleQueue[Grip | None] = SimpleQueue()
         self.closer = Closer(urgent=True)

@@ -16,6 +16,7 @@ from buildidfs.capture.live.recent_files import file_key, place_key
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux import openat2, statx
 from buildidfs.model import BuildId
+from buildidfs.shares import of_user
 
 if TYPE_CHECKING:
     from buildidfs.capture.live.grabber import Grip, State
@@ -132,9 +133,8 @@ class Settler:
         """Send a file, or only its build ID if too many files wait. Takes over the descriptor."""
         state = self._state
         build_id = None
-        # The host may have as many again as all others together.
-        most_held = state.most_held * (2 if home.mnt == state.host else 1)
-        is_pinned = state.outbox.held < most_held
+        share = of_user(identity.uid) if home.mnt == state.host else home.share
+        is_pinned = state.outbox.hold(share)
         if not is_pinned:
             build_id = self._build_id(fd, identity, home)
             self._done.append(fd)
@@ -158,7 +158,7 @@ class Settler:
                 if build_id is None:
                     return
             state.counts.caught += 1
-        state.outbox.put(message, fd)
+        state.outbox.put(message, fd, share)
 
     def _build_id(self, fd: int, identity: FileIdentity, home: Home) -> BuildId | None:
         """Return the build ID of a file that cannot stay open; None if reading the file

@@ -20,10 +20,14 @@ import msgspec
 
 from buildidfs.errors import InvalidBuildId
 from buildidfs.model import BuildId, FileIdentity, NamespaceSet
-from buildidfs.shares import HOST, Share
+from buildidfs.shares import HOST, Quota, Share
 
 MAX_BYTES = 16 << 10
 """A path has at most 4096 bytes; the other fields of a message are small."""
+
+
+MOST_DESCRIPTORS: Final = 2048
+"""The most descriptors that wait to be sent."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -178,29 +182,36 @@ class Outbox:
     """Sends over a non-blocking socket; if there is no room, polls the socket with ``epoll``.
     Thread-safe.
 
-    ``held`` counts the waiting descriptors, which are closed after they are sent. The receiver
-    keeps its copies for a moment, because the last process to close a file may have to unmount its
-    filesystem. `put` does not wait for a `flush` of another thread, unless it has a descriptor.
-    `flush` raises BrokenPipeError if the other end is closed.
+    Descriptors are closed after they are sent. The receiver keeps its copies for a moment, because
+    the last process to close a file may have to unmount its filesystem. At most ``most`` of them
+    wait, which their owners divide; the host may have as many again. `put` does not wait for a
+    `flush` of another thread, `hold` may. `flush` raises BrokenPipeError if the other end is
+    closed.
     """
 
-    def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
+    def __init__(
+        self, sock: socket.socket, epoll: select.epoll, most: int = MOST_DESCRIPTORS
+    ) -> None:
         self._socket = sock
         self._epoll = epoll
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._waiting: deque[tuple[bytes, int, Share]] = deque()
         self._is_blocked = False
-        self.held = 0
+        self._quotas = {True: Quota(2 * most), False: Quota(most)}  # the first one for the host
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, message: Message, fd: int = -1) -> None:
-        """Queue a message with a descriptor, which is closed after it is sent."""
-        if fd >= 0:
-            with self._lock:
-                self.held += 1
-        self._waiting.append((encode(message), fd))
+    def hold(self, share: Share) -> bool:
+        """Take a place for a descriptor; return False if its owner would have too many."""
+        with self._lock:
+            return self._quotas[share == HOST].take(share.owner)
+
+    def put(self, message: Message, fd: int = -1, share: Share = HOST) -> None:
+        """Queue a message with a descriptor, which is closed after it is sent; ``share`` has a
+        place for it.
+        """
+        self._waiting.append((encode(message), fd, share))
 
     def flush(self) -> None:
         """Send as many messages as there is room for."""
@@ -213,7 +224,7 @@ class Outbox:
 
     def _send_waiting(self) -> None:
         while self._waiting:
-            data, fd = self._waiting[0]
+            data, fd, share = self._waiting[0]
             try:
                 send(self._socket, data, fd)
             except (BlockingIOError, InterruptedError):
@@ -224,5 +235,5 @@ class Outbox:
                 break
             self._waiting.popleft()
             if fd >= 0:
-                self.held -= 1
+                self._quotas[share == HOST].give_back(share.owner)
                 os.close(fd)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.view.quota: places divided among users."""
+"""buildidfs.shares.Quota: places divided among users."""
 
 from __future__ import annotations
 
-from buildidfs.view.quota import Quota
+from buildidfs.shares import Quota
 
 
 def taken(quota: Quota, uid: int) -> int:
