@@ -2,13 +2,12 @@
 """The settings of the program and their file (buildidfs.toml(5)).
 
 This module knows the values and their defaults. It reads no environment and no command line:
-``cli`` passes paths and overrides. Unknown keys are refused, because an operator would believe that
+``cli`` passes text and overrides. Unknown keys are refused, because an operator would believe that
 a misspelt key has an effect.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
@@ -326,9 +325,9 @@ def known_keys(kind: type[msgspec.Struct] = Settings) -> dict[str, Any]:
     return keys
 
 
-def given_keys(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Return the keys that a file sets, ``section.key``. Raises `UsageError`."""
-    tables = _tables(_read(path), os.fspath(path))
+def given_keys(text: str, name: str) -> frozenset[str]:
+    """Return the keys that a text sets, ``section.key``. Raises `UsageError`."""
+    tables = _tables(text, name)
     return frozenset(
         f"{section}.{key}"
         for section, values in tables.items()
@@ -416,18 +415,3 @@ def _literals(what: Any) -> str:
     for each in get_args(what):
         values += [each] if isinstance(each, str) else map(str, get_args(each))
     return ", ".join(values)
-
-
-def load(path: str | os.PathLike[str]) -> Settings:
-    """Return the settings in a file; raises `UsageError` if it cannot be read or is invalid."""
-    return parse(_read(path), os.fspath(path))
-
-
-def _read(path: str | os.PathLike[str]) -> str:
-    """Return the text of a file. Raises `UsageError`."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"cannot read configuration file {os.fspath(path)}: {reason}") from error

@@ -28,7 +28,7 @@ from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import file_ops, machine
+from buildidfs.linux import file_ops, machine, openat2
 from buildidfs.model import NO_NAMES, QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.names import printable
 from buildidfs.store import NewCapture
@@ -279,7 +279,7 @@ def _list_sources(
 
 def _opened(path: bytes) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return openat2.open_regular(path)
     except OSError as error:
         raise UsageError(f"cannot read {printable(path)}: {error.strerror}") from error
 

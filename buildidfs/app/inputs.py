@@ -7,7 +7,6 @@ The first bytes of a file show which of the two it is.
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.app.profile import reading
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf.headers import CPUMODE, USER
+from buildidfs.linux import openat2
 from buildidfs.model import BuildId
 from buildidfs.names import printable
 
@@ -94,10 +94,7 @@ def _head(path: bytes) -> bytes:
     if os.path.isdir(path):  # perf record --threads
         return _PERF[0]
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise UsageError(f"{printable(path)} is not a regular file")
+        with open(openat2.open_regular(path), "rb") as file:
             return file.read(18)
     except OSError as error:
         raise UsageError(f"cannot read {printable(path)}: {error.strerror}") from error
@@ -244,7 +241,7 @@ def _own(path: bytes) -> BuildId:
     from buildidfs.capture import elf_file
     from buildidfs.model import Absence
 
-    with open(path, "rb") as file:
+    with open(openat2.open_regular(path), "rb") as file:
         found = elf_file.identify(file.fileno())
     if isinstance(found, Absence):
         raise UsageError(f"{printable(path)}: {found.value}")

@@ -184,9 +184,7 @@ def id_at(path: bytes) -> BuildId | None:
 
     try:
         check_readable(path)
-        with closing_fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as path_fd:
-            fd = openat2.reopen_regular(path_fd)
-        with closing_fd(fd):
+        with closing_fd(openat2.open_regular(path)) as fd:
             found = elf_file.identify(fd)
     except (OSError, UsageError):
         return None

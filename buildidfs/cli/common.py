@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.errors import BuildIdFsError
+from buildidfs.errors import BuildIdFsError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _COMPLETIONS: Final = 100
+_CONFIG_MAX: Final = 1 << 20
 _MEANING: Final = 72
 """The number of columns for the meaning of an exit status in a help text, which has 80 columns."""
 _PLAIN: Final = re.compile(r"[\w@%+:,./][\w@%+:,./-]*")
@@ -118,12 +120,33 @@ class Session:
             from buildidfs import config
 
             path = self.config_path
-            if self._config is not None:
-                from buildidfs.capture.unresponsive.file_helper import check_readable
-
-                check_readable(os.fsencode(self._config))
-            self._settings = config.Settings() if path is None else config.load(path)
+            self._settings = (
+                config.Settings() if path is None else config.parse(self.config_text, path)
+            )
         return self._settings
+
+    @functools.cached_property
+    def config_text(self) -> str:
+        """The text of the configuration file; empty if there is none."""
+        path = self.config_path
+        if path is None:
+            return ""
+        from buildidfs.linux import ownership
+
+        if self._config is not None:
+            from buildidfs.capture.unresponsive.file_helper import check_readable
+
+            check_readable(os.fsencode(path))
+        try:
+            text = ownership.read_own(path, _CONFIG_MAX + 1)
+            if len(text) > _CONFIG_MAX:
+                raise UsageError(f"configuration file {path} has more than {_CONFIG_MAX} bytes")
+            return text.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = "not UTF-8 text"
+            if isinstance(error, OSError):
+                reason = error.strerror or str(error)
+            raise UsageError(f"cannot read configuration file {path}: {reason}") from error
 
     @property
     def hostname(self) -> str | None:
@@ -141,9 +164,28 @@ class Session:
             candidates.insert(0, os.path.join(os.path.expanduser(base), "buildidfs.toml"))
         return next((path for path in candidates if os.path.exists(path)), None)
 
-    @property
+    @functools.cached_property
     def store_path(self) -> str:
-        """Return the store's directory: --store, $BUILDIDFS_STORE, [store] path, or the default."""
+        """The store's directory: --store, $BUILDIDFS_STORE, [store] path, or the default.
+
+        A warning is printed if other users may change the store.
+        """
+        path = self._store_path()
+        if not self.is_quiet:
+            self._warn_of_others(path)
+        return path
+
+    def _warn_of_others(self, path: str) -> None:
+        from buildidfs.linux import ownership
+
+        try:
+            clause, command = ownership.weakness(os.stat(path))
+        except OSError:
+            return  # the command reports it
+        if clause:
+            terminal.complain(f"warning: store {path} {clause}: {command} {path}")
+
+    def _store_path(self) -> str:
         if self._config is not None:
             _ = self.settings  # to report its errors even if its store is not used
         if self._store:
@@ -232,7 +274,7 @@ class _OfStore(click.types.StringParamType):
         from buildidfs.store import Store
 
         globals_ = ctx.find_root().params
-        session = Session(globals_.get("store"), globals_.get("config"), 0)
+        session = Session(globals_.get("store"), globals_.get("config"), -1)
         try:
             with Store.open(session.store_path, read_only=True) as store:
                 plain = filter(_PLAIN.fullmatch, self.candidates(store, incomplete))

@@ -135,7 +135,7 @@ def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
     from buildidfs.upstream.servers import without_password
 
     settings, path = session.settings, session.config_path
-    given = frozenset() if path is None else toml.given_keys(path)
+    given = frozenset() if path is None else toml.given_keys(session.config_text, path)
     yield _Row("config", path, _of_option(ctx, "config") or "default")
     node = os.environ.get("NODE_NAME", "")
     hostname = _of_option(ctx, "hostname")

@@ -14,6 +14,7 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, json_line, printable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf import script_output
+from buildidfs.linux import openat2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _PROGRAM: Final = re.compile(r"(?:llvm-symbolizer|eu-addr2line)(?:-[0-9]{1,3})?")
 _REQUEST: Final = re.compile(r"(.+)\+0[xX]([0-9A-Fa-f]{1,16})")
 _SHOWN = 10
+_LIST_MAX: Final = 64 << 20
 _LISTED = re.compile(rb"^ *[0-9A-Fa-f]{4,} +\S", re.MULTILINE)
 
 
@@ -214,10 +216,12 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
     if path is None:
         return {}
     try:
-        with open(path, "rb") as file:
-            text = file.read()
+        with open(openat2.open_regular(path, pipe=True), "rb") as file:
+            text = file.read(_LIST_MAX + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+    if len(text) > _LIST_MAX:
+        raise UsageError(f"{path} has more than {_LIST_MAX >> 20} MiB")
     if text and not _LISTED.search(text):
         raise UsageError(f"{path} is no output of perf buildid-list: it has no line ID PATH")
     return script_output.parse_build_ids(text)

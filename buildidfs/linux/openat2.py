@@ -111,13 +111,18 @@ def open_regular_in_root(root_fd: int, path: bytes) -> int:
         os.close(path_fd)
 
 
-def open_regular(path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None) -> int:
+def open_regular(
+    path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None, pipe: bool = False
+) -> int:
     """Open the regular file at a path of our own for reading; links are followed.
 
-    Raises OSError, see `reopen_regular`.
+    With ``pipe``, the path may also be a pipe, which the shell makes for <(command). Raises
+    OSError, see `reopen_regular`.
     """
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
+        if pipe and stat.S_ISFIFO(os.fstat(path_fd).st_mode):
+            return os.open(b"/proc/self/fd/%d" % path_fd, os.O_RDONLY | os.O_CLOEXEC)
         return reopen_regular(path_fd)
     finally:
         os.close(path_fd)

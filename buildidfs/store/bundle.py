@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -26,6 +25,7 @@ from buildidfs.errors import IntegrityError, StoreError, UsageError
 from buildidfs.formats import bundle_archive
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf import other_ids
+from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
@@ -154,12 +154,9 @@ class BundleFile:
         """Raises `UsageError` if there is no such file, `IntegrityError` if it is not a bundle."""
         self._shown = shown = printable(os.fsencode(path))
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = openat2.open_regular(path)
         except OSError as error:
             raise UsageError(f"cannot read {shown}: {error.strerror}") from error
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise UsageError(f"cannot read {shown}: a bundle is a regular file")
         try:
             self._content = CompressedBlob(fd)
         except IntegrityError as error:

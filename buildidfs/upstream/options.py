@@ -10,6 +10,7 @@ import msgspec
 
 from buildidfs import config
 from buildidfs.errors import UsageError
+from buildidfs.linux import openat2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +80,8 @@ def headers_in(path: str) -> tuple[tuple[str, str], ...]:
     if not path:
         return ()
     try:
-        with open(os.path.expanduser(path), encoding="latin-1") as file:
+        fd = openat2.open_regular(os.path.expanduser(path))
+        with open(fd, encoding="latin-1") as file:
             text = file.read(_MOST_HEADERS_BYTES)
     except OSError as error:
         raise UsageError(

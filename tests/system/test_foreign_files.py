@@ -24,9 +24,12 @@ from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES
+from buildidfs.store import Store
 from tests.support import echo, opens
 from tests.support.children import running
 from tests.support.clients import run, tool
+from tests.support.commands import ROOT
+from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.scans import Memory, own_namespaces, scan
 
 pytestmark = pytest.mark.root
@@ -163,3 +166,90 @@ def _read_as_why_and_watch_do(pid: int) -> None:
         for file in JitFinder(("mnt",), SlowMounts(), helper).find(pid):
             file.close()
             raise AssertionError("names of generated code from no regular file")
+
+
+# --- files that the operator names ---------------------------------------------------------------
+
+COMMANDS = (
+    "--config {} stats",
+    "add {}",
+    "bundle {} -o-",
+    "coverage {}",
+    "import {}",
+    "pin {}",
+    "repair {} -o-",
+    "scan core {}",
+    "scan image {}",
+    "scan package {}",
+    "scan perf-data {}",
+    "scan tree {}",
+    "show {}",
+    "symbolize --perf-script --buildid-list {}",
+    "why {}",
+)
+
+
+@pytest.mark.parametrize(
+    "command", COMMANDS, ids=[command.replace(" {}", "").replace(" ", "") for command in COMMANDS]
+)
+def test_file_given_by_the_operator_must_be_a_stored_one(
+    directory: Path, buildidfs: BuildIdFs, command: str
+) -> None:
+    Store.create(buildidfs.store).close()
+    fifo = directory / "fifo"
+    os.mkfifo(fifo)
+    paths = [Path("/dev/zero"), PROC]
+    if "--buildid-list" not in command:  # which may be a pipe of the shell
+        paths.append(fifo)
+    with opens.watched(*paths[1:]) as noticed:
+        for path in paths:
+            done = buildidfs(*(word.format(path) for word in command.split()), check=False)
+            assert done.rc not in (0, 1), done
+            assert str(path) in done.err, done
+            assert "Traceback" not in done.err
+            assert not noticed.any(), path
+
+
+def test_list_of_build_ids_may_be_a_pipe(buildidfs: BuildIdFs) -> None:
+    Store.create(buildidfs.store).close()
+    script = '"$@" --buildid-list <(printf "%040d /bin/x\\n" 1)'
+    argv = [*COMMAND, "--store", buildidfs.store, "symbolize", "--perf-script"]
+    done = run([tool("bash"), "-c", script, "bash", *argv], cwd=ROOT)
+    assert (done.rc, "standard input is empty" in done.err) == (0, True), done
+
+
+def test_configuration_is_bounded(directory: Path, buildidfs: BuildIdFs) -> None:
+    large = directory / "large.toml"
+    large.write_bytes(b"#" * (2 << 20))
+    done = buildidfs("--config", large, "stats", check=False)
+    assert (done.rc, "has more than 1048576 bytes" in done.err) == (2, True), done
+    large.write_bytes(b"\xff\xfe")
+    done = buildidfs("--config", large, "stats", check=False)
+    assert (done.rc, "not UTF-8 text" in done.err) == (2, True), done
+
+
+def test_configuration_that_others_may_change_is_refused(
+    directory: Path, buildidfs: BuildIdFs
+) -> None:
+    Store.create(buildidfs.store).close()
+    file = directory / "own.toml"
+    file.write_text("")
+    buildidfs("--config", file, "stats")
+    file.chmod(0o666)
+    done = buildidfs("--config", file, "stats", check=False)
+    complaint = f"cannot read configuration file {file}: it may be changed by all users: chmod go-w"
+    assert done.rc == 2
+    assert f"{complaint} {file}\n" in done.err
+
+
+def test_store_that_others_may_change_is_named(buildidfs: BuildIdFs) -> None:
+    store = buildidfs.store
+    Store.create(store).close()
+    assert buildidfs("stats").err == ""
+    store.chmod(0o777)
+    warning = f"buildidfs: warning: store {store} may be changed by all users: chmod go-w {store}\n"
+    assert buildidfs("stats").err == warning
+    assert buildidfs("-q", "stats").err == ""
+    store.chmod(0o700)
+    os.chown(store, 4242, 0)
+    assert "belongs to user 4242: chown 0" in buildidfs("stats").err

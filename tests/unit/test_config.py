@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from buildidfs import config
@@ -89,15 +87,6 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         config.parse(text, "x.toml")
     assert str(caught.value).startswith("x.toml: ")
     assert "\n" not in str(caught.value)
-
-
-def test_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
-        config.load(tmp_path / "none.toml")
-    bad = tmp_path / "bad.toml"
-    bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        config.load(bad)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.elf_file import reader
@@ -17,7 +16,7 @@ from buildidfs.capture.origin.builder import access_of
 from buildidfs.capture.process import scanner
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf import core
-from buildidfs.linux import machine, namespaces, procfs
+from buildidfs.linux import machine, namespaces, openat2, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet, Trust
 
@@ -122,14 +121,10 @@ def living_mount_namespaces() -> set[int]:
 def _open(path: bytes) -> int:
     """Return a descriptor of a regular file. Raises `UsageError`."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        return openat2.open_regular(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{_shown(path)}: {reason}") from error
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise UsageError(f"{_shown(path)}: not a regular file")
 
 
 def _what_else(head: bytes) -> str:

@@ -250,7 +250,7 @@ def module_paths(dep_file: bytes) -> dict[bytes, bytes]:
     Raises OSError. Source: modules.dep(5).
     """
     paths = {}
-    with open(dep_file, "rb") as file:
+    with open(openat2.open_regular(dep_file), "rb") as file:
         for line in file:
             path = line.partition(b":")[0]
             name, suffix, _ = os.path.basename(path).partition(b".ko")

@@ -7,7 +7,6 @@ which have records, but no headers.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -20,6 +19,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
 from buildidfs.formats.perf.stream import Stream
+from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_fd, read_fully
 from buildidfs.model import ByteRange
 
@@ -146,23 +146,17 @@ class Profile:
         return headers.named(raw.data, raw.at, raw.size, raw.misc, self.header.order)
 
     def _open(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISREG(mode):
-            self._add(self.path, fd)
-            return
-        with closing_fd(fd):
-            if not stat.S_ISDIR(mode):
-                raise OSError(errno.EINVAL, "not a regular file, nor a directory of perf record")
+        with closing_fd(os.open(self.path, os.O_PATH | os.O_CLOEXEC)) as path_fd:
+            if not stat.S_ISDIR(os.fstat(path_fd).st_mode):
+                self._add(self.path, openat2.reopen_regular(path_fd))
+                return
+        with closing_fd(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             names = [os.fsencode(name) for name in os.listdir(fd)]
             if _MAIN not in names:
                 raise UsageError("is a directory without a file 'data': not a perf.data file")
             for name in [_MAIN, *sorted(filter(_PART.fullmatch, names), key=_number)]:
-                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-                part = os.open(name, flags, dir_fd=fd)
-                if not stat.S_ISREG(os.fstat(part).st_mode):
-                    os.close(part)
-                    raise OSError(errno.EINVAL, "has parts that are not regular files")
+                with closing_fd(openat2.pin_entry(fd, name)) as path_fd:  # follows no link
+                    part = openat2.reopen_regular(path_fd)
                 self._add(os.path.join(self.path, name), part)
 
     def _add(self, path: bytes, fd: int) -> None:
