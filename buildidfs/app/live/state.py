@@ -100,7 +100,8 @@ class LostFile(msgspec.Struct, frozen=True):
 class Losses:
     """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
-    Lost events of the kernel are counted separately, because their processes are unknown. ``clock``
+    Losses on the host always have rows, and come first, so no container hides them. Lost events of
+    the kernel are counted separately, because their processes are unknown. ``clock``
     returns a time in seconds; its zero does not matter. `take` returns the rows for the journal.
     """
 
@@ -129,7 +130,7 @@ class Losses:
         with self._lock:
             self._name(LostFile(reason, container, mnt_ns_id, count, path, build_id))
             if (reason, container) not in self._rows and len(self._rows) >= self._most:
-                container = OTHERS
+                container = container and OTHERS
                 if (reason, container) not in self._rows and len(self._rows) >= 2 * self._most:
                     reason = OTHERS
             old = self._rows.get((reason, container))
@@ -168,13 +169,15 @@ class Losses:
             self._now()[_EVENTS] += count
 
     def rows(self) -> tuple[Loss, ...]:
-        """Return all losses, the most recent first, then the most frequent."""
+        """Return all losses, the recent ones first, of these those on the host, then the most
+        frequent.
+        """
         with self._lock:
             recent = self._recent()
             rows = [
                 msgspec.structs.replace(row, recent=recent[key]) for key, row in self._rows.items()
             ]
-        return tuple(sorted(rows, key=lambda row: (row.recent, row.count), reverse=True))
+        return tuple(sorted(rows, key=_weight, reverse=True))
 
     def recent_events(self) -> int:
         """Return the events of the kernel that were lost in the last `RECENT_S` seconds."""
@@ -196,6 +199,10 @@ class Losses:
         for counts in self._minutes.values():
             total.update(counts)
         return total
+
+
+def _weight(row: Loss) -> tuple[bool, bool, int, int]:
+    return row.recent > 0, not row.container, row.recent, row.count
 
 
 class Source(msgspec.Struct, frozen=True):
