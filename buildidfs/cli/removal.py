@@ -201,8 +201,11 @@ def _prune(
         is_within = not pruning.blobs and not left
         why = f": the store is within its limits ({limits(policy)})" if is_within else ""
         terminal.say(f"{gone}, {size(pruning.freed)}, {verb}{why}")
-        for why, (blobs, freed) in reasons.items():
+        largest = sorted(reasons.items(), key=lambda reason: -reason[1][1])
+        for why, (blobs, freed) in largest[:_SHOWN]:
             terminal.say(f"  {counted(blobs, 'blob')}, {size(freed)}: {why}", indent=2)
+        if len(largest) > _SHOWN:
+            terminal.say(f"  and {len(largest) - _SHOWN} further reasons", indent=2)
     if not left:
         return 0
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())

@@ -419,16 +419,7 @@ class Keeper:
         gone, entries = self._described(chosen)
         write_down = functools.partial(self._write_down, gone, entries)
         digests = [each.candidate.digest for each in chosen]
-        refused = False
-
-        def is_allowed() -> bool:
-            nonlocal refused
-            refused = check is not None and not check()
-            return not refused
-
-        done = removal.remove(
-            self._env, self._blobs, digests, write_down=write_down, check=is_allowed
-        )
+        done = removal.remove(self._env, self._blobs, digests, write_down=write_down, check=check)
         removed = [gone[Digest(digest)] for digest in done.digests if Digest(digest) in gone]
         with self._counting:
             self._tally.add(removed)
@@ -438,7 +429,7 @@ class Keeper:
         if done.blobs > len(removed):
             _log.info("removed %d blobs by max-age", done.blobs - len(removed))
         _log_removed(removed)
-        return None if refused else Room(done.bytes, done.blobs)
+        return None if done.forbidden else Room(done.bytes, done.blobs)
 
     def _write_down(
         self,

@@ -53,12 +53,14 @@ class Removed(msgspec.Struct):
     """The result of a removal.
 
     ``bytes`` is what the blobs took on disk, ``ids`` counts the build IDs without a blob left.
+    ``forbidden`` is True if the check kept some blobs.
     """
 
     digests: list[bytes] = msgspec.field(default_factory=list)
     blobs: int = 0
     bytes: int = 0
     ids: int = 0
+    forbidden: bool = False
 
 
 def remove(
@@ -124,6 +126,7 @@ def _remove(
 
     with coordination.removing(env.root):
         if check is not None and not check():
+            total.forbidden = True
             return
         remover = env.write(work)
         total.digests += remover.rows

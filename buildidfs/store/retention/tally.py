@@ -36,29 +36,40 @@ class Evicted(msgspec.Struct, frozen=True, array_like=True):
     again: str = ""
 
 
-class Evictions(msgspec.Struct, array_like=True):
-    """Counts of all evicted blobs: ``again`` of recapturable ones, ``losses`` of the others.
-
-    ``last`` are the latest losses, newest first. Bytes are those on disk. ``noted`` counts the
-    files that were only noted for lack of room. Stores of earlier versions have two more numbers.
+class _Counts(msgspec.Struct):
+    """Counts of blobs removed to make room: ``again`` of recapturable ones, ``losses`` of the
+    others. Bytes are those on disk.
     """
 
     again: int = 0
     again_bytes: int = 0
     losses: int = 0
     lost_bytes: int = 0
+
+    def _count(self, each: Evicted) -> None:
+        if each.again:
+            self.again += 1
+            self.again_bytes += each.size
+        else:
+            self.losses += 1
+            self.lost_bytes += each.size
+
+
+class Evictions(_Counts, array_like=True):
+    """Counts for the life of a store.
+
+    ``last`` are the latest losses, newest first. ``noted`` counts the files that were only noted
+    for lack of room. Stores of earlier versions have two more numbers.
+    """
+
     last: list[Evicted] = msgspec.field(default_factory=list)
     noted: int = 0
 
     def add(self, gone: Iterable[Evicted]) -> None:
         """Count removed blobs, and keep the latest losses by name."""
         for each in gone:
-            if each.again:
-                self.again += 1
-                self.again_bytes += each.size
-            else:
-                self.losses += 1
-                self.lost_bytes += each.size
+            self._count(each)
+            if not each.again:
                 self.last = [each, *self.last][:_NAMED]
 
 
@@ -79,18 +90,14 @@ def save(env: Environment, txn: Txn, row: Evictions) -> None:
     txn.put(_KEY, _encode(row), db=env.tables["meta"])
 
 
-class Tally(msgspec.Struct):
-    """Counts of the blobs that one process has removed; see `Evictions`.
+class Tally(_Counts):
+    """Counts of the blobs that one process has removed.
 
     ``named`` has the most important losses and after them recapturable blobs, each group with the
     largest first. ``aged`` blobs were older than max-age. ``ids`` are the build IDs without a blob
     left.
     """
 
-    again: int = 0
-    again_bytes: int = 0
-    losses: int = 0
-    lost_bytes: int = 0
     aged: int = 0
     aged_bytes: int = 0
     ids: int = 0
@@ -109,12 +116,7 @@ class Tally(msgspec.Struct):
     def add(self, gone: Iterable[Evicted]) -> None:
         """Count the blobs that were removed to make room."""
         for each in gone:
-            if each.again:
-                self.again += 1
-                self.again_bytes += each.size
-            else:
-                self.losses += 1
-                self.lost_bytes += each.size
+            self._count(each)
             self.named.append(each)
         self.named = _foremost(self.named)
 
