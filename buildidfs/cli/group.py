@@ -19,6 +19,17 @@ from buildidfs import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+
+class _Directory(click.types.StringParamType):
+    """A directory that has a name."""
+
+    name = "directory"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name. An empty one is most often a variable of a script without a value."""
+        return value or self.fail("the name of the directory is empty")
+
+
 _STORE_HELP: Final = (
     "The directory of the store.  [default: /var/lib/buildidfs as root, else"
     " $XDG_DATA_HOME/buildidfs]"
@@ -33,7 +44,9 @@ _HOSTNAME_HELP: Final = (
 )
 
 GLOBAL_OPTIONS: Final = (
-    click.Option(["--store"], metavar="DIR", envvar="BUILDIDFS_STORE", help=_STORE_HELP),
+    click.Option(
+        ["--store"], metavar="DIR", envvar="BUILDIDFS_STORE", help=_STORE_HELP, type=_Directory()
+    ),
     click.Option(["--config"], metavar="FILE", help=_CONFIG_HELP),
     click.Option(["--hostname"], metavar="NAME", help=_HOSTNAME_HELP),
     click.Option(["-v", "--verbose"], count=True, help="Log each step; -vv logs everything."),
@@ -98,6 +111,11 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "help" and "help" not in self._lazy:
+            if not args[1:]:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         name = args[0]
         is_option = name.startswith("-")
         if not ctx.resilient_parsing and not is_option and self.get_command(ctx, name) is None:

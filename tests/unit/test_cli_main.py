@@ -96,3 +96,21 @@ def test_deleted_working_directory_is_an_error_of_the_user(
 def test_names_of_arguments_stay_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "deadbeef", "0x1"]) == 2, "before it looks for a store"
     assert capsys.readouterr().err.startswith("buildidfs: FRAME ")
+
+
+@pytest.mark.parametrize("words", [["--store", "", "list"], ["list", "--store", ""]])
+def test_store_without_a_name_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "'--store': the name of the directory is empty" in capsys.readouterr().err
+
+
+def test_help_and_a_command_print_the_help_of_that_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (["help"], ["help", "list"], ["help", "scan", "proc"]):
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        assert main([*words[1:], "--help"]) == 0
+        assert capsys.readouterr().out == printed
