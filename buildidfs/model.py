@@ -97,6 +97,10 @@ class AliasType(enum.IntEnum):
     """CRC-32 and name of the debug file to which the file refers. It is not a name of the file
     itself.
     """
+    BEGINNING = 6
+    """The first 16 bytes of the build ID, as in debug IDs of Breakpad. Other build IDs may begin
+    with them, too.
+    """
 
 
 class Alias(NamedTuple):

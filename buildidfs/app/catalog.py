@@ -251,7 +251,7 @@ def alias_texts(aliases: Iterable[Alias]) -> dict[str, str]:
     for kind, value in aliases:
         if kind is AliasType.GO:
             found["go"] = value.decode("ascii", "replace")
-        elif kind is not AliasType.LINK:
+        elif kind not in (AliasType.LINK, AliasType.BEGINNING):
             found[kind.name.lower()] = value.hex()
     return found
 

@@ -96,7 +96,7 @@ def why_ambiguous(store: Store, build_id: BuildId) -> str:
     ordinal = store.index.ordinal(build_id)
     if ordinal is None or not store.aliases.is_ambiguous(ordinal):
         return ""
-    kept = store.index.variants_after(ordinal, Kind.EXECUTABLE)
+    kept = store.index.variants(ordinal, Kind.EXECUTABLE)
     adopted = [store.aliases.adopted_id(each.digest) for each in islice(kept, _MOST_SHOWN + 1)]
     shown = [str(each) for each in adopted if each is not None]
     more = ", ..." if len(shown) > _MOST_SHOWN else ""

@@ -40,11 +40,20 @@ from buildidfs.model import (
     Digest,
     FileIdentity,
     Kind,
+    Origin,
     Quality,
     Sighting,
     Trust,
 )
-from buildidfs.store import NewAbsence, NewCapture, NewSeen, Staged, Store
+from buildidfs.store import (
+    NewAbsence,
+    NewCapture,
+    NewSeen,
+    Staged,
+    Store,
+    belief,
+    belief_in,
+)
 
 if TYPE_CHECKING:
     from buildidfs.formats.elf.identify import ElfFile
@@ -207,7 +216,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
                 held.scripts,
                 held.segments,
                 truncated=held.truncated,
-                aliases=_missing_aliases(store, pinned.fd, held),
+                aliases=_missing_aliases(store, pinned.fd, held, sighting.origin),
             )
     try:
         staged = store.stage(pinned.fd, origin=sighting.origin if hint is not None else None)
@@ -255,7 +264,7 @@ def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
     return held if held is not None and held.build_id == build_id else None
 
 
-def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
+def _missing_aliases(store: Store, fd: int, held: Held, origin: Origin) -> tuple[Alias, ...]:
     """Return the aliases of a file that the store holds, if an earlier version of buildidfs
     captured it without aliases. Raises OSError.
     """
@@ -264,7 +273,7 @@ def _missing_aliases(store: Store, fd: int, held: Held) -> tuple[Alias, ...]:
     described = elf_file.describe(fd)
     if isinstance(described, Absence):
         return ()
-    return _aliases(store, fd, held.size, described, held.digest)
+    return _aliases(store, fd, held.size, described, held.digest, origin)
 
 
 def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sighting) -> Outcome:
@@ -288,8 +297,8 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         described.segments,
         supplement=described.supplement,
         truncated=bool(described.truncated),
-        aliases=_aliases(store, staged.fd, staged.size, described, staged.digest),
-        codes=_codes(store, described, staged.digest),
+        aliases=_aliases(store, staged.fd, staged.size, described, staged.digest, sighting.origin),
+        codes=_codes(store, described, staged.digest, sighting.origin),
         shared=described.shared,
         derive=pinned.kind is None and described.is_stripped_go,
     )
@@ -308,22 +317,24 @@ _OTHERS: Final = 3
 
 
 def _aliases(
-    store: Store, fd: int, size: int, described: ElfFile, own: Digest
+    store: Store, fd: int, size: int, described: ElfFile, own: Digest, origin: Origin
 ) -> tuple[Alias, ...]:
     """The aliases of an open file with the digest ``own``. Raises OSError."""
     is_nameless = isinstance(described.build_id, AdoptedId)
     is_debug = described.kinds == (Kind.DEBUGINFO,)
-    has_others = not is_debug and any(_others(store, described, own))
+    has_others = not is_debug and any(_others(store, described, own, origin))
     code = is_nameless or has_others
     return other_ids.aliases(described, elf_file.reader(fd), size, code=code, crc=is_debug)
 
 
-def _codes(store: Store, described: ElfFile, own: Digest) -> tuple[tuple[Digest, Alias], ...]:
+def _codes(
+    store: Store, described: ElfFile, own: Digest, origin: Origin
+) -> tuple[tuple[Digest, Alias], ...]:
     """The code hashes of other executables with the same build ID, as far as they are missing."""
     if isinstance(described.build_id, AdoptedId) or Kind.EXECUTABLE not in described.kinds:
         return ()
     found = []
-    for digest in _others(store, described, own):
+    for digest in _others(store, described, own, origin):
         if any(alias.type is AliasType.CODE for alias in store.aliases.of(digest)):
             continue
         try:
@@ -337,10 +348,15 @@ def _codes(store: Store, described: ElfFile, own: Digest) -> tuple[tuple[Digest,
     return tuple(found)
 
 
-def _others(store: Store, described: ElfFile, own: Digest) -> list[Digest]:
-    """Return the first other executables with the build ID of a file."""
+def _others(store: Store, described: ElfFile, own: Digest, origin: Origin) -> list[Digest]:
+    """Return a few other executables with the build ID of a file: those of the highest belief, if
+    the file is one of these.
+    """
     ordinal = store.index.ordinal(described.build_id)
+    best = None if ordinal is None else store.index.artifact(ordinal, Kind.EXECUTABLE)
     if ordinal is None:
         return []
     variants = store.index.variants_after(ordinal, Kind.EXECUTABLE)
+    if best is not None and belief(best) == belief_in(origin.trust, origin.standing):
+        variants = (each for each in variants if belief(each) == belief(best))
     return [each.digest for each in islice(variants, _OTHERS + 1) if each.digest != own][:_OTHERS]

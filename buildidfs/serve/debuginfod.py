@@ -22,7 +22,6 @@ from buildidfs.model import Kind, Quality, fingerprint
 from buildidfs.serve import messages
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import UPSTREAM, NotNow, Response, Waiting, header_text, lines, text
-from buildidfs.store import is_withheld
 from buildidfs.view import FileContent, NeedsReading, View, nodes
 from buildidfs.view.layouts.id_dir import Section
 from buildidfs.view.permissions import PUBLIC, is_public, may_see
@@ -469,19 +468,13 @@ class Sources:
     def artifact(self, ordinal: int) -> Artifact | None:
         """Return the archive of the sources of a build ID.
 
-        Returns None if there is none, if it has less belief than the executable, or if not all
-        users may read the debug information.
+        Returns None if there is none that may be served (`Index.companion`), or if not all users
+        may read the debug information.
         """
         index = self._store.index
         build_id = index.build_id(ordinal)
         kept_under = None if build_id is None else names.sources_id(build_id)
-        found = None if kept_under is None else index.ordinal(kept_under)
-        artifact = None if found is None else index.artifact(found, Kind.DEBUGINFO)
-        if artifact is None or build_id is None:
-            return None
-        executable = index.artifact(ordinal, Kind.EXECUTABLE)
-        if is_withheld(artifact, executable, index.floor(build_id)):
-            return None
+        artifact = index.companion(ordinal, kept_under)
         return artifact if self._may_be_named(ordinal) else None
 
     def _may_be_named(self, ordinal: int) -> bool:

@@ -17,6 +17,7 @@ may not import `app.symbolize`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -26,10 +27,9 @@ import msgspec
 
 from buildidfs.errors import CapabilityError, InvalidBuildId, UsageError
 from buildidfs.formats.elf import code_file, header, other_ids
-from buildidfs.model import BuildId, Kind
+from buildidfs.model import BuildId
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import SYMBOLS, BadRequest, Response, Waiting, lines
-from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -311,17 +311,20 @@ class Symbolication:
             yield address, f"{text} <{name}>" if name else text
 
     def _build_id(self, debug_id: str | None, code_id: str | None) -> BuildId:
-        """Return the build ID in a request. Raises `_NotAnswered`."""
+        """Return the build ID in a request. Raises `_NotAnswered`.
+
+        A code ID with more bytes than a debug ID is a whole build ID; others may be of a file for
+        another system.
+        """
+        aliases = self._backend.store.aliases
+        found = None
         if code_id:
-            try:
-                known = BuildId.from_hex(code_id.lower())
-            except InvalidBuildId:
-                pass  # of a file for another system
-            else:
-                ordinal = self._backend.store.index.ordinal(known)
-                if ordinal is not None and _believed(self._backend.store, ordinal, known):
-                    return known
-        found = None if not debug_id else _find(self._backend.store, debug_id)
+            with contextlib.suppress(InvalidBuildId):
+                found = BuildId.from_hex(code_id.lower())
+        is_whole = found is not None and len(found) > other_ids.BEGINNING_BYTES
+        is_known = found is not None and self._backend.store.index.ordinal(found) is not None
+        if not is_whole and not is_known:
+            found = aliases.beginning_with(other_ids.beginnings(debug_id or ""))
         if found is None:
             self._backend.check()
             raise _NotAnswered(NOT_HERE)
@@ -392,7 +395,7 @@ class _Run:
         """Return build ID and base address of a module; None if there is no public one."""
         if debug_id not in self._modules:
             _check(self._deadline)
-            build_id = _find(self._store, debug_id)
+            build_id = self._store.aliases.beginning_with(other_ids.beginnings(debug_id))
             base = None if build_id is None else self._engine.base(build_id)
             if build_id is None or base is None:
                 self._modules[debug_id] = None
@@ -518,38 +521,6 @@ def _number(text: str, name: str) -> int:
     if match is None:
         raise BadRequest(f"{name} is no hexadecimal number that begins with 0x")
     return int(match[1], 16)
-
-
-def _find(store: Store, debug_id: str) -> BuildId | None:
-    """Return the build ID for a debug ID; None if no public file has it.
-
-    If several build IDs have the beginning in the debug ID, returns the one whose files have the
-    highest belief; None if two are equal in that.
-    """
-    found: list[tuple[int, BuildId]] = []
-    for start in other_ids.beginnings(debug_id):
-        # A build ID of up to 16 bytes is contained completely, padded with zeros.
-        for size in range(max(len(start.rstrip(b"\0")), 1), len(start)):
-            ordinal = store.index.ordinal(start[:size])
-            if ordinal is not None:
-                found += _believed(store, ordinal, BuildId(start[:size]))
-        for count, (build_id, ordinal) in enumerate(store.index.build_ids_with_prefix(start)):
-            found += _believed(store, ordinal, build_id)
-            if count > 16:
-                break
-        if found:
-            break
-    found.sort(reverse=True)
-    if len(found) > 1 and found[0][0] == found[1][0]:
-        return None
-    return found[0][1] if found else None
-
-
-def _believed(store: Store, ordinal: int, build_id: BuildId) -> list[tuple[int, BuildId]]:
-    """Return the trust of the files of a build ID that all users may read, with the build ID."""
-    kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
-    public = list(filter(is_public, (store.index.artifact(ordinal, kind) for kind in kinds)))
-    return [(max(int(each.trust) for each in public), build_id)] if public else []
 
 
 def _read(file: FileContent, offset: int, size: int | None) -> bytes:

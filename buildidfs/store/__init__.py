@@ -16,7 +16,7 @@ from __future__ import annotations
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.index.locations import is_of, link_key
-from buildidfs.store.index.ranking import is_withheld
+from buildidfs.store.index.ranking import belief, belief_in, chosen, is_withheld, naming_belief
 from buildidfs.store.location_rows import Container, ContainerEntry, JournalRecord
 from buildidfs.store.store import Store
 from buildidfs.store.values import (
@@ -49,7 +49,11 @@ __all__ = [
     "Staged",
     "Store",
     "StoreStats",
+    "belief",
+    "belief_in",
+    "chosen",
     "is_of",
     "is_withheld",
     "link_key",
+    "naming_belief",
 ]

@@ -57,7 +57,7 @@ of variable length is the last one. "msgpack" values are arrays; later versions 
                u64, boot ID (16), BLAKE2b-128 of who
     recent     last seen u64, key in *journal*        empty
     identities SHA-256                                `pack_aliases`: the aliases of those bytes
-    aliases    type u8, length u8, alias, SHA-256     empty
+    aliases    type u8, length u8, alias, SHA-256     belief u8
     adopted    ordinal u64                            empty
     ambiguous  ordinal u64                            empty
     history    time u64                               `HistoryRow`, check
@@ -132,7 +132,9 @@ name.
 
 **identities, aliases**. Other names of the bytes of a blob, of the types of `AliasType`: a row of
 *identities* has type u8, length u8 and the bytes for each alias, and ends with a check. A row of
-*aliases* leads from an alias to the blob, whose build IDs are in *digests*. Blobs captured before
+*aliases* leads from an alias to the blob, whose build IDs are in *digests*. An alias leads to eight
+blobs of each belief (`ranking.belief`) at most, so that many files of containers hide none of the
+host. The value is the belief for which the row counts; older rows have none. Blobs captured before
 these tables existed have no row until `check --repair` makes it, or the file is captured again.
 
 **adopted, ambiguous**. Build IDs that are the adopted ID of at least one variant; and build IDs
@@ -504,8 +506,8 @@ class DwzRow(msgspec.Struct, frozen=True):
     referred: bytes = b""
 
     @property
-    def believed(self) -> tuple[Trust, Standing]:
-        """Return the trust in the place from which the name comes."""
+    def place(self) -> tuple[Trust, Standing]:
+        """Return trust and standing of the place from which the name comes."""
         return self.trust, self.standing
 
     def pack(self, name: bytes) -> bytes:

@@ -253,6 +253,56 @@ def test_debug_file_of_a_container_does_not_name_functions_of_the_host(
     assert store.index.artifact(ordinal, _DEBUGINFO) is None
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(("crowd", "binary", "debug"))))
+def test_crowd_with_the_same_debuglink_keeps_no_debug_file_from_a_binary_of_the_host(
+    store: Store, tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    debug = elf_file([TEXT_SPLIT, DWARF, SYMTAB])
+    link = debuglink(b"app.debug", zlib.crc32(debug))
+    binary = program(b"app", link)
+    for what in order:
+        if what == "crowd":
+            for number in range(24):
+                captured(store, tmp_path, program(b"tiny %d" % number, link))
+        elif what == "binary":
+            captured(store, tmp_path, binary, "app", trust=Trust.HOST)
+        else:
+            captured(store, tmp_path, debug, "app.debug", trust=Trust.HOST)
+    assert is_served(store, htl(binary), debug, _DEBUGINFO)
+
+
+def test_crowd_with_the_same_htlhash_does_not_hide_a_file_of_the_host(
+    store: Store, tmp_path: Path
+) -> None:
+    data = program(b"app", Section(b".pad", bytes(20_000)))
+    bodies = [data[:10_000] + b"%04d" % number + data[10_004:] for number in range(100)]
+    highest = max(bodies, key=digest)
+    for body in bodies:
+        captured(store, tmp_path, body, trust=Trust.HOST if body == highest else Trust.CONTAINER)
+    found = store.aliases.named(f"htl:{htl(data).hex()}")
+    assert found is not None
+    assert found[0] == digest(highest)
+
+
+def test_alias_of_a_file_that_the_host_has_after_a_crowd_leads_to_it(
+    store: Store, tmp_path: Path
+) -> None:
+    """It is one of the crowd first; later the same bytes are seen at a place of the host."""
+    link = debuglink(b"app.debug", 7)
+    for number in range(12):
+        captured(store, tmp_path, program(b"tiny %d" % number, link), f"tiny{number}")
+    known = store.aliases.blobs(AliasType.LINK, (7).to_bytes(4, "big") + b"app.debug")
+    assert len(known) == 8
+    last = program(b"tiny 11", link)
+    assert digest(last) not in known
+    fd = os.open(tmp_path / "tiny11", os.O_RDONLY)
+    origin = Origin(b"/usr/bin/tiny", statx.identity(fd), trust=Trust.HOST)
+    Ingest(store).run([PinnedFile(Sighting(origin, time.time_ns()), fd)])
+    assert digest(last) in store.aliases.blobs(
+        AliasType.LINK, (7).to_bytes(4, "big") + b"app.debug"
+    )
+
+
 @pytest.mark.parametrize("stripped_first", [True, False])
 def test_unstripped_twin_has_the_names_of_a_stripped_program(
     store: Store, tmp_path: Path, stripped_first: bool

@@ -100,6 +100,29 @@ def test_trust_comes_first(order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", BOTH)
+def test_file_of_root_elsewhere_does_not_hide_a_given_one(
+    order: tuple[int, ...], kind: Kind
+) -> None:
+    """Root of a container can write it into a directory of the host."""
+    variants = [
+        Variant(b"given", Trust.PACKAGE, Quality.SYMTAB, kinds=(kind,), seen=9),
+        Variant(
+            b"elsewhere", Trust.HOST, Quality.DEBUGINFO, kinds=(kind,),
+            standing=Standing.ELSEWHERE,
+        ),
+        Variant(
+            b"fetched", Trust.PACKAGE, Quality.DEBUGINFO, kinds=(kind,),
+            standing=Standing.UPSTREAM,
+        ),
+    ]  # fmt: skip
+    found, why = _served([variants[number] for number in order], kind)
+    others = [b"elsewhere", b"fetched"]
+    assert found == [b"given", *(others if kind is Kind.EXECUTABLE else reversed(others))]
+    assert why[0] == "comes from the best place: given"
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_more_is_better_among_equals(order: tuple[int, ...]) -> None:
     variants = [
         Variant(b"stripped", quality=Quality.DYNSYM, kinds=BOTH),

@@ -26,7 +26,7 @@ from buildidfs.formats.elf.sections import Sections
 from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import file_ops
 from buildidfs.model import Artifact, BuildId, ByteRange, Kind
-from buildidfs.store import is_withheld
+from buildidfs.store import chosen, is_withheld, naming_belief
 from buildidfs.view.permissions import PUBLIC, may_open
 
 if TYPE_CHECKING:
@@ -222,13 +222,14 @@ class Symbolizer:
         ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
             return None, None
-        kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
-        executable, vdso, debuginfo = (self._readable(ordinal, kind) for kind in kinds)
-        return executable or vdso, debuginfo
+        kinds = (Kind.EXECUTABLE, Kind.VDSO)
+        found = (self._store.index.artifact(ordinal, kind) for kind in kinds)
+        best = chosen(((each, None) for each in found if each is not None), 1)
+        executable = self._if_readable(best[0][0]) if best else None
+        return executable, self._if_readable(self._store.index.artifact(ordinal, Kind.DEBUGINFO))
 
-    def _readable(self, ordinal: int, kind: Kind) -> Artifact | None:
-        found = self._store.index.artifact(ordinal, kind)
-        return found if may_open(found, self._viewer) else None
+    def _if_readable(self, artifact: Artifact | None) -> Artifact | None:
+        return artifact if may_open(artifact, self._viewer) else None
 
     def _choose(self, build_id: BuildId, chosen: tuple[Artifact | None, Artifact | None]) -> _File:
         """Return the files with symbols, the best first; addresses are those of the executable."""
@@ -236,7 +237,7 @@ class Symbolizer:
         found = [each for each in (debuginfo, executable) if each is not None]
         if not found:
             return _File([], why=self._why_none(build_id))
-        found.sort(key=lambda each: (each.truncated, -each.quality))
+        found.sort(key=lambda each: (each.truncated, -naming_belief(each), -each.quality))
         copies = [_Copy(each, self._supplement(each)) for each in found]
         if len({each.digest for each in found}) == 1:
             del copies[1:]
@@ -263,8 +264,9 @@ class Symbolizer:
             return None
         build_id = described.altlink.build_id
         ordinal = self._store.index.ordinal(build_id)
-        found = None if ordinal is None else self._readable(ordinal, Kind.DEBUGINFO)
-        if found is None or is_withheld(found, artifact):
+        artifact_of = self._store.index.artifact
+        found = None if ordinal is None else artifact_of(ordinal, Kind.DEBUGINFO)
+        if found is None or is_withheld(found, artifact) or not may_open(found, self._viewer):
             return None
         return build_id, found
 
@@ -331,8 +333,13 @@ class Symbolizer:
             return Answer((), NOT_LOADED)
         frames: list[Frame] = []
         why: list[str] = []
+        believed = naming_belief(file.copies[0].artifact)
         for each in file.copies:
-            if frames and frames[-1].function and frames[-1].line:
+            if (
+                frames
+                and frames[-1].function
+                and (frames[-1].line or naming_belief(each.artifact) < believed)
+            ):
                 break
             answer = self._ask(each, lambda program, slot: program.ask(slot, address))
             frames = _merged(frames, _without_stray(answer or [], file.code, address))

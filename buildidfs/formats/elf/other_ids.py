@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 HTL_PART: Final = 4096
 HTL_BYTES: Final = 16
+BEGINNING_BYTES: Final = 16
 GO_ID_MAX: Final = 240
 LINK_NAME_MAX: Final = 200
 
@@ -289,6 +290,9 @@ def aliases(
         found.append(Alias(AliasType.CRC32, crc32(read_at, size)))
     if file.debuglink is not None and len(file.debuglink.name) <= LINK_NAME_MAX:
         found.append(Alias(AliasType.LINK, link_value(file.debuglink.crc, file.debuglink.name)))
+    beginning = bytes(file.build_id[:BEGINNING_BYTES])
+    if len(file.build_id) > BEGINNING_BYTES and any(beginning):
+        found.append(Alias(AliasType.BEGINNING, beginning))
     return tuple(found)
 
 

@@ -87,6 +87,7 @@ def _put_aliases(env: Environment, found: dict[Digest, tuple[Alias, ...]], txn: 
     for digest, aliases in found.items():
         if aliases and txn.get(digest, db=env.tables["digests"]) is not None:
             writer.put(digest, aliases)
+            writer.file(digest)
 
 
 _NEW: Final = b"index.new"

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.model import BuildId, Digest
+from buildidfs.model import Alias, BuildId, Digest
 from buildidfs.store import location_rows, schema
 from buildidfs.store.fsck.faults import Fault, Rows
 from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
@@ -188,15 +188,20 @@ def _uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 
 
 def _identities(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
-    """Each alias of a blob has a row in *aliases* that leads to the blob."""
+    """Aliases of a blob have rows in *aliases*."""
     digest = Digest(key)
     if rows.get("digests", key) is None:
         yield Fault(f"blob {digest} has aliases, and is gone", digest)
         return
-    for alias in schema.unpack_aliases(key, value):
-        if rows.get("aliases", schema.alias_prefix(alias) + key) is None:
-            text = f"an alias of blob {digest} does not lead to it: {alias.value.hex()}"
-            yield Fault(text, digest)
+    aliases = schema.unpack_aliases(key, value)
+    if aliases and not any(next(_leading(rows, each), None) for each in aliases):
+        text = f"no alias of blob {digest} leads to it: {aliases[0].value.hex()}"
+        yield Fault(text, digest)
+
+
+def _leading(rows: Rows, alias: Alias) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows that lead from an alias to blobs: to a few of those that have it."""
+    return rows.having("aliases", schema.alias_prefix(alias))
 
 
 def _aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:

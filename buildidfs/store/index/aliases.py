@@ -15,10 +15,10 @@ from buildidfs.errors import ArtifactMissing, InvalidBuildId
 from buildidfs.model import Alias, AliasType, BuildId, Digest, Kind
 from buildidfs.store import schema
 from buildidfs.store.index.queries import prefixed, whole
-from buildidfs.store.index.ranking import belief, rank
+from buildidfs.store.index.ranking import belief, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from buildidfs.model import Artifact
     from buildidfs.store.index.environment import Environment, Table, Txn
@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 
 MOST_JOINED: Final = 8
 """The maximum number of blobs or build IDs that are joined because they share an alias."""
+_MOST_OF_A_BELIEF: Final = 8
+"""The maximum number of blobs of equal belief to which an alias leads, so that containers cannot
+hide files of the host behind many files with the same alias.
+"""
 _SHARED_BY: Final = 3  # two may be a program and a copy that a tool has changed
 _LOOKED_AT: Final = 16
-_MOST: Final = 64
+_BELIEFS: Final = 8
+_MOST: Final = _MOST_OF_A_BELIEF * _BELIEFS
+_MOST_BUILD_IDS: Final = 16
 _SHA256_DIGITS: Final = 64
 
 
@@ -54,8 +60,8 @@ class Aliases:
 
     @whole
     def blobs(self, kind: AliasType | None, value: bytes) -> list[Digest]:
-        """Return a few blobs that have the alias ``value``; if ``kind`` is None, the blob whose
-        SHA-256 is ``value``.
+        """Return a few blobs of each belief that have the alias ``value``, in no order; if ``kind``
+        is None, the blob whose SHA-256 is ``value``.
         """
         if kind is None:
             is_there = self._env.get(self._digests, value) is not None
@@ -83,28 +89,59 @@ class Aliases:
         """Return the ordinal of the build ID whose files have the alias ``text``; None if no file
         has it.
 
-        If several build IDs have the alias, returns the one with the best executable.
+        If several files have the alias, returns the build ID of the best one.
         """
         found = self.named(text)
         return None if found is None else found[1]
 
     def named(self, text: str) -> tuple[Digest, int] | None:
-        """Return a blob with the alias ``text``, and the ordinal of its build ID."""
+        """Return the best blob with the alias ``text``, and the ordinal of its build ID."""
         from buildidfs.formats.elf.other_ids import parse_alias  # `list` does not need it
 
-        for kind, value in parse_alias(text):
-            known = [
-                (digest, ordinal)
-                for digest in self.blobs(kind, value)
-                for ordinal in self.ordinals(digest)[:1]
-            ]
-            if known:
-                return min(known, key=lambda each: self._worth(each[1]))
-        return None
+        known = [
+            (artifact, (digest, ordinal))
+            for kind, value in parse_alias(text)
+            for digest in self.blobs(kind, value)
+            for ordinal in self.ordinals(digest)[:1]
+            for artifact in self._variants(digest, ordinal)
+        ]
+        return chosen(known, 1)[0][1] if known else None
 
-    def _worth(self, ordinal: int) -> tuple[int, ...]:
-        artifact = self._index.artifact(ordinal, Kind.EXECUTABLE)
-        return (1,) if artifact is None else (0, *rank(artifact, None))
+    def _variants(self, digest: Digest, ordinal: int) -> Iterator[Artifact]:
+        for ref in self._index.variants_with(digest, ordinal):
+            if (artifact := self._index.artifact_variant(ordinal, *ref)) is not None:
+                yield artifact
+
+    def beginning_with(self, starts: Iterable[bytes]) -> BuildId | None:
+        """Return the build ID with one of these beginnings of 16 bytes whose files have the highest
+        belief; None if two are equal in that, or if an executable with more belief is gone.
+
+        A beginning ends with zeros if it may be a whole build ID, padded.
+        """
+        found: dict[int, int] = {}
+        gone = 0
+        for start in starts:
+            for ordinal in self._with_beginning(start):
+                kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
+                served = (self._index.artifact(ordinal, kind) for kind in kinds)
+                if beliefs := [belief(each) for each in served if each is not None]:
+                    found[ordinal] = max(beliefs)
+            gone = max(gone, self._index.highest_floor(start))
+        best = max(found.values(), default=0)
+        ordinals = [ordinal for ordinal, worth in found.items() if worth == best]
+        return self._index.build_id(ordinals[0]) if len(ordinals) == 1 and best >= gone else None
+
+    def _with_beginning(self, start: bytes) -> Iterator[int]:
+        """Yield the ordinals of the build IDs that a beginning may stand for."""
+        for size in range(max(len(start.rstrip(b"\0")), 1), len(start)):
+            if (known := self._index.ordinal(start[:size])) is not None:
+                yield known
+        some = islice(self._index.build_ids_with_prefix(start), _MOST_BUILD_IDS)
+        yield from (ordinal for _, ordinal in some)
+        for digest in self.blobs(AliasType.BEGINNING, start):
+            for ordinal in self.ordinals(digest):
+                if (self._index.build_id(ordinal) or b"").startswith(start):
+                    yield ordinal
 
     def resolve(self, text: str) -> tuple[BuildId, Digest | None]:
         """Return the build ID that ``text`` stands for: its first digits, or an alias of a file.
@@ -163,6 +200,9 @@ class AliasWriter:
         self._txn = txn
         self._identities = environment.tables["identities"]
         self._aliases = environment.tables["aliases"]
+        self._digests = environment.tables["digests"]
+        self._artifacts = environment.tables["artifacts"]
+        self._variants = environment.tables["variants"]
 
     def of(self, digest: bytes) -> tuple[Alias, ...]:
         """Return the aliases of a blob."""
@@ -174,21 +214,54 @@ class AliasWriter:
         return next((each.value for each in self.of(digest) if each.type is kind), b"")
 
     def put(self, digest: bytes, aliases: Iterable[Alias]) -> bool:
-        """Give a blob more aliases; return False if it had them all."""
+        """Give a blob more aliases, which `file` makes lead to it; return False if it had them
+        all.
+        """
         known = self.of(digest)
         new = [each for each in dict.fromkeys(aliases) if each not in known]
         if not new:
             return False
         self._txn.put(digest, schema.pack_aliases(digest, (*known, *new)), db=self._identities)
-        for each in new:
-            self._txn.put(schema.alias_prefix(each) + digest, b"", db=self._aliases)
         return True
 
+    def file(self, digest: bytes) -> None:
+        """Write the rows that lead from its aliases to a blob, as far as there is room for more
+        blobs of equal belief. Call this when a blob has more aliases, or more belief.
+        """
+        worth = bytes((self._worth(digest),))
+        for each in self.of(digest):
+            prefix = schema.alias_prefix(each)
+            old = self._txn.get(prefix + digest, db=self._aliases)
+            if old is not None and old >= worth:
+                continue
+            rows = islice(prefixed(self._txn, self._aliases, prefix), _MOST)
+            if sum(value == worth for _, value in rows) < _MOST_OF_A_BELIEF:
+                self._txn.put(prefix + digest, worth, db=self._aliases)
+
+    def _worth(self, digest: bytes) -> int:
+        """Return the highest belief in a blob."""
+        value = self._txn.get(digest, db=self._digests)
+        refs = [] if value is None else schema.DigestRow.unpack(value).refs
+        return max(map(belief, filter(None, map(self._artifact, refs))), default=0)
+
+    def _artifact(self, ref: tuple[int, int, int]) -> Artifact | None:
+        ordinal, kind, variant = ref
+        value = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
+        found = None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
+        if found is None or found.variant != variant:
+            key = schema.ORDINAL_KIND_VARIANT.pack(*ref)
+            value = self._txn.get(key, db=self._variants)
+            found = None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
+        return found
+
     def blobs(self, alias: Alias) -> list[Digest]:
-        """Return a few of the blobs that have an alias."""
+        """Return the blobs that have an alias, those of the highest belief first: at most
+        `_MOST_OF_A_BELIEF` of each belief.
+        """
         prefix = schema.alias_prefix(alias)
-        rows = islice(prefixed(self._txn, self._aliases, prefix), MOST_JOINED)
-        return [Digest(key[len(prefix) :]) for key, _ in rows]
+        rows = islice(prefixed(self._txn, self._aliases, prefix), _MOST)
+        found = [Digest(key[len(prefix) :]) for key, _ in rows]
+        return sorted(found, key=lambda digest: -self._worth(digest)) if found[1:] else found
 
     def drop(self, digest: bytes) -> None:
         """Remove the aliases of a blob."""
@@ -207,8 +280,9 @@ def is_shared_by(best: Artifact, others: Iterable[Artifact], aliases: AliasWrite
     Files with less belief do not count: else a container could prevent that a program of the host
     is served.
     """
+    equal = (each for each in others if belief(each) == belief(best))
     codes = set()
-    for each in (best, *islice(others, _LOOKED_AT)):
-        if each.kind is Kind.EXECUTABLE and not each.truncated and belief(each) == belief(best):
+    for each in (best, *islice(equal, _LOOKED_AT)):
+        if each.kind is Kind.EXECUTABLE and not each.truncated:
             codes.add(aliases.value(each.digest, AliasType.CODE))
     return len(codes - {b""}) >= _SHARED_BY

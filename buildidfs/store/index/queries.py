@@ -20,7 +20,14 @@ import msgspec
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.ranking import belief_in, executable_in, executable_key, rank
+from buildidfs.store.index.ranking import (
+    belief,
+    belief_in,
+    executable_in,
+    executable_key,
+    is_withheld,
+    rank,
+)
 from buildidfs.store.values import Held, OriginRecord, Remembered
 
 if TYPE_CHECKING:
@@ -33,6 +40,7 @@ R = TypeVar("R")
 
 #: Rows read in one transaction of a listing: few at first, since a directory is read in pages.
 _FIRST_ROWS, _MOST_ROWS = 64, 2048
+_MOST_FLOORS: Final = 64
 _NAME_AT: Final = schema.NAME_AT  # the most frequent key is first
 
 
@@ -131,6 +139,29 @@ class Index:
         """Return the `belief` below which debuginfo of a build ID is always withheld."""
         key = schema.floor_key(build_id)
         return floor_in(key, self._env.get(self._meta, key))
+
+    @whole
+    def highest_floor(self, start: bytes) -> int:
+        """Return the highest `floor` of a few build IDs that begin with ``start``."""
+        with self._env.read() as txn:
+            rows = prefixed(txn, self._meta, schema.floor_key(start))
+            return max((floor_in(*row) for row in islice(rows, _MOST_FLOORS)), default=0)
+
+    def companion(self, ordinal: int, build_id: bytes | None) -> Artifact | None:
+        """Return the file for debuggers that is kept under another ``build_id`` beside a program:
+        its sources, or its split DWARF.
+
+        Returns None if it is believed less than the program or its debuginfo.
+        """
+        other = None if build_id is None else self.ordinal(build_id)
+        found = None if other is None else self.artifact(other, Kind.DEBUGINFO)
+        named = self.build_id(ordinal)
+        if found is None or named is None:
+            return None
+        debuginfo = self.artifact(ordinal, Kind.DEBUGINFO)
+        floor = max(self.floor(named), 0 if debuginfo is None else belief(debuginfo))
+        executable = self.artifact(ordinal, Kind.EXECUTABLE)
+        return None if is_withheld(found, executable, floor) else found
 
     def primary_path(self, ordinal: int) -> int | None:
         """Return the number of the first path of the executable."""

@@ -1,17 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of variants: the served one, the withheld ones, and the reasons."""
+"""The order of files that claim the same name: the served one, the withheld ones, and the reasons.
+
+All code that has to choose among several files asks here: `rank` orders them by belief, `chosen`
+cuts the list after that. Only then does a caller look at permissions: if the best file is private,
+the answer is that there is none, and never the next one, which a container may have made.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import heapq
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from buildidfs.model import Artifact, Kind, Standing, Trust
 from buildidfs.store import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from buildidfs.model import Artifact, Quality
+
+T = TypeVar("T")
+
+
+def chosen(claims: Iterable[tuple[Artifact, T]], most: int) -> list[tuple[Artifact, T]]:
+    """Return the ``most`` best of the files that claim a name, best first, each with what the
+    caller knows of it. Reads all claims: bound their number by belief, not by order.
+    """
+    return heapq.nsmallest(most, claims, key=lambda each: rank(each[0], None))
 
 
 def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tuple[int, ...]:
@@ -21,8 +36,7 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
     return (
         is_withheld(artifact, executable, floor),
         artifact.truncated,
-        -artifact.trust,
-        -belief(artifact),
+        *(-each for each in _precedence(artifact)),
         artifact.adopted,  # a build ID in the file precedes a computed one
         contradicts(artifact, executable),
         artifact.first_seen_ns if is_settled(artifact) else 0,
@@ -31,6 +45,21 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
         artifact.first_seen_ns,
         artifact.variant,
     )
+
+
+def precedence(kind: Kind, trust: Trust, standing: Standing) -> tuple[int, int]:
+    """Return the sort key of files of a place: greater is better.
+
+    Belief decides, then trust. But executables of upstream servers come after all those of the
+    host: a server must not take the place of a program that the host runs.
+    """
+    if kind is not Kind.DEBUGINFO and trust is Trust.PACKAGE and standing is Standing.UPSTREAM:
+        return 2 * belief_in(Trust.PACKAGE, Standing.IMAGE) + 1, trust
+    return 2 * belief_in(trust, standing), trust
+
+
+def _precedence(artifact: Artifact) -> tuple[int, int]:
+    return precedence(artifact.kind, artifact.trust, artifact.standing)
 
 
 def is_settled(artifact: Artifact) -> bool:
@@ -70,13 +99,27 @@ def is_withheld(artifact: Artifact, executable: Artifact | None, floor: int = 0)
 
 
 def belief_in(trust: Trust, standing: Standing) -> int:
-    """Return the belief in files of a place as one number."""
+    """Return the belief in files of a place as one number: the standing of files of the host and of
+    packages, else the trust.
+    """
     return _OF_PLACES + standing if trust >= Trust.PACKAGE else trust
 
 
+def believed(place: tuple[Trust, Standing]) -> tuple[int, int]:
+    """Return the sort key of claims of places: the belief, then the trust."""
+    return belief_in(*place), place[0]
+
+
 def belief(artifact: Artifact) -> int:
-    """Return the belief in an artifact as one number: trust first, then standing."""
+    """Return the belief in an artifact as one number: see `belief_in`."""
     return belief_in(artifact.trust, artifact.standing)
+
+
+def naming_belief(artifact: Artifact) -> int:
+    """Return the belief in the function names of a file. All files that may name functions of any
+    program are equal in it.
+    """
+    return min(belief(artifact), _ENOUGH)
 
 
 _OF_PLACES: Final = int(Trust.PACKAGE)
@@ -116,9 +159,9 @@ def why(kept: Sequence[Artifact], executable: Artifact | None, floor: int = 0) -
 def _better(best: Artifact, other: Artifact, executable: Artifact | None) -> str:
     if other.truncated and not best.truncated:
         return "is whole"
-    if best.trust != other.trust:
+    if best.trust > other.trust:
         return f"is believed most: {_name(best.trust)}"
-    if belief(best) != belief(other):
+    if best.trust is not other.trust or belief(best) != belief(other):
         return f"comes from the best place: {_name(best.standing)}"
     if other.adopted and not best.adopted:
         return "has that build ID in it, and others are only known by it"
@@ -134,9 +177,9 @@ def _better(best: Artifact, other: Artifact, executable: Artifact | None) -> str
 def _worse(artifact: Artifact, best: Artifact, executable: Artifact | None) -> str:
     if artifact.truncated and not best.truncated:
         return "is truncated"
-    if artifact.trust != best.trust:
+    if artifact.trust < best.trust:
         return f"is believed less: {_name(artifact.trust)}"
-    if belief(artifact) != belief(best):
+    if artifact.trust is not best.trust or belief(artifact) != belief(best):
         return f"comes from a lesser place: {_name(artifact.standing)}"
     if artifact.adopted and not best.adopted:
         return "has no build ID, and is only known by this one"

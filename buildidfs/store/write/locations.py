@@ -14,6 +14,7 @@ from buildidfs.model import Kind, Sighting
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import NAMES, PATH_KINDS, ROOT, clamped, components
 from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
+from buildidfs.store.index.ranking import believed
 from buildidfs.store.write.containers import NOTHING_CALLED, ContainerWriter
 
 if TYPE_CHECKING:
@@ -89,10 +90,10 @@ class PlaceWriter:
             return
         old = self._txn.get(name, db=self._dwz)
         before = None if old is None else _dwz_row(name, old)
-        believed = origin.trust, origin.standing
-        if before is not None and (not before.referred or before.believed > believed):
+        place = origin.trust, origin.standing
+        if before is not None and (not before.referred or believed(before.place) > believed(place)):
             return
-        value = schema.DwzRow(ordinal, *believed, True, supplement).pack(name)
+        value = schema.DwzRow(ordinal, *place, True, supplement).pack(name)
         if value != old:
             self._txn.put(name, value, db=self._dwz)
 
@@ -134,18 +135,20 @@ class PlaceWriter:
         if not name:
             return
         old = self._txn.get(name, db=self._dwz)
-        believed, public = (origin.trust, origin.standing), origin.is_public
+        place, public = (origin.trust, origin.standing), origin.is_public
         if old is None and named.origins >= schema.MAX_ORIGINS:
             return  # a container can make any number of links to a file
         before = None if old is None else _dwz_row(name, old)
         if before is not None:
             is_later = new_origin or bool(before.referred)
             if before.ordinal == ordinal and not before.referred:
-                believed = max(believed, before.believed)
+                place = max(place, before.place, key=believed)
                 public = public or before.public
-            elif believed < before.believed or (believed == before.believed and not is_later):
+            elif believed(place) < believed(before.place) or (
+                place == before.place and not is_later
+            ):
                 return
-        value = schema.DwzRow(ordinal, *believed, public).pack(name)
+        value = schema.DwzRow(ordinal, *place, public).pack(name)
         if value != old:
             self._txn.put(name, value, db=self._dwz)
             self._changed.add(ordinal)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.model import NO_NAMES, Alias, AliasType, ContainerNames, Kind
+from buildidfs.model import NO_NAMES, Alias, AliasType, ContainerNames, Kind, Standing, Trust
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index.locations import as_bytes, label_of, token_of
 from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.index.ranking import believed
 from buildidfs.store.write.containers import NOTHING_CALLED, row_of
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def pack(
     places as fit.
     """
     named = tuple((int(each.type), each.value) for each in dict.fromkeys(aliases))
-    chosen = sorted(claims, key=lambda claim: (-claim.trust, claim.first_seen_ns, claim.build_id))
+    chosen = sorted(claims, key=lambda claim: (claim.first_seen_ns, claim.build_id))
+    chosen.sort(key=_of_claim, reverse=True)
     chosen, others = chosen[:_MAX_CLAIMS], list(places)
     while True:
         data = _encode(_Provenance(_VERSION, tuple(chosen), named, tuple(others)))
@@ -158,8 +160,7 @@ def of_captures(
         aliases.update(dict.fromkeys(new.aliases))
         origin, kinds = new.sighting.origin, schema.mask_of(new.kinds)
         before = claims.get(new.build_id)
-        believed = (origin.trust, origin.standing)
-        if before is not None and (before.trust, before.standing) >= believed:
+        if before is not None and _of_claim(before) >= believed((origin.trust, origin.standing)):
             continue
         claims[new.build_id] = Claim(
             bytes(new.build_id),
@@ -248,11 +249,15 @@ def _seen_at(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> list[_
     return found
 
 
-def _rank(seen: _Seen) -> tuple[int, bool, int]:
-    """Return a sort key: the most trusted places last; among equals a public place, then the first
+def _of_claim(claim: Claim) -> tuple[int, int]:
+    return believed((Trust(claim.trust), Standing.of_stored(claim.standing)))
+
+
+def _rank(seen: _Seen) -> tuple[tuple[int, int], bool, int]:
+    """Return a sort key: the most believed places last; among equals a public place, then the first
     seen.
     """
-    return seen.origin.trust, seen.origin.is_public, -seen.first
+    return believed((seen.origin.trust, seen.origin.standing)), seen.origin.is_public, -seen.first
 
 
 def _container(origin: Origin) -> tuple[str, bytes]:

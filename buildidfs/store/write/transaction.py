@@ -21,6 +21,7 @@ from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import BUNDLE
 from buildidfs.store.index.queries import prefixed
+from buildidfs.store.index.ranking import belief, chosen
 from buildidfs.store.values import NewAbsence, NewCapture, Outcome
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
@@ -29,7 +30,7 @@ from buildidfs.store.write.uses import UseWriter
 from buildidfs.store.write.variants import VariantWriter, most_variants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from buildidfs.model import ContainerNames, FileIdentity
     from buildidfs.store.blobs.files import BlobFile, Blobs
@@ -109,6 +110,7 @@ class Recorder:
         for other, alias in new.codes:
             is_there = self._txn.get(other, db=self._digests) is not None
             if is_there and self._aliases.put(other, (alias,)):
+                self._aliases.file(other)
                 self._variants.altered.add(other)
         if new.shared is not None:
             self._lend(digest, self._shared(new.shared), new.kinds, new.sighting)
@@ -134,13 +136,17 @@ class Recorder:
         best = self._variants.best(ordinal, Kind.EXECUTABLE)
         if best is None or not outcome.new_variant or best.adopted:
             return
+        if all(belief(each) != belief(best) for each in self._of(digest, ordinal)):
+            return
         others = self._variants.every(ordinal, Kind.EXECUTABLE)
         if not is_shared_by(best, others, self._aliases):
             return
         kept = [
             each
             for kind in Kind
-            for each in islice(self._variants.every(ordinal, kind), _ADOPTED_MAX)
+            for each, _ in chosen(
+                ((each, None) for each in self._variants.every(ordinal, kind)), _ADOPTED_MAX
+            )
         ]
         self._variants.make_ambiguous(ordinal)
         self.shared.append(new.build_id)
@@ -158,23 +164,36 @@ class Recorder:
         aliases = dict(self._aliases.of(digest))
         link, crc = aliases.get(AliasType.LINK, b""), aliases.get(AliasType.CRC32, b"")
         if link and Kind.EXECUTABLE in new.kinds:
-            for debug in self._aliases.blobs(Alias(AliasType.CRC32, link[:4])):
-                if self._has_name(debug, link[4:]):
-                    self._give(debug, ordinal)
+            debugs = self._aliases.blobs(Alias(AliasType.CRC32, link[:4]))
+            named = (debug for debug in debugs if self._has_name(debug, link[4:]))
+            for debug in islice(named, MOST_JOINED):
+                self._give(debug, ordinal)
         if crc:
             name = new.sighting.origin.path.rpartition(b"/")[2]
-            for binary in self._aliases.blobs(Alias(AliasType.LINK, crc + name)):
+            for binary in self._aliases.blobs(Alias(AliasType.LINK, crc + name))[:MOST_JOINED]:
                 for other in self._executables(binary):
                     self._give(digest, other, new.sighting)
         code = aliases.get(AliasType.CODE, b"")
         if not code or aliases.get(AliasType.HTL) != new.build_id:
             return
-        for twin in self._aliases.blobs(Alias(AliasType.CODE, code)):
+        for twin in self._aliases.blobs(Alias(AliasType.CODE, code))[:MOST_JOINED]:
             for other in self._executables(twin):
                 if twin != digest and self._variants.is_adopted(other):
                     self._give(digest, other, new.sighting)
                     if Kind.EXECUTABLE in new.kinds:
                         self._give(twin, ordinal)
+
+    def _of(self, digest: Digest, ordinal: int) -> list[Artifact]:
+        """Return the variants of a build ID with those bytes."""
+        row = self._digest_row(digest)
+        refs = [] if row is None else row.refs
+        return [self._variants.kept(*ref) for ref in refs if ref[0] == ordinal]
+
+    def _raise(self, digest: Digest, refs: Iterable[tuple[int, int, int]], origin: Origin) -> None:
+        """Raise the belief in a blob under some build IDs to that in a place."""
+        grown = [self._variants.raise_to(*ref, origin) for ref in refs]
+        if any(grown):
+            self._aliases.file(digest)
 
     def _executables(self, digest: Digest) -> list[int]:
         """Return the ordinals of the build IDs of which a blob is an executable."""
@@ -227,10 +246,9 @@ class Recorder:
                 )
             )
         if not missing:
-            for ref in row.refs:
-                if ref[0] == ordinal and sighting is not None:
-                    self._variants.raise_to(*ref, sighting.origin)
             if sighting is not None:
+                own = [ref for ref in row.refs if ref[0] == ordinal]
+                self._raise(digest, own, sighting.origin)
                 self._see(digest, row, ordinal, named, sighting)
             return
         self._txn.put(digest, row.pack(), db=self._digests)
@@ -265,7 +283,8 @@ class Recorder:
                 self._described.add(digest)
         elif isinstance(content, Staged):
             self._refile(digest, row)
-        if self._aliases.put(digest, new.aliases) and not new_blob:
+        has_more = self._aliases.put(digest, new.aliases)
+        if has_more and not new_blob:
             self._variants.altered.add(digest)
         if new.shared == new.build_id:
             self._shared(new.build_id)
@@ -296,10 +315,11 @@ class Recorder:
             if new.derive:
                 key = schema.derivation_key(digest)
                 self._txn.put(key, schema.pack_derivation(key, new.build_id), db=self._meta)
+        if new_variant or has_more:
+            self._aliases.file(digest)
         if like is not None:
-            for ref in row.refs:
-                if ref[0] == ordinal:
-                    self._variants.raise_to(*ref, new.sighting.origin)
+            own = [ref for ref in row.refs if ref[0] == ordinal]
+            self._raise(digest, own, new.sighting.origin)
         if new.supplement is not None:
             self._places.refer(ordinal, *new.supplement, new.sighting.origin)
             if not new.truncated:
@@ -477,8 +497,7 @@ class Recorder:
         if all(self._just_seen(digest, row, ordinal, sighting) for ordinal in ordinals):
             return True
         if len(ordinals) == 1:  # else the memo does not show which of them was meant
-            for ref in row.refs:
-                self._variants.raise_to(*ref, sighting.origin)
+            self._raise(digest, row.refs, sighting.origin)
         for ordinal in ordinals:
             named = self._ordinal_row(ordinal)
             self._see(digest, row, ordinal, named, sighting, recognised=True)

@@ -12,7 +12,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Origin, Standing, Trust, fingerprint
 from buildidfs.store import schema
 from buildidfs.store.index.queries import floor_in, floor_of, prefixed
-from buildidfs.store.index.ranking import belief, belief_in, is_withheld, rank
+from buildidfs.store.index.ranking import belief, belief_in, is_withheld, precedence, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,9 +143,9 @@ class VariantWriter:
             self.choose(ordinal, Kind.DEBUGINFO)
         return False
 
-    def raise_to(self, ordinal: int, kind: int, variant: int, origin: Origin) -> None:
+    def raise_to(self, ordinal: int, kind: int, variant: int, origin: Origin) -> bool:
         """Raise the trust and standing of a variant to those of the best place at which it was
-        seen.
+        seen; return True if they grew.
 
         Owner and mode come from a place where all users could read the file. Without such a place
         those of the first place stay: of two private places, neither admits all readers of the
@@ -153,7 +153,10 @@ class VariantWriter:
         """
         old = self.kept(ordinal, kind, variant)
         new = old
-        if (origin.trust, origin.standing) > (old.trust, old.standing):
+        grows = precedence(old.kind, Trust(origin.trust), Standing(origin.standing)) > precedence(
+            old.kind, old.trust, old.standing
+        )
+        if grows:
             new = msgspec.structs.replace(
                 new, trust=Trust(origin.trust), standing=Standing(origin.standing)
             )
@@ -163,6 +166,7 @@ class VariantWriter:
             new = msgspec.structs.replace(new, mode=mode, uid=uid, gid=gid)
         if new is not old:
             self.change(new)
+        return grows
 
     def choose(self, ordinal: int, kind: int) -> None:
         """Serve the best variant, after a row that it depends on has changed."""

@@ -21,7 +21,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections as Headers
 from buildidfs.model import Artifact, BuildId, ByteRange, Kind, Standing, Trust, is_shared
-from buildidfs.store import Blob, is_withheld
+from buildidfs.store import Blob
 from buildidfs.view import nodes
 from buildidfs.view.attributes import (
     CONTROL,
@@ -489,13 +489,8 @@ class _Packages:
     def _package(self, ordinal: int) -> int | None:
         build_id = self._store.index.build_id(ordinal)
         kept_under = None if build_id is None else names.package_id(BuildId(build_id))
-        found = None if kept_under is None else self._store.index.ordinal(kept_under)
-        package = None if found is None else self._store.index.artifact(found, Kind.DEBUGINFO)
-        if build_id is None or package is None:
-            return None
-        executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
-        floor = self._store.index.floor(build_id)
-        return None if is_withheld(package, executable, floor) else found
+        package = self._store.index.companion(ordinal, kept_under)
+        return None if package is None else package.ordinal
 
 
 def _package_names(origins: Iterable[OriginRecord]) -> dict[bytes, None]:
