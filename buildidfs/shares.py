@@ -278,6 +278,18 @@ class FairTable(Generic[Name, Item]):
         self._seats.leave(share)
         return item
 
+    def renew(self, name: Name, item: Item) -> bool:
+        """Replace an item, and put it behind all others; return False if there is none."""
+        found = self._items.pop(name, None)
+        if found is None:
+            return False
+        share = found[0]
+        self._items[name] = share, item
+        names = self._names[share]
+        del names[name]
+        names[name] = None
+        return True
+
     def put(self, name: Name, share: Share, item: Item) -> Item | None:
         """Add an item, whose name must be new; return the one that had to go, perhaps itself."""
         self._items[name] = share, item

@@ -42,7 +42,8 @@ def test_full_table_drops_the_first_or_the_last_item() -> None:
         assert (table.put(1, VICTIM, 1), table.put(2, VICTIM, 2)) == (None, None)
     assert (oldest.put(3, VICTIM, 3), newest.put(3, VICTIM, 3)) == (1, 3)
     assert (oldest.values(), newest.values()) == ([2, 3], [1, 2])
-    assert (oldest.first(), newest.pop(1), newest.pop(1), 1 in newest) == (2, 1, None, False)
+    assert (oldest.renew(2, 4), oldest.renew(7, 7), oldest.values()) == (True, False, [3, 4])
+    assert (oldest.first(), newest.pop(1), newest.pop(1), 1 in newest) == (3, 1, None, False)
 
 
 def test_owners_take_turns_and_then_their_places() -> None:

@@ -106,11 +106,8 @@ class HeldNamespaces:
 
     def _is_renewed(self, home: Home) -> bool:
         with self._lock:
-            held = self._held.pop(home)
-            if held is None:
-                return False
-            self._held.put(home, home.share, (home, held[1], time.monotonic()))
-            return True
+            held = self._held.get(home)
+            return held is not None and self._held.renew(home, (home, held[1], time.monotonic()))
 
 
 class Finder:
