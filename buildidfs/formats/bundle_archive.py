@@ -28,6 +28,10 @@ MANIFEST: Final = b"manifest.json"
 SOURCES: Final = b"sources.jsonl"
 BLOCK: Final = 512
 MANIFEST_MAX: Final = 256 << 20
+# The digests in a manifest cannot be compressed: one that is written grows to 5 to 10 times its
+# size.
+_MANIFEST_RATIO: Final = 16
+_MANIFEST_LEAST: Final = 1 << 20
 
 _ITEMS_MAX: Final = 1 << 20
 _PLACES_MAX: Final = 256
@@ -205,9 +209,10 @@ def decode(data: bytes) -> Manifest:
     return manifest
 
 
-def manifest_size(header: bytes) -> int:
-    """Return the size of the manifest, from the first block of the archive; raises
-    `IntegrityError`.
+def manifest_size(header: bytes, packed: int) -> int:
+    """Return the size of the manifest, from the first block of an archive of ``packed`` bytes.
+
+    Raises `IntegrityError`.
     """
     name, _, _ = header[:100].partition(b"\0")
     text = header[124:136].rstrip(b"\0 ")
@@ -217,7 +222,7 @@ def manifest_size(header: bytes) -> int:
         size = int(text, 8)
     except ValueError:
         size = MANIFEST_MAX + 1
-    if size > MANIFEST_MAX:
+    if size > min(MANIFEST_MAX, _MANIFEST_LEAST + _MANIFEST_RATIO * packed):
         raise IntegrityError("the manifest of the bundle is larger than any that is written")
     return size
 

@@ -162,7 +162,9 @@ class BundleFile:
         except IntegrityError as error:
             raise IntegrityError(f"{shown} is not a bundle, or was cut off: {error}") from error
         try:
-            size = bundle_archive.manifest_size(self._content.pread(bundle_archive.BLOCK, 0))
+            size = bundle_archive.manifest_size(
+                self._content.pread(bundle_archive.BLOCK, 0), os.fstat(fd).st_size
+            )
             text = self._content.pread(size, bundle_archive.BLOCK)
             if len(text) != size:
                 raise IntegrityError("its manifest was cut off")

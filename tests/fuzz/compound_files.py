@@ -127,7 +127,7 @@ def _check_bundle(data: bytes) -> None:
     """As a reader of bundles goes about it: a header, the manifest, and where everything is."""
 
     def attempt() -> None:
-        size = bundle_archive.manifest_size(data[: bundle_archive.BLOCK])
+        size = bundle_archive.manifest_size(data[: bundle_archive.BLOCK], len(data))
         manifest = bundle_archive.decode(data[bundle_archive.BLOCK : bundle_archive.BLOCK + size])
         blobs, inputs, listed = bundle_archive.members(manifest, size)
         files = (*blobs.values(), *inputs, *filter(None, [listed]))

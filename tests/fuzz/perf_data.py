@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+import zstandard
+
 from buildidfs.errors import UsageError
 from buildidfs.formats import posix_acl
 from buildidfs.formats.perf import (
@@ -119,6 +121,17 @@ def _huge_perfdata() -> Iterator[bytes]:
     yield writer.file(b"", {2: filled(writer.pack("IHH", 67, 0, 8), MEGABYTE - 4096)})
     attrs = [writer.attr()] * 4000
     yield writer.file(b"", attrs=attrs, ids=[(7,)] * 4000)
+    mapped = writer.mmap2(1, 0x1000, 0x1000, b"/usr/bin/app", time=2)
+    for unit in (writer.record(68, b""), mapped, writer.sample(1, 0x1010, 4)):
+        yield writer.file(_compressed(writer, unit))
+
+
+def _compressed(writer: PerfWriter, unit: bytes) -> bytes:
+    """As many records as a megabyte of compressed ones can have: 128 KiB in about 20 bytes."""
+    packed = zstandard.ZstdCompressor(level=1).compress(filled(unit, 64 << 20))
+    packed *= 900_000 // len(packed)
+    pieces = (packed[at : at + 60_000] for at in range(0, len(packed), 60_000))
+    return b"".join(writer.record(81, piece) for piece in pieces)
 
 
 # --- access control lists ------------------------------------------------------------------------

@@ -75,6 +75,9 @@ def _huge_perfscript() -> Iterator[bytes]:
     yield filled(_SAMPLE)
     yield b"".join(_EVENT % (PAGE * n, build_id) for n in range(7000))
     yield (_EVENT % (PAGE, build_id) + b"hot 7 1.1: PERF_RECORD_FORK(8:8):(7:7)\n") * 5000
+    mapped = b"".join(_EVENT % (PAGE * n, build_id) for n in range(3500))
+    yield mapped + b"".join(b"hot 7 1.1: PERF_RECORD_FORK(%d:8):(7:7)\n" % n for n in range(9000))
+    yield mapped + b"".join(b"\t%x [unknown] (/usr/bin/x)\n" % (PAGE * n) for n in range(17_000))
     for part in (b" (", b"\t1 ", b" 1 [unknown] (", b"1.1: ", b": PERF_RECORD_COMM: :", b"+0x1"):
         yield b"\t1 " + filled(part, MEGABYTE - 8) + b")"
         yield b"x " + filled(part, MEGABYTE - 8) + b")"

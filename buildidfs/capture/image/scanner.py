@@ -266,7 +266,16 @@ class ImageScanner:
         whose = [(stack, stack.whose(layer)) for stack in group]
 
         def viewers(path: bytes) -> list[Whose]:
-            return [each for stack, each in whose if not stack.hides(path)]
+            # an image has many names, but the same layers under each of them
+            hidden: dict[tuple[int, ...], bool] = {}
+            seeing = []
+            for stack, each in whose:
+                above = stack.numbers
+                if above not in hidden:
+                    hidden[above] = stack.hides(path)
+                if not hidden[above]:
+                    seeing.append(each)
+            return seeing
 
         remembered = {id(names): names.size for stack in pending for names in stack.above}
         names = LayerNames(NAMES_MAX_BYTES - sum(remembered.values()))
@@ -282,7 +291,7 @@ class ImageScanner:
                 yield from self._failed(stack, error)
         self._read_keys.add(layer.key)
         for stack in group:
-            stack.above.append(names)
+            stack.put_above(names)
 
     def _failed(self, stack: _Stack, error: Exception) -> Iterator[Unreadable]:
         """Report the error of an image."""
@@ -310,6 +319,8 @@ class _Stack:
             known.setdefault(layer.key, layer)
         self.layers = [known[key] for key in keys]
         self.above: list[LayerNames] = []
+        self.numbers: tuple[int, ...] = ()
+        """Equal numbers of two stacks mean that the same layers were read of them."""
         self.complete = True
         self.failed = False
         self.mark: FileIdentity | None = None
@@ -317,6 +328,12 @@ class _Stack:
     def is_meant(self, reference: str) -> bool:
         """Return True if a reference of a user fits this image."""
         return oci.is_meant(reference, self.image.names, self.image.digests)
+
+    def put_above(self, names: LayerNames) -> None:
+        """Add the names of a layer that was read."""
+        if names.size:
+            self.above.append(names)
+            self.numbers = (*self.numbers, id(names))
 
     def hides(self, path: bytes) -> bool:
         """Return True if a file with that path in the next layer is hidden."""

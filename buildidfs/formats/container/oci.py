@@ -295,6 +295,7 @@ def parsed_platform(text: str) -> Platform | None:
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
 _BOOKKEEPING: Final = b"/.wh..wh."  # of aufs: the image has nothing of the layers below it
+_DEEP: Final = 255
 _EACH: Final = 100  # bytes that an entry takes besides its path
 
 NAMES_MAX_BYTES: Final = 512 << 20
@@ -353,8 +354,11 @@ class LayerNames:
         paths.add(path)
 
     def hides(self, path: bytes) -> bool:
-        """Return True if a file, not a directory, at that path of a lower layer is hidden."""
-        if path in self._covered or path in self._directories:
+        """Return True if a file, not a directory, at that path of a lower layer is hidden.
+
+        A path deeper than any real one is hidden, too, because each directory takes time.
+        """
+        if path in self._covered or path in self._directories or path.count(b"/") > _DEEP:
             return True
         covered, opaque = self._covered, self._opaque
         while len(path) > 1:

@@ -167,7 +167,7 @@ class Script:
             child, thread, parent = int(found[1]), int(found[2]), int(found[3])
             self._process_of[thread] = child
             if child != parent and parent in self._processes:
-                self._keep(child, list(self._processes[parent]))
+                self._keep(child, self._processes[parent])  # `_map` makes a new list
         elif found := _COMM.match(line, at):
             thread_of = _THREAD.fullmatch(line.rpartition(b":")[2])
             if thread_of is None:
@@ -191,7 +191,7 @@ class Script:
             return
         start, size = int(found[3], 16), int(found[4], 16)
         new = _Mapping(start, start + size, int(found[5], 16), path, _build_id(found[6]))
-        mappings = self._processes.get(process, [])
+        mappings = self._processes.get(process, [])[: _MOST_MAPPINGS - 1]
         first = bisect.bisect_left(mappings, new.start, key=lambda mapping: mapping.start)
         if first and mappings[first - 1].end > new.start:
             first -= 1
@@ -199,7 +199,7 @@ class Script:
         while last < len(mappings) and mappings[last].start < new.end:
             last += 1
         mappings[first:last] = [new]
-        self._keep(process, mappings[:_MOST_MAPPINGS])
+        self._keep(process, mappings)
 
     def _keep(self, process: int, mappings: list[_Mapping]) -> None:
         self._located.clear()

@@ -15,6 +15,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from buildidfs.errors import UsageError
+from buildidfs.formats.budget import STEP_BYTES, Budget, Spent
 from buildidfs.model import ByteRange
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 HEADER_SIZE: Final = 8
 
+_SAMPLE: Final = 9
 TRACING_DATA: Final = 66
 FINISHED_ROUND: Final = 68
 AUXTRACE: Final = 71
@@ -38,6 +40,13 @@ _MAX_WINDOW: Final = 1 << 27
 
 # The most bytes that perf (since Linux 6.16) puts into one record.
 _PIECE: Final = 65519
+
+# The records of a compressed profile may take as many steps as those of a plain one of this size.
+_STEPS_LEAST: Final = 1 << 19
+_STEPS_PER_BYTE: Final = 2
+_CHARGED: Final = 4096  # steps that are charged at once
+_STEPS_OF_SAMPLE: Final = 4
+_STEPS_OF_EVENT: Final = 24  # of any other that is yielded; one that is not takes a single step
 
 _WANT_ZSTD: Final = (
     "is compressed: install python3-zstandard, or buildidfs[zstd] with pip, to read it"
@@ -97,6 +106,7 @@ class Stream:
         self._decompressor: _Decompressor | None = None
         self._unpacked = b""  # read, but not yet a whole record
         self._pieces = 0  # bytes of records that were written as one
+        self._budget = Budget(_STEPS_LEAST + _STEPS_PER_BYTE * data.size)
         self.truncated = ""
 
     def __iter__(self) -> Iterator[Raw]:
@@ -208,6 +218,7 @@ class Stream:
             if self.truncated:
                 return
             at, last = 0, len(plain) - HEADER_SIZE
+            steps = len(plain) // STEP_BYTES
             while at <= last:
                 kind, misc, size = unpack(plain, at)
                 if size < HEADER_SIZE:
@@ -216,9 +227,27 @@ class Stream:
                 if at + size > last + HEADER_SIZE:
                     break
                 if kinds is None or kind in kinds:
+                    steps += _STEPS_OF_SAMPLE if kind == _SAMPLE else _STEPS_OF_EVENT
                     yield _raw((kind, misc, plain, at, size, position, None))
+                else:
+                    steps += 1
+                if steps >= _CHARGED:
+                    if not self._charge(steps):
+                        return
+                    steps = 0
                 at += size
+            if not self._charge(steps):
+                return
             self._unpacked = plain[at:]
+
+    def _charge(self, steps: int) -> bool:
+        """Take steps from the budget; return False if the stream ends because too few are left."""
+        try:
+            self._budget.charge(steps)
+        except Spent:
+            self._stop("compressed records that are more than those of a profile of its size")
+            return False
+        return True
 
     def _decompress(self, data: bytes) -> bytes:
         try:
