@@ -32,11 +32,12 @@ from buildidfs.model import (
     Trust,
     archive_scope,
 )
-from buildidfs.store import Store
+from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention import eviction, plan
 from buildidfs.store.retention.eviction import Policy
 from buildidfs.store.retention.tally import Tally
+from buildidfs.store.write.uses import UseWriter
 from tests.support.captures import SECOND, capture, identity, read_blob, sighting
 from tests.support.scans import open_descriptors
 
@@ -630,6 +631,41 @@ def test_a_plan_says_why(store: Store, tmp_path: Path) -> None:
     assert len(_ids(store)) == 5
     plan = list(store.plan(policy, lambda digest: None))
     assert [each.goes for each in plan] == [True, True]
+
+
+def test_store_follows_the_plan(store: Store, tmp_path: Path) -> None:
+    for number in range(12):
+        _add(store, number, days_ago=60 - number, uid=number % 3)
+    for number in range(20, 23):
+        _add(store, number, at=_host_file(tmp_path / str(number), number, days_ago=2))
+    store.pin([_id(0), _id(20)])
+    policy = msgspec.structs.replace(_room_for(store, -7), max_age=59 * DAY)
+    plan = [int(each.candidate.build_ids[0]) for each in store.plan(policy, lambda digest: None)]
+    assert plan[:2] == [21, 22]
+    before = _ids(store)
+    store.retain(policy)
+    store.enforce()
+    assert before - _ids(store) == set(plan)
+    assert list(store.plan(policy, lambda digest: None)) == []
+
+
+def test_blobs_of_the_future_can_be_removed(store: Store) -> None:
+    """An earlier version took the times of a bundle for true."""
+    digest = _add(store, 1)
+    env = store._env
+    assert env is not None
+
+    def claim(txn: Any) -> None:
+        writer = UseWriter(env, txn)
+        row = schema.DigestRow.unpack(txn.get(digest, db=env.tables["digests"]))
+        writer.remove(digest, row)
+        writer.add(digest, row, 2**32 - 1, Trust.UNKNOWN)
+        txn.put(digest, row.pack(), db=env.tables["digests"])
+
+    env.write(claim)
+    store.retain(Policy(max_size=1))
+    store.enforce()
+    assert _ids(store) == set()
 
 
 def test_a_policy_is_for_writers(tmp_path: Path) -> None:
