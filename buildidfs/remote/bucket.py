@@ -1,76 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Bucket`: requests to S3-compatible object storage, with time limits and errors of ours.
 
-obstore takes the usual variables of AWS clients from the environment (AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL), or asks the metadata
-service of the machine. The file of credentials is read here, because obstore does not read it.
+Another process makes the requests (`link`). obstore takes the usual variables of AWS clients from
+the environment there (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+AWS_ENDPOINT_URL), or asks the metadata service of the machine. The file of credentials is read
+here, because obstore does not read it.
 
 A request blocks the calling thread for `Limits.timeout_s` at most, times its attempts. Messages
 contain only the server's error code, not its text, which may contain keys.
-
-A process must not fork after its first request: the child would wait for ever.
 """
 
 from __future__ import annotations
 
 import configparser
 import contextlib
-import datetime
+import copy
 import hashlib
+import importlib.util
 import os
 import re
 import urllib.parse
 import uuid
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 
 from buildidfs.errors import (
     RemoteDamaged,
     RemoteDenied,
-    RemoteError,
     RemoteUnavailable,
     UsageError,
     needs_extra,
+)
+from buildidfs.linux.file_ops import closing_fd, read_fully, write_fully_at
+from buildidfs.remote.link import (
+    CHANGED,
+    DENIED,
+    EXISTS,
+    INLINE,
+    MISSING,
+    NO_ROOM,
+    TOO_LARGE,
+    Introduction,
+    Limits,
+    Link,
+    LinkDown,
+    Reply,
+    Request,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from obstore.store import ObjectStore
-
 with needs_extra("remote"):
-    import obstore
-    from obstore import exceptions as failures
-    from obstore import store as stores
+    if importlib.util.find_spec("obstore") is None:
+        raise ModuleNotFoundError(name="obstore")
 
 MARKER: Final = "buildidfs.json"
 """The object with the ID of the bucket: its content changes if the bucket is made anew."""
 
-_SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
-_URL: Final = re.compile(r"(\w+)://([\w.@-]+)(/[\w.=/-]*)?")
-_CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
-_STATUS: Final = re.compile(r"status code: (\d{3})")
-_REFUSALS: Final = frozenset((301, 400, 401, 403, 405, 501))
-_EMPTY: Final = "InvalidRange"
-"""The error code for a range of an empty object."""
-_MOST_MARKER: Final = 4096
-_LIST_ROWS: Final = 1000
 MOST_LISTED: Final = 1 << 18
 """The number of objects of a listing, unless its reader allows another."""
-_PART_BYTES: Final = 16 << 20
-_PARTS_AT_ONCE: Final = 4
 
-
-class Limits(NamedTuple):
-    """Limits of requests: seconds for an attempt, seconds for a connection, and the number of
-    retries.
-    """
-
-    timeout_s: float = 60.0
-    connect_s: float = 5.0
-    retries: int = 2
-
+_SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+_URL: Final = re.compile(r"(\w+)://([\w.@-]+)(/[\w.=/-]*)?")
+_MOST_MARKER: Final = 4096
+_MOST_KEY: Final = 1024
+_MOST_SIZE: Final = 1 << 60
 
 PATIENT: Final = Limits()
 """For requests without a waiting reader."""
@@ -114,7 +110,15 @@ class Bucket:
         if found is None or found[1] not in _SCHEMES:
             raise UsageError(f"not the URL of a bucket: {_shown(url)!r}; try s3://BUCKET/PREFIX")
         self.url = url.rstrip("/")
-        self._store = _opened(self.url, limits, os.environ if environ is None else environ)
+        self._limits = limits
+        options = _options(self.url, os.environ if environ is None else environ)
+        self._link = Link(Introduction(self.url, options))
+
+    def limited(self, limits: Limits) -> Bucket:
+        """Return the same bucket with other limits; both share a process."""
+        other = copy.copy(self)
+        other._limits = limits
+        return other
 
     def __repr__(self) -> str:
         return f"Bucket({self.url})"
@@ -147,92 +151,71 @@ class Bucket:
 
     def head(self, key: str) -> Head | None:
         """Return the facts about an object; None if the object does not exist."""
-        with self._told(key):
-            try:
-                found = obstore.get(self._store, key, options={"head": True})
-            except FileNotFoundError as error:
-                self._refuse_missing_bucket(error)
-                return None
-            return _head_of(found)
+        return _head_of(self._ask(Request("head", key, self._limits)))
 
     def get(self, key: str, most: int = 256 << 20) -> bytes | None:
         """Return the bytes of an object; None if the object does not exist.
 
         Raises `RemoteDamaged` if it has more than ``most`` bytes.
         """
-        with self._told(key):
-            try:
-                found = obstore.get(self._store, key)
-                if found.meta["size"] > most:
-                    raise RemoteDamaged(
-                        f"{self.url}/{key} has {found.meta['size']} bytes, and not {most} at most"
-                    )
-                return bytes(found.bytes())
-            except FileNotFoundError as error:
-                self._refuse_missing_bucket(error)
-                return None
+        found = self._read(Request("get", key, self._limits, most))
+        return None if found is None else found[1]
 
     def peek(self, key: str, most: int) -> tuple[Head, bytes] | None:
         """Return the facts about an object and its first ``most`` bytes; None if it does
         not exist.
         """
-        with self._told(key):
-            try:
-                found = obstore.get(self._store, key, options={"range": (0, most)})
-                return _head_of(found), bytes(found.bytes())
-            except FileNotFoundError as error:
-                self._refuse_missing_bucket(error)
-                return None
-            except failures.BaseError as error:
-                if _EMPTY not in str(error):
-                    raise
-        empty = self.head(key)
-        return None if empty is None else (empty, b"")
+        return self._read(Request("get", key, self._limits, most, is_range=True))
 
-    def get_range(self, key: str, offset: int, size: int, etag: str = "") -> bytes:
-        """Return ``size`` bytes of an object from ``offset``.
+    def get_range(self, key: str, offset: int, size: int, etag: str = "", fd: int = -1) -> bytes:
+        """Return ``size`` bytes of an object from ``offset``. With ``fd``, write them to the same
+        place of that file instead, and return nothing.
 
         With ``etag``, only that version of the object is read. Raises FileNotFoundError if the
         object is gone or is another version, and `RemoteError` if the answer is short.
         """
-        options: dict[str, Any] = {"range": (offset, offset + size)}
-        if etag:
-            options["if_match"] = etag
-        with self._told(key):
-            try:
-                data = bytes(obstore.get(self._store, key, options=options).bytes())  # type: ignore[arg-type]
-            except failures.PreconditionError as error:
-                raise FileNotFoundError(key) from error
-        if len(data) != size:
-            raise RemoteUnavailable(f"{self.url}: {len(data)} bytes came, and not {size}")
-        return data
+        request = Request("get", key, self._limits, size, offset, True, offset, etag)
+        if fd < 0 and size > INLINE:
+            with closing_fd(os.memfd_create("buildidfs-object")) as copy_fd:
+                self.get_range(key, offset, size, etag, copy_fd)
+                return read_fully(copy_fd, size, offset)
+        reply = self._ask(request, fd)
+        if reply.failure:
+            raise FileNotFoundError(key)
+        if reply.count != size:
+            raise RemoteUnavailable(f"{self.url}: {reply.count} bytes came, and not {size}")
+        return reply.data
+
+    def _read(self, request: Request) -> tuple[Head, bytes] | None:
+        """Return the facts about an object, and bytes of it."""
+        if request.size <= INLINE:
+            reply = self._ask(request)
+            head = _head_of(reply)
+            return None if head is None else (head, reply.data)
+        with closing_fd(os.memfd_create("buildidfs-object")) as fd:
+            reply = self._ask(request, fd)
+            head = _head_of(reply)
+            return None if head is None else (head, read_fully(fd, reply.count, 0))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str]) -> bool:
         """Write an object if no object has the key; return False if one has.
 
         If several clients try at once, one succeeds.
         """
-        with self._told(key):
-            try:
-                obstore.put(self._store, key, data, mode="create", attributes=_attributes(metadata))
-            except failures.AlreadyExistsError:
-                return False
-        return True
+        request = Request("create", key, self._limits, len(data), metadata=dict(metadata))
+        if len(data) <= INLINE:
+            return not self._ask(msgspec.structs.replace(request, data=data)).failure
+        with closing_fd(os.memfd_create("buildidfs-object")) as fd:
+            write_fully_at(fd, data, 0)
+            return not self._ask(request, fd).failure
 
     def upload(self, key: str, chunks: Iterable[bytes], metadata: Mapping[str, str]) -> None:
         """Write a large object in parts. It appears when all parts have arrived, and replaces an
         object with the same key.
         """
-        with self._told(key):
-            obstore.put(
-                self._store,
-                key,
-                iter(chunks),
-                attributes=_attributes(metadata),
-                use_multipart=True,
-                chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
+        request = Request("upload", key, self._limits, metadata=dict(metadata))
+        with self._reported():
+            self._checked(request, self._link.write(request, chunks))
 
     def touch(self, key: str) -> bool:
         """Give an object a new modification time; return False if there is none.
@@ -240,12 +223,8 @@ class Bucket:
         Object storage refuses to copy an object onto itself unchanged, so the object is copied to
         ``touch/`` and back. The data do not leave the storage.
         """
-        with self._told(key):
-            try:
-                obstore.copy(self._store, key, f"touch/{key}")
-                obstore.copy(self._store, f"touch/{key}", key)
-            except FileNotFoundError as error:
-                self._refuse_missing_bucket(error)
+        for source, target in ((key, f"touch/{key}"), (f"touch/{key}", key)):
+            if self._ask(Request("copy", source, self._limits, etag=target)).failure:
                 return False
         self.delete(f"touch/{key}")
         return True
@@ -253,8 +232,7 @@ class Bucket:
     def delete(self, key: str) -> bool:
         """Delete an object; return False if this user may not."""
         try:
-            with self._told(key), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._store, key)
+            self._ask(Request("delete", key, self._limits))
         except RemoteDenied:
             return False
         return True
@@ -284,76 +262,61 @@ class Bucket:
             yield row
 
     def _rows(self, prefix: str, after: str) -> Iterator[Listed]:
-        with self._told(prefix):
-            stream = obstore.list(self._store, prefix, offset=after or None, chunk_size=_LIST_ROWS)
-            for rows in stream:
-                for row in rows:
-                    yield Listed(row["path"], row["size"], row["last_modified"].timestamp())
+        request = Request("list", prefix, self._limits, etag=after)
+        with self._reported():
+            for line in self._link.rows(request):
+                if isinstance(line, Reply):
+                    self._checked(request, line)
+                    return
+                row = _rows.decode(line)
+                yield Listed(row.key, row.size, row.modified)
 
     # --- errors --------------------------------------------------------------------------------
 
+    def _ask(self, request: Request, fd: int = -1) -> Reply:
+        with self._reported():
+            return self._checked(request, self._link.ask(request, fd))
+
     @contextlib.contextmanager
-    def _told(self, key: str) -> Iterator[None]:
-        """Translate errors of obstore into errors of ours; FileNotFoundError is passed on."""
+    def _reported(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            self._refuse_missing_bucket(error)
-            raise
-        except (failures.BaseError, OSError, ValueError) as error:
-            raise self._failure(error, key) from None
+        except (LinkDown, msgspec.MsgspecError) as error:
+            raise RemoteUnavailable(f"{self.url}: {error}") from error
 
-    def _refuse_missing_bucket(self, error: Exception) -> None:
-        if "NoSuchBucket" in str(error):
+    def _checked(self, request: Request, reply: Reply) -> Reply:
+        """Return a reply; raise the error in it unless it is about a single object."""
+        if reply.failure in ("", MISSING, CHANGED, EXISTS):
+            return reply
+        if reply.failure == TOO_LARGE:
+            raise RemoteDamaged(
+                f"{self.url}/{request.key} has {reply.why} bytes, and not {request.size} at most"
+            )
+        if reply.failure == NO_ROOM:
+            raise OSError(int(reply.why), os.strerror(int(reply.why)))
+        if reply.failure == DENIED and not reply.why:
             raise RemoteDenied(f"{self.url}: there is no such bucket; create it, or correct url")
-
-    def _failure(self, error: Exception, key: str) -> RemoteError:
-        text = str(error)
-        self._refuse_missing_bucket(error)
-        code = _CODE.search(text)
-        status = _STATUS.search(text)
-        why = code[1] if code is not None else f"status {status[1]}" if status is not None else ""
-        is_refused = isinstance(
-            error, failures.PermissionDeniedError | failures.UnauthenticatedError
-        )
-        if is_refused or (status is not None and int(status[1]) in _REFUSALS):
-            return RemoteDenied(
-                f"{self.url}/{key}: access denied ({why or 'no credentials'}): check"
-                " AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the policy of the bucket"
+        if reply.failure == DENIED:
+            raise RemoteDenied(
+                f"{self.url}/{request.key}: access denied ({reply.why}): check AWS_ACCESS_KEY_ID,"
+                " AWS_SECRET_ACCESS_KEY and the policy of the bucket"
             )
-        if not why:
-            lowered = text.lower()
-            why = next(
-                (said for word, said in _REASONS.items() if word in lowered), "no usable answer"
-            )
-        return RemoteUnavailable(f"{self.url}: {why}")
+        raise RemoteUnavailable(f"{self.url}: {reply.why}")
 
 
-_REASONS: Final = {
-    "dns error": "its host name cannot be resolved",
-    "certificate": "its certificate is not accepted",
-    "timed out": "no answer in time",
-    "timeout": "no answer in time",
-    "connection refused": "connection refused",
-    "connection reset": "connection reset",
-    "metadata": "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "169.254.169.254": "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "error sending request": "cannot connect",
-}
+class _Row(msgspec.Struct, array_like=True):
+    key: Annotated[str, msgspec.Meta(max_length=_MOST_KEY)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_SIZE)]
+    modified: float
 
 
-def _attributes(metadata: Mapping[str, str]) -> Any:
-    return {"Content-Type": "application/octet-stream", **metadata}
+_rows = msgspec.json.Decoder(_Row)
 
 
-def _head_of(found: Any) -> Head:
-    metadata = {
-        str(name).lower(): str(value)
-        for name, value in found.attributes.items()
-        if not str(name).startswith("Content-")
-    }
-    meta = found.meta
-    return Head(meta["size"], metadata, meta["last_modified"].timestamp(), meta["e_tag"] or "")
+def _head_of(reply: Reply) -> Head | None:
+    if reply.failure:
+        return None
+    return Head(reply.size, reply.metadata, reply.modified, reply.etag)
 
 
 def _shown(url: str) -> str:
@@ -361,32 +324,17 @@ def _shown(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//...@", url[:200])
 
 
-def _opened(url: str, limits: Limits, environ: Mapping[str, str]) -> ObjectStore:
-    options: dict[str, Any] = {}
-    if url.startswith("s3"):
-        options = _from_files(environ)
-        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
-        if endpoint:
-            options["endpoint"] = endpoint
-        _check_endpoint(options.get("endpoint", ""))
-        _check_keys(environ)
-    second = datetime.timedelta(seconds=1)
-    client: dict[str, Any] = {
-        "timeout": limits.timeout_s * second,
-        "connect_timeout": limits.connect_s * second,
-        "allow_http": options.get("endpoint", "").startswith("http://"),
-        "user_agent": "buildidfs",
-    }
-    retry: dict[str, Any] = {
-        "max_retries": limits.retries,
-        "retry_timeout": limits.timeout_s * (limits.retries + 1) * second,
-    }
-    make: Any = stores.from_url
-    try:
-        made: ObjectStore = make(url, client_options=client, retry_config=retry, **options)
-    except (failures.BaseError, ValueError) as error:
-        raise UsageError(f"cannot use {_shown(url)}: {type(error).__name__}") from error
-    return made
+def _options(url: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that obstore does not take from the environment. Raises `UsageError`."""
+    if not url.startswith("s3"):
+        return {}
+    options = _from_files(environ)
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
+    if endpoint:
+        options["endpoint"] = endpoint
+    _check_endpoint(options.get("endpoint", ""))
+    _check_keys(environ)
+    return options
 
 
 def _check_endpoint(endpoint: str) -> None:

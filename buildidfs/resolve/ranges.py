@@ -35,9 +35,11 @@ _SCRATCH: Final = (b"/var/tmp", b"/dev/shm")
 
 
 class Fetch(Protocol):
-    """A function that fetches ``size`` bytes from ``offset`` of an object."""
+    """A function that fetches ``size`` bytes from ``offset`` of an object. It returns them, or with
+    ``fd`` writes them to the same place of that file.
+    """
 
-    def __call__(self, offset: int, size: int) -> bytes:
+    def __call__(self, offset: int, size: int, fd: int = -1) -> bytes:
         """Raises OSError: EIO if the storage does not answer, ESTALE if the object has another
         version now.
         """
@@ -152,15 +154,16 @@ class RangeReader:
     def _get(self, start: int, end: int) -> None:
         offset = start * BLOCK
         self._check_room((end - start) * BLOCK)  # before the fetch, which would be useless
-        self._keep(start, end, self._fetched(offset, min(end * BLOCK, self.size) - offset))
+        self._fetched(offset, min(end * BLOCK, self.size) - offset, self._fd)
+        self._note_kept(start, end)
 
-    def _fetched(self, offset: int, size: int) -> bytes:
+    def _fetched(self, offset: int, size: int, fd: int = -1) -> bytes:
         """Fetch a range, and adjust the number of bytes that are fetched at a time."""
         self.requests += 1
         began = time.monotonic()
-        data = self._fetch(offset, size)
+        data = self._fetch(offset, size, fd)
         took = time.monotonic() - began
-        if len(data) != size:
+        if fd < 0 and len(data) != size:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if took > _SLOW_S:
             self._most = max(BLOCK, min(self._most, size) // 2)
@@ -176,6 +179,9 @@ class RangeReader:
     def _keep(self, start: int, end: int, data: bytes) -> None:
         self._check_room(len(data))
         write_fully_at(self._fd, data, start * BLOCK)
+        self._note_kept(start, end)
+
+    def _note_kept(self, start: int, end: int) -> None:
         with self._changed:
             before = self._missing
             self._missing -= self._has.count(0, start, end)

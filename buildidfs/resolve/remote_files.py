@@ -34,7 +34,7 @@ from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUna
 from buildidfs.formats.elf import other_ids
 from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind, Standing, Trust
 from buildidfs.remote import Bucket, objects
-from buildidfs.remote.bucket import INTERACTIVE, Head
+from buildidfs.remote.bucket import INTERACTIVE, PATIENT, Head
 from buildidfs.remote.filters import Filter
 from buildidfs.resolve import FIRST_ORDINAL, VARIANT
 from buildidfs.resolve.ranges import BLOCK, RangeReader, RemoteBlob
@@ -74,7 +74,7 @@ class Tier:
         self.bucket = Bucket(url, INTERACTIVE)
         self.trust = trust
         self.private = private
-        self.filter = Filter(Bucket(url))
+        self.filter = Filter(self.bucket.limited(PATIENT))
         self.is_down = False
         """True while the bucket is not asked, because it did not answer."""
         self._is_proven = False
@@ -415,19 +415,19 @@ class RemoteFiles:
     ) -> RangeReader:
         etag = head.etag
 
-        def fetch(offset: int, size: int) -> bytes:
+        def fetch(offset: int, size: int, fd: int = -1) -> bytes:
             nonlocal etag
             if tier.is_down:
                 raise OSError(errno.EIO, f"{tier.bucket.url} does not answer")
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    return tier.bucket.get_range(key, offset, size, etag)
+                    return tier.bucket.get_range(key, offset, size, etag, fd)
                 # A touch changes the tag of an object that was uploaded in parts.
                 now = tier.bucket.head(key)
                 if now is not None and _is_same(now, head.size, said):
                     etag = now.etag
                     with contextlib.suppress(FileNotFoundError):
-                        return tier.bucket.get_range(key, offset, size, etag)
+                        return tier.bucket.get_range(key, offset, size, etag, fd)
             except RemoteError as error:
                 tier.note_failure(error)
                 raise OSError(errno.EIO, str(error)) from None

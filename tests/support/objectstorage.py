@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import itertools
 import re
 import sys
 import threading
+import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,6 +27,10 @@ KEY, SECRET = "key-of-a-test", "secret-of-a-test"
 
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+FLOODS = ("range", "whole", "chunked", "missing", "failing", "listing", "pages", "headers")
+_FLOOD_BYTES = 6 << 30
 
 
 class Stored(NamedTuple):
@@ -49,7 +55,8 @@ class ObjectStorage(ThreadingHTTPServer):
 
     ``listing`` names further rows of a listing. ``fault`` is asked before each request: a status to
     answer with, -1 to drop the connection, 0 to go on. ``requests`` has what was answered. Without
-    a key anybody may read, if ``public``.
+    a key anybody may read, if ``public``. ``flood`` is asked, too, and names an answer without end:
+    one of `FLOODS`, or an empty text for the usual answer.
     """
 
     daemon_threads = True
@@ -62,6 +69,7 @@ class ObjectStorage(ThreadingHTTPServer):
         self.fault: Callable[[str, str], int] = lambda method, key: 0
         self.requests: list[Asked] = []
         self.public = True
+        self.flood: Callable[[str, str], str] = lambda method, key: ""
         self.listing: Callable[[str], list[str]] = lambda prefix: []
         self.lock = threading.Lock()
 
@@ -126,6 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault:
             self._fail(fault, "Fault")
+            return
+        flood = self.server.flood(self.command, self.key)
+        if flood:
+            self._flood(flood)
             return
         given = _CREDENTIAL.search(self.headers.get("Authorization", ""))
         if given is None and not (self.server.public and self.command in ("GET", "HEAD")):
@@ -259,6 +271,50 @@ class _Handler(BaseHTTPRequestHandler):
     def _delete(self) -> None:
         self.objects.pop(self.key, None)
         self._answer(204)
+
+    # --- answers without end -----------------------------------------------------------------
+
+    def _flood(self, kind: str) -> None:
+        self.close_connection = True
+        first = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")[0]
+        with contextlib.suppress(OSError):  # the client has enough
+            if kind == "pages":
+                self._empty_page()
+                return
+            statuses = {"range": 206, "missing": 404, "failing": 500}
+            self.send_response(statuses.get(kind, 200))
+            self.send_header("ETag", '"flood"')
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            if kind == "headers":
+                for number in itertools.count():
+                    self.send_header(f"x-amz-meta-{number}", "x" * 60_000)
+                    self.flush_headers()
+            if kind == "range":
+                last = int(first) + _FLOOD_BYTES - 1
+                self.send_header("Content-Range", f"bytes {first}-{last}/{last + 1}")
+            if kind == "chunked":
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.send_header("Content-Length", str(_FLOOD_BYTES))
+            self.end_headers()
+            self._send_forever(kind)
+
+    def _send_forever(self, kind: str) -> None:
+        block = bytes(1 << 20)
+        if kind == "listing":
+            self.wfile.write(b"<ListBucketResult><IsTruncated>true</IsTruncated>")
+            block = b"<Contents><Key>buildid/a</Key><Size>1</Size></Contents>" * 20_000
+        if kind == "chunked":
+            block = b"100000\r\n" + block + b"\r\n"
+        for _ in range(_FLOOD_BYTES >> 20):
+            self.wfile.write(block)
+
+    def _empty_page(self) -> None:
+        self._answer(
+            200,
+            b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%d"
+            b"</NextContinuationToken></ListBucketResult>" % time.monotonic_ns(),
+        )
 
     # --- answers -----------------------------------------------------------------------------
 

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
+import signal
 import threading
 import time
 import tracemalloc
@@ -23,7 +26,9 @@ from buildidfs.remote import Bucket, manifests, objects
 from buildidfs.remote.bucket import Limits
 from buildidfs.remote.filters import Filter, Run
 from buildidfs.remote.manifests import Place, Row
-from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
+from tests.support import memory
+from tests.support.objectstorage import FLOODS, SECRET, ObjectStorage, object_storage
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -522,12 +527,12 @@ _FAULTS = {
 }
 
 
-def _forged(storage: ObjectStorage, number: int, change: dict[str, object] | None) -> None:
+def _forged(bucket: Bucket, number: int, change: dict[str, object] | None) -> None:
     """Create a generation as a host can that may create objects only."""
     data = (
         b"\xff" if change is None else msgspec.json.encode({"number": number, "made": 1} | change)
     )
-    Bucket("s3://fleet/some/prefix").create(f"filter/{number:08d}.json", data, {})
+    bucket.create(f"filter/{number:08d}.json", data, {})
 
 
 def _refuse_deletion(method: str, key: str) -> int:
@@ -544,7 +549,7 @@ def test_faulty_generations_of_another_host_stop_nobody(
     writer.rebuild()
     reader.refresh()
     for number in (*range(2, 40), 998, 1001, 2001, 5000, 99_999_999):
-        _forged(storage, number, _FAULTS[fault])
+        _forged(bucket, number, _FAULTS[fault])
     writer.add(_ids(0, 10))
     assert Filter(bucket).add(_ids(10, 10)) == 10
     assert Filter(bucket).rebuild() == 1
@@ -560,7 +565,7 @@ def test_first_generation_of_another_host_stops_nobody(
 ) -> None:
     storage.fault = _refuse_deletion
     for number in (1, 2):
-        _forged(storage, number, None)
+        _forged(bucket, number, None)
     for junk in ("0.json", "00000000.json", "00000001.json.old", "0000-"):
         bucket.create(f"filter/{junk}", b"", {})
     reader = Filter(bucket)
@@ -594,7 +599,7 @@ def test_unsorted_run_of_another_host_spoils_no_other(
     run = Run((*([0] * 256), 3), array("I", [9, 1, 5]))
     key = f"filter/runs/{hashlib.sha256(run.pack()).hexdigest()[:32]}"
     bucket.create(key, run.pack(), {})
-    _forged(storage, 2, {"runs": [{"key": key, "count": 3}]})
+    _forged(bucket, 2, {"runs": [{"key": key, "count": 3}]})
     Filter(bucket).add(_ids(0, 10))
     found = Filter(bucket)
     found.refresh()
@@ -715,3 +720,85 @@ def test_identity_of_a_bucket_with_an_odd_marker(bucket: Bucket, storage: Object
         storage.buckets["fleet"].clear()
         bucket.create("buildidfs.json", data, {})
         assert re.fullmatch("[0-9a-f]{64}", bucket.identity(create=True))
+
+
+# --- a hostile server ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_server_that_sends_without_end_takes_no_memory(
+    bucket: Bucket, storage: ObjectStorage, flood: str
+) -> None:
+    bucket.create("buildid/aa/x", b"data" * 50_000, {})
+    storage.flood = lambda method, key: flood
+    before = memory.peak(os.getpid())
+    for ask in (
+        lambda: bucket.peek("buildid/aa/x", 65_536),
+        lambda: bucket.get_range("buildid/aa/x", 0, 65_536),
+        lambda: bucket.get_range("buildid/aa/x", 0, 1 << 20),
+        lambda: bucket.get("buildid/aa/x", 1 << 20),
+        lambda: bucket.head("buildid/aa/x"),
+        lambda: list(bucket.list("buildid")),
+        lambda: bucket.create("buildid/aa/y", b"", {}),
+        lambda: bucket.upload("buildid/aa/z", [bytes(1 << 20)] * 20, {}),
+        bucket.identity,
+    ):
+        with (
+            memory.peaks(lambda: [bucket._link.pid]) as peaks,
+            contextlib.suppress(RemoteError, FileNotFoundError),
+        ):
+            ask()
+        assert max(peaks.values(), default=0) < 300 << 20
+    assert memory.peak(os.getpid()) - before < 20 << 20
+    storage.flood = lambda method, key: ""
+    until(lambda: _answers(bucket), "the bucket")
+    assert bucket.get_range("buildid/aa/x", 4, 4) == b"data"
+
+
+def _answers(bucket: Bucket) -> bool:
+    try:
+        return bucket.head("buildid/aa/x") is not None
+    except RemoteUnavailable:
+        return False
+
+
+def test_requests_go_on_when_their_process_is_killed(bucket: Bucket) -> None:
+    bucket.create("a", b"data", {})
+    os.kill(bucket._link.pid, signal.SIGKILL)
+    with pytest.raises(RemoteUnavailable, match="killed"):
+        bucket.get("a")
+    until(lambda: _reads(bucket), "the process")
+
+
+def _reads(bucket: Bucket) -> bool:
+    try:
+        return bucket.get("a") == b"data"
+    except RemoteUnavailable:
+        return False
+
+
+def test_process_that_is_stopped_is_replaced(bucket: Bucket) -> None:
+    bucket.create("a", b"data", {})
+    short = bucket.limited(Limits(timeout_s=0.1, retries=0))
+    os.kill(bucket._link.pid, signal.SIGSTOP)
+    with pytest.raises(RemoteUnavailable, match="no answer in time"):
+        short.get("a")
+    until(lambda: _reads(bucket), "another process")
+
+
+def test_upload_that_is_broken_off_leaves_no_object(bucket: Bucket) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield bytes(10 << 20)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        bucket.upload("a", chunks(), {})
+    assert bucket.head("a") is None
+
+
+def test_process_ends_with_its_bucket(storage: ObjectStorage) -> None:
+    bucket = Bucket("s3://fleet", SHORT)
+    bucket.head("a")
+    pid = bucket._link.pid
+    del bucket
+    until(lambda: not memory.peak(pid), "the end of the process")
