@@ -109,7 +109,7 @@ def errno_of(error: Exception) -> int:
     if isinstance(error, ArtifactMissing):
         return errno.ESTALE
     if isinstance(error, RemoteError):
-        return errno.ENOENT  # the bucket that does not answer was logged once
+        return errno.EIO  # logged once; a bucket that does not answer may have the file
     if isinstance(error, IntegrityError):
         _say_once(str(error))
         return errno.ESTALE

@@ -400,8 +400,9 @@ class Filter:
         if not self._bucket.create(following.key, msgspec.json.encode(following), {}):
             return False
         newer = self._listed(number)
-        if any(self._faulty.get(each) != modified for each, modified in newer.items()):
-            # Another writer was faster, or so many that they have deleted what follows ``before``.
+        if any(each >= number + _KEPT and self._faulty.get(each) != newer[each] for each in newer):
+            # Other writers were so many generations faster that they have deleted what follows
+            # ``before``.
             if not _is_kept(number):
                 self._bucket.delete(following.key)
             return False

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import mmap
 import os
 import re
@@ -21,6 +22,8 @@ import resource
 import signal
 import socket
 import threading
+import time
+import urllib.parse
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -29,6 +32,7 @@ from obstore import exceptions as failures
 from obstore import store as stores
 
 from buildidfs.linux.file_ops import write_fully_at
+from buildidfs.remote import listings
 from buildidfs.remote.link import (
     CHANGED,
     DENIED,
@@ -46,9 +50,11 @@ from buildidfs.remote.link import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from obstore.store import ObjectStore
+
+    from buildidfs.remote.listings import Page, Row
 
 _MOST_MEMORY: Final = 192 << 20
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -57,6 +63,9 @@ _REFUSALS: Final = frozenset((301, 400, 401, 403, 405, 501))
 _EMPTY: Final = "InvalidRange"
 """The error code for a range of an empty object."""
 _LIST_ROWS: Final = 1000
+_MOST_EMPTY: Final = 100
+_SIGNED: Final = datetime.timedelta(minutes=15)
+_RETRY_S: Final = 0.1
 _CHUNK: Final = 1 << 20
 _PART_BYTES: Final = 8 << 20
 _PARTS_AT_ONCE: Final = 4
@@ -64,6 +73,7 @@ _MOST_CODES: Final = 1 << 16
 """The characters of an error that are searched."""
 
 _REASONS: Final = {
+    "name or service": "its host name cannot be resolved",
     "dns error": "its host name cannot be resolved",
     "certificate": "its certificate is not accepted",
     "timed out": "no answer in time",
@@ -191,21 +201,61 @@ class _Requests:
         return Reply()
 
     def _list(self, request: Request, fd: int) -> Reply:
+        pages = self._s3_pages if self._url.startswith("s3") else self._other_pages
         with open(fd, "wb", closefd=False) as pipe:
-            for rows in self._pages(request):
+            for rows in pages(request):
                 for row in rows:
-                    modified = row["last_modified"].timestamp()
-                    pipe.write(msgspec.json.encode((row["path"], row["size"], modified)) + b"\n")
+                    pipe.write(msgspec.json.encode(row) + b"\n")
                 pipe.flush()
         return Reply()
 
-    def _pages(self, request: Request) -> Iterator[Any]:
-        yield from obstore.list(
+    def _other_pages(self, request: Request) -> Iterator[Iterable[Row]]:
+        for rows in obstore.list(
             self._store(request.limits),
             request.key,
             offset=request.etag or None,
             chunk_size=_LIST_ROWS,
-        )
+        ):
+            yield ((row["path"], row["size"], row["last_modified"].timestamp()) for row in rows)
+
+    def _s3_pages(self, request: Request) -> Iterator[Iterable[Row]]:
+        bucket, _, root = self._url.partition("://")[2].partition("/")
+        root = f"{root}/" if root else ""
+        query = {"list-type": "2", "encoding-type": "url", "prefix": f"{root}{request.key}/"}
+        if request.etag:
+            query["start-after"] = root + request.etag
+        empty = 0
+        while empty < _MOST_EMPTY:
+            page = self._page(bucket, query, request.limits)
+            yield ((key.removeprefix(root), size, modified) for key, size, modified in page.rows)
+            if not page.token:
+                return
+            empty = 0 if page.rows else empty + 1
+            query["continuation-token"] = page.token
+        raise _Refused(UNAVAILABLE, "a listing has too many empty pages")
+
+    def _page(self, bucket: str, query: dict[str, str], limits: Limits) -> Page:
+        """Return a page of a listing of S3. obstore signs the request as one for the object
+        ``x=/a`` in the query of the bucket's address.
+        """
+        words = urllib.parse.urlencode(query, quote_via=urllib.parse.quote)
+        address = f"{_address(bucket, self._options)}?{words}"
+        if not _is_on("AWS_SKIP_SIGNATURE"):
+            options = {
+                **self._options,
+                "endpoint": f"{address}&x=",
+                "virtual_hosted_style_request": "true",
+            }
+            signer: Any = _opened(f"s3://{bucket}", limits, options)
+            address = obstore.sign(signer, "GET", "a", _SIGNED)
+        for attempt in itertools.count():
+            try:
+                return listings.page(address, limits)
+            except OSError as error:
+                if attempt == limits.retries or not _is_passing(error):
+                    raise
+                time.sleep(_RETRY_S * 2**attempt)
+        raise AssertionError
 
 
 def _chunks(pipe: Any) -> Iterator[bytes]:
@@ -261,6 +311,27 @@ def _failure(error: Exception) -> tuple[str, str]:
     return UNAVAILABLE, why or next(
         (reason for word, reason in _REASONS.items() if word in lowered), "no usable answer"
     )
+
+
+def _is_passing(error: OSError) -> bool:
+    """Return True for an error that may be gone at the next attempt."""
+    found = _STATUS.search(str(error)[:_MOST_CODES])
+    return found is None or int(found[1]) >= 500
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes")
+
+
+def _address(bucket: str, options: dict[str, str]) -> str:
+    """Return the address of a bucket of S3, as obstore makes it."""
+    environ = os.environ
+    endpoint = options.get("endpoint", "").rstrip("/")
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    region = options.get("region", region)
+    if _is_on("AWS_VIRTUAL_HOSTED_STYLE_REQUEST"):
+        return endpoint or f"https://{bucket}.s3.{region}.amazonaws.com"
+    return f"{endpoint or f'https://s3.{region}.amazonaws.com'}/{bucket}"
 
 
 def _opened(url: str, limits: Limits, options: dict[str, str]) -> ObjectStore:

@@ -762,6 +762,36 @@ def _answers(bucket: Bucket) -> bool:
         return False
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "filter//x",
+        "filter/00000001.jso/../x",
+        "filter/0/./x",
+        "filter/0\nb",
+        "filter/00000003.json/",
+        "filter/00000002.json/",
+        "filter/00000002.json//b",
+        "filter/0 %2f+&<b",
+        "filter/0\u00fc",
+    ],
+)
+def test_odd_key_of_another_host_hides_no_other(
+    bucket: Bucket, storage: ObjectStorage, odd: str
+) -> None:
+    mine = Filter(bucket)
+    mine.rebuild()
+    mine.add(_ids(0, 10))
+    for number in range(100):
+        bucket.create(f"filter/{number + 100:08d}.json", b"", {})
+    storage.buckets["fleet"][f"some/prefix/{odd}"] = next(iter(storage.buckets["fleet"].values()))
+    wanted = {key.removeprefix("some/prefix/") for key in storage.buckets["fleet"]}
+    assert {row.key for row in bucket.list("filter")} == {key for key in wanted if key.isascii()}
+    found = Filter(bucket)
+    found.refresh()
+    assert found.generation == mine.generation
+
+
 def test_requests_go_on_when_their_process_is_killed(bucket: Bucket) -> None:
     bucket.create("a", b"data", {})
     os.kill(bucket._link.pid, signal.SIGKILL)
