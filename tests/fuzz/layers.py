@@ -142,6 +142,9 @@ def _huge_image() -> Iterator[bytes]:
     yield _layout([tarred([("usr/bin/app", _ELF)])], 2000, 600_000)
     yield _layout([_packed(_member(entry("x")), 200_000)], 2000)
     yield _layout([tarred([(f"{number}", _ELF) for number in range(200)])], 2000)
+    deep = tarred([(f"d{number}/" + "a/" * 100 + "f", _ELF) for number in range(300)])
+    above = [gzip.compress(tarred([(f"x{number}", b"")])) for number in range(300)]
+    yield _layout([gzip.compress(deep), *above], 32)
     entries = [{"Config": "c.json", "RepoTags": [f"a:{n}"], "Layers": []} for n in range(4000)]
     config = json.dumps({"rootfs": {"diff_ids": []}, "x": "x" * 600_000}).encode()
     yield tarred([("manifest.json", json.dumps(entries).encode()), ("c.json", config)])

@@ -267,12 +267,15 @@ class ImageScanner:
 
         def viewers(path: bytes) -> list[Whose]:
             # an image has many names, but the same layers under each of them
+            if oci.is_too_deep(path):
+                return []
             hidden: dict[tuple[int, ...], bool] = {}
+            parents = oci.parents_of(path)
             seeing = []
             for stack, each in whose:
                 above = stack.numbers
                 if above not in hidden:
-                    hidden[above] = stack.hides(path)
+                    hidden[above] = stack.hides(path, parents)
                 if not hidden[above]:
                     seeing.append(each)
             return seeing
@@ -335,9 +338,9 @@ class _Stack:
             self.above.append(names)
             self.numbers = (*self.numbers, id(names))
 
-    def hides(self, path: bytes) -> bool:
-        """Return True if a file with that path in the next layer is hidden."""
-        return any(names.hides(path) for names in self.above)
+    def hides(self, path: bytes, parents: frozenset[bytes]) -> bool:
+        """Return True if a file with that path, below ``parents``, in the next layer is hidden."""
+        return any(names.hides_any(path, parents) for names in self.above)
 
     def whose(self, layer: Layer) -> Whose:
         """Return the fields that all sightings in that layer have in common."""

@@ -302,6 +302,20 @@ NAMES_MAX_BYTES: Final = 512 << 20
 """The most memory for the paths of all layers that are remembered at one time."""
 
 
+def parents_of(path: bytes) -> frozenset[bytes]:
+    """Return the directories above a path, up to the root."""
+    found = []
+    while len(path) > 1:
+        path = path[: path.rfind(b"/")] or b"/"
+        found.append(path)
+    return frozenset(found)
+
+
+def is_too_deep(path: bytes) -> bool:
+    """Return True if a path has more directories than any real one."""
+    return path.count(b"/") > _DEEP
+
+
 class LayerNames:
     """The paths of one layer, from `common.installed`, and the paths that it hides in the layers
     below.
@@ -358,11 +372,11 @@ class LayerNames:
 
         A path deeper than any real one is hidden, too, because each directory takes time.
         """
-        if path in self._covered or path in self._directories or path.count(b"/") > _DEEP:
+        return is_too_deep(path) or self.hides_any(path, parents_of(path))
+
+    def hides_any(self, path: bytes, parents: frozenset[bytes]) -> bool:
+        """Do as `hides`, with the directories above the path, which are the same for all layers."""
+        if path in self._covered or path in self._directories:
             return True
-        covered, opaque = self._covered, self._opaque
-        while len(path) > 1:
-            path = path[: path.rfind(b"/")] or b"/"
-            if path in covered or path in opaque:
-                return True
-        return False
+        # Python goes through the smaller set, and most layers have few names.
+        return not (self._covered.isdisjoint(parents) and self._opaque.isdisjoint(parents))
