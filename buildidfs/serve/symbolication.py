@@ -264,8 +264,10 @@ class Symbolication:
         build_id = self._build_id(wanted.debug_id, wanted.code_id)
         engine = self._started()
         base = engine.base(build_id)
-        file = None if base is None else self._debuginfod.open_executable(build_id)
-        if base is None or file is None:
+        if base is None:
+            raise _NotAnswered(NOT_HERE)
+        file = self._debuginfod.open_executable(build_id)
+        if file is None:
             raise _NotAnswered("this server has no executable with the ID that all users may read")
         try:
             machine, loads = _machine_and_loads(file)
