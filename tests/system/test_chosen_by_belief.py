@@ -20,14 +20,16 @@ from pathlib import Path
 
 import pytest
 
+from buildidfs import names
 from buildidfs.app.symbolize.addresses import Symbolizer
 from buildidfs.capture.base import PinnedFile
 from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf.jit import Symbol
 from buildidfs.ingest import Ingest
 from buildidfs.linux import statx
-from buildidfs.model import BuildId, Kind, Origin, Sighting, Standing, Trust
+from buildidfs.model import BuildId, Kind, Origin, Quality, Sighting, Standing, Trust
 from buildidfs.store import Store
+from tests.support.captures import capture, sighting
 from tests.support.mounts import BuildIdFs
 from tests.support.servers import Server, serving
 from tests.system.test_serve_symbols import debug_id
@@ -204,3 +206,63 @@ def test_mount_has_files_of_the_host_under_each_name(home: Path, cases: list[Cas
                 assert not path.exists() or path.read_bytes() == case.data, (case, link)
             (found,) = (mount / f"by-path{case.path}").iterdir()
             assert (found / "elf").read_bytes() == case.data, case
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("place", OTHERS)
+def test_executable_of_another_place_hides_no_names_of_given_debuginfo(
+    tmp_path: Path, place: tuple[Trust, Standing], order: int
+) -> None:
+    """It claims to have more debugging information."""
+    with Store.create(tmp_path / "store") as store:
+        trust, standing = place
+        build_id = bytes(range(20))
+        forged = capture(
+            store, content(FORGED, build_id, b"salt"), build_id, quality=Quality.DEBUGINFO,
+            at=sighting(b"/srv/app", trust=trust, standing=standing),
+        )  # fmt: skip
+        given = capture(
+            store, content(OURS, build_id, b"salt"), build_id, kinds=[Kind.DEBUGINFO],
+            at=sighting(b"/debug/app", trust=Trust.PACKAGE, standing=Standing.GIVEN),
+            quality=Quality.SYMTAB,
+        )  # fmt: skip
+        for each in (forged, given)[::order]:
+            store.commit([each])
+        with Symbolizer(store) as symbolizer:
+            frames = symbolizer.at_address(BuildId(build_id), ADDRESS).frames
+        assert [frame.function for frame in frames] == [OURS.decode()]
+
+
+def test_sources_of_a_container_are_not_those_of_given_debuginfo(tmp_path: Path) -> None:
+    """The executable itself is not in the store."""
+    build_id = BuildId(bytes(range(20)))
+    with Store.create(tmp_path / "store") as store:
+        sources = names.sources_id(build_id)
+        assert sources is not None
+        at = sighting(b"/debug/app", trust=Trust.HOST, standing=Standing.GIVEN)
+        debuginfo = capture(store, b"debuginfo", build_id, kinds=[Kind.DEBUGINFO], at=at)
+        forged = capture(
+            store, b"forged", sources, kinds=[Kind.DEBUGINFO],
+            at=sighting(b"/app", trust=Trust.CONTAINER),
+        )  # fmt: skip
+        store.commit([debuginfo, forged])
+        ordinal = store.index.ordinal(build_id)
+        assert ordinal is not None
+        assert store.index.companion(ordinal, sources) is None
+        own = capture(store, b"own", sources, kinds=[Kind.DEBUGINFO], at=at)
+        store.commit([own])
+        found = store.index.companion(ordinal, sources)
+        assert found is not None
+        assert found.trust is Trust.HOST
+
+
+def test_given_file_stays_given_where_root_has_it_elsewhere(tmp_path: Path) -> None:
+    """Root of a container can put a copy into a volume, and have the host map it."""
+    with Store.create(tmp_path / "store") as store:
+        given = sighting(b"/debug/app", trust=Trust.PACKAGE, standing=Standing.GIVEN)
+        copy = sighting(b"/srv/app", trust=Trust.HOST, standing=Standing.ELSEWHERE, ino=99)
+        for at in (given, copy):
+            store.commit([capture(store, b"app", at=at, kinds=[Kind.DEBUGINFO])])
+        found = store.index.artifact(1, Kind.DEBUGINFO)
+        assert found is not None
+        assert (found.trust, found.standing) == (Trust.PACKAGE, Standing.GIVEN)

@@ -22,6 +22,7 @@ from buildidfs.app.profile.match import (
     Matcher,
     aligned,
     by_file_time,
+    namesakes,
     of_this_boot,
 )
 from buildidfs.app.remedies import NO_BUILD_ID
@@ -32,7 +33,7 @@ from buildidfs.formats.perf.address_spaces import File
 from buildidfs.ingest import Ingest
 from buildidfs.linux import machine
 from buildidfs.linux import perf_event as linux_clock
-from buildidfs.model import BuildId, NamespaceSet
+from buildidfs.model import BuildId, NamespaceSet, Trust
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting
 from tests.support.perfwriter import PerfWriter
@@ -407,7 +408,7 @@ def test_modules_that_share_a_build_id_are_told_by_name(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
         for name, build_id in ((b"ext4", RED), (b"nf_nat", BLUE)):
             at = sighting(b"/lib/modules/6.1/" + name.replace(b"_", b"-") + b".ko")
-            store.commit([capture(store, name, build_id, at=at)])
+            store.commit([capture(store, name, build_id, at=at, trust=Trust.HOST)])
         wrong = [_module(name, RED) for name in (b"[ext4]", b"[nf_nat]", b"[other]")]
         matcher = Matcher(store, dict.fromkeys(wrong, 0), clock=SHARP)
         assert [matcher.believes(each) for each in wrong] == [False] * 3
@@ -415,6 +416,25 @@ def test_modules_that_share_a_build_id_are_told_by_name(tmp_path: Path) -> None:
         right = [_module(b"[ext4]", RED), _module(b"[nf_nat]", BLUE)]
         matcher = Matcher(store, dict.fromkeys(right, 0), clock=SHARP)
         assert [matcher.believes(each) for each in right] == [True] * 2
+
+
+def test_file_of_a_container_is_no_module_of_the_kernel(tmp_path: Path) -> None:
+    """A crowd of them comes first, and hides neither the module nor the hint of a namesake."""
+    path = b"/lib/modules/6.1/ext4.ko"
+    with Store.create(tmp_path / "store") as store:
+        crowd = [
+            capture(
+                store, b"forged %d" % number, bytes([7]) * 19 + bytes([number]),
+                at=sighting(b"/srv/%d/ext4.ko" % number), trust=Trust.CONTAINER,
+            )
+            for number in range(70)
+        ]  # fmt: skip
+        store.commit(crowd)
+        mapped = _module(b"[ext4]", b"")
+        assert Matcher(store, {mapped: 0}, clock=SHARP).answer(mapped, AT).build_id is None
+        store.commit([capture(store, b"own", RED, at=sighting(path), trust=Trust.HOST)])
+        assert Matcher(store, {mapped: 0}, clock=SHARP).answer(mapped, AT).build_id == RED
+        assert namesakes(store, b"/elsewhere/ext4.ko")[0] == (RED, path)
 
 
 @pytest.mark.parametrize("inode", [2, 0])

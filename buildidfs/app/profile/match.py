@@ -21,7 +21,7 @@ from buildidfs.app.remedies import AMBIGUOUS, NO_BUILD_ID, OTHER_FILE, OTHER_HOS
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL
 from buildidfs.linux import machine, perf_event
-from buildidfs.model import BuildId, FileIdentity, is_shared
+from buildidfs.model import BuildId, FileIdentity, Trust, is_shared
 from buildidfs.store.index.locations import NAMES
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _STALE_NS: Final = 24 * 3600 * _SECOND
 KALLSYMS: Final = b"[kernel.kallsyms]"
 _MOST_NAMESAKES: Final = 3
 _MOST_MODULES: Final = 64
+_MOST_LOOKED_AT: Final = 1 << 16
 _MODULE_SUFFIXES: Final = (b".ko", b".ko.xz", b".ko.zst", b".ko.gz")
 _DELETED: Final = b" (deleted)"
 SHARP_NS: Final = 2 * _SECOND
@@ -324,7 +325,8 @@ def namesakes(store: Store, path: bytes) -> list[tuple[BuildId, bytes]]:
     if number is None:
         return []
     found: list[tuple[BuildId, bytes]] = []
-    for ordinal in islice(store.file_names.ids(number), _MOST_NAMESAKES):
+    ordinals = islice(store.file_names.ids(number), _MOST_LOOKED_AT)
+    for _, ordinal in store.index.most_believed(ordinals, _MOST_NAMESAKES):
         build_id = store.index.build_id(ordinal)
         paths = (record.origin.path for record in store.index.origins(ordinal))
         at = next((each for each in paths if os.path.basename(each) == name), None)
@@ -379,14 +381,20 @@ def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Can
 
 
 def _modules(store: Store, name: bytes) -> Iterable[Candidate]:
-    """Return the captures of a kernel module that a profile names in brackets."""
+    """Return the captures of a kernel module that a profile names in brackets.
+
+    Files of containers and users do not count: anybody can call a file as a module of the kernel.
+    """
     stem = name.strip(b"[]")
     for spelled in {stem, stem.replace(b"_", b"-")}:
         for suffix in _MODULE_SUFFIXES:
             number = store.paths.child(NAMES, spelled + suffix)
             if number is None:
                 continue
-            for ordinal in islice(store.file_names.ids(number), _MOST_MODULES):
+            ordinals = islice(store.file_names.ids(number), _MOST_LOOKED_AT)
+            for worth, ordinal in store.index.most_believed(ordinals, _MOST_MODULES):
+                if worth < Trust.PACKAGE:
+                    break
                 for record in store.index.origins(ordinal):
                     if os.path.basename(record.origin.path) == spelled + suffix:
                         yield from _candidate(store, ordinal, record)

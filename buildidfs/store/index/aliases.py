@@ -18,7 +18,7 @@ from buildidfs.store.index.queries import prefixed, whole
 from buildidfs.store.index.ranking import belief, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from buildidfs.model import Artifact
     from buildidfs.store.index.environment import Environment, Table, Txn
@@ -112,24 +112,18 @@ class Aliases:
             if (artifact := self._index.artifact_variant(ordinal, *ref)) is not None:
                 yield artifact
 
-    def beginning_with(self, starts: Iterable[bytes]) -> BuildId | None:
+    def beginning_with(self, starts: Sequence[bytes]) -> BuildId | None:
         """Return the build ID with one of these beginnings of 16 bytes whose files have the highest
         belief; None if two are equal in that, or if an executable with more belief is gone.
 
         A beginning ends with zeros if it may be a whole build ID, padded.
         """
-        found: dict[int, int] = {}
-        gone = 0
-        for start in starts:
-            for ordinal in self._with_beginning(start):
-                kinds = (Kind.EXECUTABLE, Kind.VDSO, Kind.DEBUGINFO)
-                served = (self._index.artifact(ordinal, kind) for kind in kinds)
-                if beliefs := [belief(each) for each in served if each is not None]:
-                    found[ordinal] = max(beliefs)
-            gone = max(gone, self._index.highest_floor(start))
-        best = max(found.values(), default=0)
-        ordinals = [ordinal for ordinal, worth in found.items() if worth == best]
-        return self._index.build_id(ordinals[0]) if len(ordinals) == 1 and best >= gone else None
+        ordinals = dict.fromkeys(each for start in starts for each in self._with_beginning(start))
+        found = self._index.most_believed(ordinals, 2)
+        gone = max(map(self._index.highest_floor, starts), default=0)
+        if not found or found[0][0] < gone or (found[1:] and found[0][0] == found[1][0]):
+            return None
+        return self._index.build_id(found[0][1])
 
     def _with_beginning(self, start: bytes) -> Iterator[int]:
         """Yield the ordinals of the build IDs that a beginning may stand for."""

@@ -8,6 +8,7 @@ missing; no row comes twice, and no older row is left out.
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections.abc import Iterator
 from functools import wraps
@@ -31,7 +32,7 @@ from buildidfs.store.index.ranking import (
 from buildidfs.store.values import Held, OriginRecord, Remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store.index.environment import Environment, Table, Txn
 
@@ -139,6 +140,18 @@ class Index:
         """Return the `belief` below which debuginfo of a build ID is always withheld."""
         key = schema.floor_key(build_id)
         return floor_in(key, self._env.get(self._meta, key))
+
+    def belief(self, ordinal: int) -> int:
+        """Return the highest `belief` in the served files of a build ID; 0 if there are none."""
+        served = (self.artifact(ordinal, kind) for kind in Kind)
+        return max((belief(each) for each in served if each is not None), default=0)
+
+    def most_believed(self, ordinals: Iterable[int], most: int) -> list[tuple[int, int]]:
+        """Return belief and ordinal of the ``most`` build IDs whose files are believed most, best
+        first. Reads all of them.
+        """
+        claims = ((self.belief(ordinal), ordinal) for ordinal in ordinals)
+        return heapq.nlargest(most, claims, key=lambda claim: claim[0])
 
     @whole
     def highest_floor(self, start: bytes) -> int:
