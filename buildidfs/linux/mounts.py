@@ -147,16 +147,17 @@ def filesystem_magic(fd: int) -> int:
     return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
 
 
-def stores_files(fd: int) -> bool:
+def stores_files(fd: int, status: os.stat_result | None = None) -> bool:
     """Return True if the filesystem of an open file (O_PATH suffices) can store files of users.
 
     procfs, sysfs, tracefs and all other interfaces of the kernel cannot, although their files look
     regular: they are on no block device and have no blocks (simple_statfs in fs/libfs.c). A read
     there may have any effect; one of trace_pipe or /proc/kmsg takes the text from other readers.
 
-    The call may ask the server of the filesystem. Raises OSError.
+    ``status`` is that of ``fd``, if the caller has it. The call may ask the server of the
+    filesystem. Raises OSError.
     """
-    status = os.fstat(fd)
+    status = status or os.fstat(fd)
     if os.major(status.st_dev):
         return True  # on a block device
     try:

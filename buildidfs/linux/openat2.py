@@ -134,9 +134,10 @@ def reopen_regular(path_fd: int) -> int:
     Raises OSError, EINVAL if it is not a regular file, or a file of an interface of the kernel
     (`mounts.stores_files`). Such a file is not opened, because opening may have any effect.
     """
-    if not stat.S_ISREG(os.fstat(path_fd).st_mode):
+    status = os.fstat(path_fd)
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
-    if not mounts.stores_files(path_fd):
+    if not mounts.stores_files(path_fd, status):
         raise OSError(errno.EINVAL, "not a stored file, but an interface of the kernel")
     return os.open(
         b"/proc/self/fd/%d" % path_fd, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

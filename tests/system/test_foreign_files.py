@@ -23,7 +23,7 @@ from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import NO_NAMES
+from buildidfs.model import NO_NAMES, BuildId
 from buildidfs.store import Store
 from tests.support import echo, opens
 from tests.support.children import running
@@ -31,6 +31,8 @@ from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.mounts import COMMAND, BuildIdFs
 from tests.support.scans import Memory, own_namespaces, scan
+from tests.support.waiting import until
+from tests.support.watching import watching
 
 pytestmark = pytest.mark.root
 
@@ -157,6 +159,27 @@ def test_no_foreign_file_but_a_stored_one_is_opened(place: Path, app: Path, way:
 
         with closing_fd(os.open(trapped.target, os.O_RDONLY | os.O_NONBLOCK)):
             assert noticed.any(), "the test would notice an open"
+
+
+def is_held(path: Path, build_id: BuildId) -> bool:
+    with Store.open(path, read_only=True) as store:
+        return store.index.ordinal(build_id) is not None
+
+
+@pytest.mark.watch
+def test_watch_opens_no_foreign_file_but_a_stored_one(
+    directory: Path, place: Path, app: Path
+) -> None:
+    with trap(place, "proc") as (trapped, root), opens.watched(trapped.target) as noticed:
+        (root / "bin/app").write_bytes(app.read_bytes())
+        (root / "bin/app").chmod(0o755)
+        with (
+            watching(directory / "store", "--no-scan") as watcher,
+            running([tool("unshare"), "-m", tool("chroot"), root, "/bin/app"]),
+        ):
+            until(lambda: is_held(watcher.store, BuildId(ID)), "the capture", 60)
+            until(lambda: watcher.facts["idle"], "rest", 60)
+        assert not noticed.any()
 
 
 def _read_as_why_and_watch_do(pid: int) -> None:

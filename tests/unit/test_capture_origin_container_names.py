@@ -191,6 +191,19 @@ def test_user_names_no_container_of_others(alice: EngineNotes, image: Looked) ->
     assert image() == ""
 
 
+def test_names_of_a_user_do_not_stay_with_the_id_of_a_container_of_root(
+    alice: EngineNotes, image: Looked
+) -> None:
+    note = alice.docker(CONTAINER, "app:1", f"sha256:{ID}", f"{HOME}/.local/share/docker")
+    os.chown(note, USER, USER)
+    assert of_user(image).shown == "web"
+    assert image.names() == NO_NAMES
+    alice.docker(CONTAINER, "real:1", f"sha256:{ID}")
+    image.now += 60
+    assert image() == f"real:1\nsha256:{ID}"
+    assert of_user(image).image == f"app:1\nsha256:{ID}"
+
+
 def test_link_of_a_user_does_not_lead_to_private_records(alice: EngineNotes, image: Looked) -> None:
     """The record belongs to the user, but lies in a directory of root."""
     victims = "/var/lib/docker-of-root"

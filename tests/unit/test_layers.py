@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 import subprocess
 import sys
@@ -30,6 +31,33 @@ def test_no_import_cycles() -> None:
     }
     # static_order raises CycleError, whose text names the modules of the cycle.
     assert len(list(graphlib.TopologicalSorter(imports).static_order())) == len(graph.modules)
+
+
+READERS_OF_PROC = {
+    "live/grabber.py": "/proc/PID/maps",
+    "scan/kernel.py": "/proc/kallsyms, /proc/modules, notes below /sys",
+    "unresponsive/helper_process.py": "a copy of its own",
+}
+"""The modules of capture that open files for reading without `openat2.reopen_regular`."""
+
+
+def test_files_of_others_are_opened_through_one_gate() -> None:
+    found = set()
+    for path in (ROOT / "buildidfs/capture").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and _opens_a_path(call):
+                found.add(str(path.relative_to(ROOT / "buildidfs/capture")))
+    assert found == set(READERS_OF_PROC)
+
+
+def _opens_a_path(call: ast.Call) -> bool:
+    """Return True for a call that opens a path, and not a descriptor or directory, for reading."""
+    words = {node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute)}
+    if ast.unparse(call.func) == "os.open":
+        return "O_RDONLY" in words and "O_DIRECTORY" not in words
+    first = ast.unparse(call.args[0]) if call.args else ""
+    is_descriptor = first.endswith("fd") or "openat2." in first or "memfd" in first
+    return ast.unparse(call.func) == "open" and not is_descriptor
 
 
 def test_modules_stay_small() -> None:
