@@ -218,19 +218,23 @@ class AliasWriter:
         self._txn.put(digest, schema.pack_aliases(digest, (*known, *new)), db=self._identities)
         return True
 
-    def file(self, digest: bytes) -> None:
+    def file(
+        self, digest: bytes, aliases: Iterable[Alias] | None = None, worth: int | None = None
+    ) -> None:
         """Write the rows that lead from its aliases to a blob, as far as there is room for more
         blobs of equal belief. Call this when a blob has more aliases, or more belief.
+
+        ``aliases`` and ``worth`` are all aliases of the blob and the belief in it, if the caller
+        knows them.
         """
-        worth = bytes((self._worth(digest),))
-        for each in self.of(digest):
+        mark = bytes((self._worth(digest) if worth is None else worth,))
+        for each in self.of(digest) if aliases is None else aliases:
             prefix = schema.alias_prefix(each)
-            old = self._txn.get(prefix + digest, db=self._aliases)
-            if old is not None and old >= worth:
-                continue
-            rows = islice(prefixed(self._txn, self._aliases, prefix), _MOST)
-            if sum(value == worth for _, value in rows) < _MOST_OF_A_BELIEF:
-                self._txn.put(prefix + digest, worth, db=self._aliases)
+            rows = dict(islice(prefixed(self._txn, self._aliases, prefix), _MOST))
+            key = prefix + digest
+            is_full = sum(value == mark for value in rows.values()) >= _MOST_OF_A_BELIEF
+            if not is_full and (key not in rows or rows[key] < mark):
+                self._txn.put(key, mark, db=self._aliases)
 
     def _worth(self, digest: bytes) -> int:
         """Return the highest belief in a blob."""

@@ -21,7 +21,7 @@ from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import BUNDLE
 from buildidfs.store.index.queries import prefixed
-from buildidfs.store.index.ranking import belief, chosen
+from buildidfs.store.index.ranking import belief, belief_in, chosen
 from buildidfs.store.values import NewAbsence, NewCapture, Outcome
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED
@@ -315,7 +315,11 @@ class Recorder:
             if new.derive:
                 key = schema.derivation_key(digest)
                 self._txn.put(key, schema.pack_derivation(key, new.build_id), db=self._meta)
-        if new_variant or has_more:
+        if new_blob:
+            place = new.sighting.origin
+            worth = belief_in(place.trust, place.standing)
+            self._aliases.file(digest, dict.fromkeys(new.aliases), worth)
+        elif new_variant or has_more:
             self._aliases.file(digest)
         if like is not None:
             own = [ref for ref in row.refs if ref[0] == ordinal]
