@@ -500,6 +500,17 @@ def test_container_that_floods_is_named_once(
     assert "\x1b" not in record.message
 
 
+@pytest.mark.host
+def test_user_who_floods_from_many_namespaces_is_logged_once(
+    make: Callable[..., Caughts], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = make()
+    for mnt in range(4711, 5711):
+        place = Place(NamespaceSet(mnt=mnt), mnt, b"/user.slice", owner=1000)
+        watch.hear(Flooded(place, 1000, (b"/tmp/a",)))
+    assert len([record for record in caplog.records if "faster" in record.message]) == 1
+
+
 VICTIM = b"0f5c3e8d1b2a" + b"0" * 52
 
 

@@ -49,6 +49,7 @@ from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.errors import BuildIdFsError, CapabilityError
+from buildidfs.formats.container import cgroup
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
 from buildidfs.linux import machine
@@ -377,16 +378,17 @@ class Watch(Listener):
                     self._scans.process(message.pid, self._finder.whose(message.pid).share)
 
     def _flooded(self, message: Flooded) -> None:
-        """Handle a container that maps more new files than its share: count them, and
-        log it once.
+        """Handle a container that maps more new files than its share: count them, and log it once
+        for each owner.
         """
         place = message.place
         label = self._sightings.shown(place)
         path = message.paths[0] if message.paths else b""
         self._losses.add(FLOOD, label, place.mnt_ns_id, message.count, path=path)
-        if label not in self._flooding:
-            if len(self._flooding) < _MOST_FLOODING:
-                self._flooding.add(label)
+        share = cgroup.share(place.cgroup, place.namespaces.mnt, place.owner)
+        owner = share.owner if label else ""
+        if owner not in self._flooding and len(self._flooding) < _MOST_FLOODING:
+            self._flooding.add(owner)
             where = label or "a user of the host"
             _log.warning(
                 "%s maps new files faster than they can be taken (mount namespace %d, such as %s):"
