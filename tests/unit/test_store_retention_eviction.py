@@ -144,6 +144,22 @@ def test_what_can_be_had_again_goes_before_what_is_older(
     assert order == [3, 2, 6, 7, 1, 4, 5]
 
 
+def test_program_that_was_just_made_is_not_given_up_as_recapturable(
+    store: Store, tmp_path: Path, exact: None
+) -> None:
+    """A build makes, runs and deletes it. So a gone file that was unused for long goes first."""
+    _add(store, 1, days_ago=50, uid=0)
+    built = _host_file(tmp_path / "built", 2)
+    running = msgspec.structs.replace(built.origin, scanner="watch")
+    _add(store, 2, at=Sighting(running, built.seen_ns))
+    store.retain(_room_for(store, 0))
+    _add(store, 10)
+    assert _ids(store) == {2, 10}
+    (tmp_path / "built").unlink()
+    _add(store, 11)
+    assert store.tally.again == 0, "its removal is named as a loss"
+
+
 def test_a_use_is_what_counts(store: Store, exact: None) -> None:
     first, second = _add(store, 1, days_ago=9), _add(store, 2, days_ago=8)
     store.open_blob(first).close()
@@ -641,7 +657,7 @@ def test_store_follows_the_plan(store: Store, tmp_path: Path) -> None:
     store.pin([_id(0), _id(20)])
     policy = msgspec.structs.replace(_room_for(store, -7), max_age=59 * DAY)
     plan = [int(each.candidate.build_ids[0]) for each in store.plan(policy, lambda digest: None)]
-    assert plan[:2] == [21, 22]
+    assert set(plan[:2]) == {21, 22}
     before = _ids(store)
     store.retain(policy)
     store.enforce()

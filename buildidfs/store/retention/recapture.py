@@ -35,14 +35,19 @@ _IN_USE: Final = frozenset(("watch", "proc"))
 #: A file in use that was made within this time may be gone in a moment.
 _FRESH_NS: Final = 3600 * 1_000_000_000
 
+#: A blob of a file in use that was made within this time does not count as recapturable: builds run
+#: programs and delete them, and the blob of such a program would make room while its file is there.
+_NEW_NS: Final = 120 * 1_000_000_000
+
 
 def recapturable_at(places: list[OriginRecord]) -> str:
     """Return the place at which the host still has bytes that were seen at these places.
 
-    The result is empty if no such place is known.
+    The result is empty if no such place is known, or if a file was just made at all of them.
     """
     believed = [each.origin for each in places if each.origin.trust >= Trust.PACKAGE]
-    return next(filter(None, map(recapturable, believed[:MOST_PLACES])), "")
+    lasting = (origin for origin in believed[:MOST_PLACES] if not _is_recent(origin, _NEW_NS))
+    return next(filter(None, map(recapturable, lasting)), "")
 
 
 def recapturable(origin: Origin) -> str:
@@ -74,7 +79,12 @@ def can_be_had(env: Environment, origin: Origin) -> str:
 
 def is_fresh(origin: Origin) -> bool:
     """Return True for a file that was seen in use within an hour after it was made."""
-    return time.time_ns() - origin.identity.ctime_ns < _FRESH_NS and origin.scanner in _IN_USE
+    return _is_recent(origin, _FRESH_NS)
+
+
+def _is_recent(origin: Origin, most_ns: int) -> bool:
+    is_young = time.time_ns() - origin.identity.ctime_ns < most_ns
+    return is_young and origin.scanner in _IN_USE and not origin.archive
 
 
 def _in_another_namespace(env: Environment, origin: Origin) -> str:
