@@ -228,16 +228,21 @@ def _mapper_fields(names: Names, mapper: Mapper) -> dict[str, object]:
     }
 
 
+_NAMED: Final = 4
+
+
 def _report_refused(refused: list[Unreadable]) -> int:
     """Print the processes that could not be examined; return the exit status for them."""
     processes = [each for each in refused if each.path != b"/proc"]
     for each in refused:
         if each not in processes:
             terminal.complain(each.reason)
-    if processes:
-        count = len(processes)
+    by_reason: dict[str, list[str]] = {}
+    for each in processes:
+        by_reason.setdefault(each.reason, []).append(printable(each.path))
+    for reason, paths in by_reason.items():
+        named = ", ".join(paths[:_NAMED]) + ", ..." * (len(paths) > _NAMED)
         terminal.complain(
-            f"{counted(count, 'process')} could not be inspected"
-            f" ({printable(processes[0].path)}: {processes[0].reason})"
+            f"{counted(len(paths), 'process')} could not be inspected ({named}: {reason})"
         )
     return IncompleteError.exit_code if refused else 0

@@ -122,6 +122,8 @@ def _say_of_host(host: Census, covered: int, coverage: float) -> None:
         why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
         refused = counted(host.refused, "process")
         _say(" ", f"{refused} could not be looked at, or only in part{why}")
+    if host.silent:
+        _say(" ", host.silent)
     seen = host.processes - host.unseen
     of_those = f", of {seen} of {counted(host.processes, 'process')} only" if host.unseen else ""
     _say(

@@ -180,6 +180,15 @@ def stand_back() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 19)  # for the thread, on Linux
 
 
+def is_held(thread: int) -> bool:
+    """Return True if a thread of this process, by its native ID, waits in the kernel for something
+    that no ordinary signal interrupts: a lock, or a page. A thread that lacks a CPU does not wait.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split(maxsplit=1)[0] == b"D"
+    return False
+
+
 def name_thread(name: bytes) -> None:
     """Set the name that ps and top show for this thread: at most 15 bytes."""
     buffer = ctypes.create_string_buffer(name[:15])

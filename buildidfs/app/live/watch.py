@@ -40,10 +40,20 @@ from buildidfs.app.live.state import (
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.pending_files import PendingFiles
-from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Generated, Lost, Missed
+from buildidfs.capture.live.protocol import (
+    Caught,
+    Counts,
+    Flooded,
+    Generated,
+    Lost,
+    Missed,
+    Silent,
+)
 from buildidfs.capture.live.sightings import LiveSightings
 from buildidfs.capture.origin import container, container_names
+from buildidfs.capture.process.gate import REMEDY, STUCK_S, ProcessGate, described
 from buildidfs.capture.process.jit_files import JitFinder, Whose
+from buildidfs.capture.process.process import Ways
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
@@ -215,13 +225,15 @@ class Watch(Listener):
         self._caught = CaughtFiles(
             store, self._live, self._pending, self, self._sightings, self._slow
         )
-        self._finder = JitFinder(options.container_namespaces, self._slow, self._helper)
+        self._gate = ProcessGate()
+        self._finder = JitFinder(options.container_namespaces, self._slow, self._helper, self._gate)
         self._jit = JitFollower(store, self._finder, self._is_wanted_at, refused=self._not_followed)
         self._scans = Scans(self._look)
         self._watcher = Watcher(self._heard, self._ended)
         self._mode = "interrupted"
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
+        self._silent = Silent((), 0)
         self._losses = Losses()
         self._sources = Sources()
         self._unreadable: deque[Unreadable] = deque(maxlen=MOST_UNREADABLE)
@@ -293,6 +305,7 @@ class Watch(Listener):
             pid = self._watcher.pid
             mode = "interrupted"
             degraded += (f"{STOPPED}: kill -CONT {pid} lets it go on",)
+        degraded += self._waits()
         return WatchState(
             mode,
             degraded,
@@ -310,6 +323,18 @@ class Watch(Listener):
             self._sources.rows(),
             tuple({each.path: each for each in tuple(self._unreadable)}.values()),
         )
+
+    def _waits(self) -> tuple[str, ...]:
+        """Return a sentence for each call that a thread has waited in for a second."""
+        seen = self._silent
+        silent = (*seen.processes, *self._gate.silent.rows(STUCK_S))
+        busy = (
+            ("identifies a caught file", seen.identifier_s),
+            ("receives caught files", self._watcher.busy_s),
+        )
+        sentences = [f"{named}: {REMEDY}"] if (named := described(silent)) else []
+        sentences += [f"the thread that {what} waits" for what, s in busy if s > STUCK_S]
+        return tuple(sentences)
 
     def close(self) -> None:
         """End the watch: copy the pending files for some seconds, and write the rest into the
@@ -352,6 +377,7 @@ class Watch(Listener):
             self._pause = _FIRST_PAUSE_S
         self._mode, self._why_ended = "interrupted", reason
         self._earlier, self._counts = added(self._earlier, self._counts), Counts()
+        self._silent = Silent((), 0)
         self._restarts += 1
         self._restart_at = now + self._pause
         self._pause = min(self._pause * 2, _LAST_PAUSE_S)
@@ -363,6 +389,8 @@ class Watch(Listener):
             self._jit.report(message.pid, message.share)
         elif isinstance(message, Counts):
             self._counts = message
+        elif isinstance(message, Silent):
+            self._heard_silent(message)
         elif isinstance(message, Lost):
             self._losses.add_events(message.count)
             self._scans.everything(message.reason)
@@ -376,6 +404,12 @@ class Watch(Listener):
             if message.errno in DENIED:
                 with contextlib.suppress(OSError):  # the process is gone
                     self._scans.process(message.pid, self._finder.whose(message.pid).share)
+
+    def _heard_silent(self, message: Silent) -> None:
+        """Remember the processes that do not answer, and log them when there are more."""
+        if message.count > self._silent.count:
+            _log.warning("%s", described(message.processes))
+        self._silent = message
 
     def _flooded(self, message: Flooded) -> None:
         """Handle a container that maps more new files than its share: count them, and log it once
@@ -424,6 +458,7 @@ class Watch(Listener):
             container_namespaces=namespaces,
             helper=self._helper,
             generated=self._found_generated,
+            ways=Ways(gate=self._gate),
         )
         if pids is None and not self._options.containers:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)

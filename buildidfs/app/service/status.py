@@ -17,6 +17,7 @@ from buildidfs.app.containers import Names
 from buildidfs.app.live.state import RECENT_S, STOPPED, fact_number, fact_rows
 from buildidfs.app.service import up
 from buildidfs.app.service.supervise import Part
+from buildidfs.capture.process.gate import REMEDY
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import machine, procfs
 from buildidfs.store import Store, StoreStats, run_files
@@ -275,6 +276,8 @@ def _of_mode(facts: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(Verdict.LOSING, f"nothing is followed just now: {reason}", remedy)
             continue
         reason, remedy = machine.reason_and_remedy(text)
+        if text.endswith(f": {REMEDY}"):
+            reason, remedy = text.removesuffix(f": {REMEDY}"), REMEDY
         yield Finding(
             Verdict.DEGRADED, reason, remedy or "buildidfs doctor says what this machine lacks"
         )

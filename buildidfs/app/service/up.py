@@ -20,6 +20,7 @@ import msgspec
 
 import buildidfs
 from buildidfs.app.service.supervise import Part, Program
+from buildidfs.capture.process.gate import ProcessGate
 from buildidfs.errors import CapabilityError, MountError, UsageError
 from buildidfs.linux import procfs
 from buildidfs.store import Store, run_files
@@ -128,13 +129,14 @@ def elsewhere(store_path: StorePath) -> list[bytes]:
     """Return the other stores on which this user runs a supervisor, as far as /proc shows."""
     own = os.path.realpath(os.fsencode(store_path))
     found: set[bytes] = set()
+    gate = ProcessGate()
     for pid in procfs.pids():
         try:
             pid_fd = procfs.open_pid(pid)
         except OSError:
             continue
         try:
-            if b"buildidfs" not in procfs.read_text(pid_fd, b"cmdline"):
+            if b"buildidfs" not in gate.ask(pid_fd, pid, _command_line):
                 continue
             root = run_files.store_with_role(procfs.open_files(pid_fd), ROLE, pid)
         except OSError:
@@ -144,6 +146,10 @@ def elsewhere(store_path: StorePath) -> list[bytes]:
         if root is not None:
             found.add(root)
     return sorted(found - {own})
+
+
+def _command_line(pid_fd: int) -> bytes:
+    return procfs.read_text(pid_fd, b"cmdline")
 
 
 def parts(supervisor: Present) -> list[Part]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import logging
 import os
@@ -45,8 +46,10 @@ from buildidfs.capture.live.protocol import (
     Lost,
     Outbox,
     Ready,
+    Silent,
 )
 from buildidfs.capture.live.recent_files import Met
+from buildidfs.capture.process.gate import MOST, STUCK_S
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import credentials, syscalls, threads
 
@@ -60,6 +63,10 @@ _TICK_S: Final = 1.0
 _FORGOTTEN_AT_ONCE: Final = 64
 # Threads for each CPU, because one may have to wait for a process in the middle of an exec.
 _LOOKOUTS: Final = 2
+# A thread that works on one process for so long is replaced. The guard looks that often.
+_REPLACE_S: Final = 0.05
+_GUARD_S: Final = 0.02
+_IDLE_GUARD_S: Final = 0.1
 _URGENT: Final = 2  # above the identifier thread, which has 1
 
 
@@ -76,8 +83,11 @@ class Catcher:
         self._outbox = Outbox(sock, self._epoll, max(min(MOST_DESCRIPTORS, limit // 4), 1))
         self._rings = Rings()
         self._state = State(self._rings, self._outbox, Met())
-        self._lookouts: set[select.epoll] = set()
+        self._pollers: set[select.epoll] = set()
+        self._lookouts: dict[Lookout, select.epoll] = {}
+        self._settler = Settler(self._state)
         self._said = Counts()
+        self._silent = Silent((), 0)
 
     def run(self) -> None:
         """Work until the other end is closed."""
@@ -88,6 +98,7 @@ class Catcher:
         with state.lock:  # before any other thread sends
             self._look_out()
             threading.Thread(target=self._settle, daemon=True).start()
+            threading.Thread(target=self._guard, daemon=True).start()
             self._outbox.put(Ready((hurry,) if hurry else ()))
             self._outbox.flush()
         # The code below makes no reference cycles; a collection would take longer than a process
@@ -127,6 +138,7 @@ class Catcher:
             self._follow_cpus()
         with state.lock:
             self._tell_dropped()
+            self._tell_silent()
             if state.counts != self._said:
                 self._said = msgspec.structs.replace(state.counts)
                 self._outbox.put(self._said)
@@ -144,31 +156,68 @@ class Catcher:
     def _look_out(self) -> None:
         """Start threads for each CPU that is turned on."""
         for cpu, poller in self._rings.pollers.items():
-            if poller not in self._lookouts:
-                self._lookouts.add(poller)
+            if poller not in self._pollers:
+                self._pollers.add(poller)
                 for _ in range(_LOOKOUTS):
-                    there = threading.Event()
-                    arguments = (cpu, poller, there)
-                    threading.Thread(target=self._watch_cpu, args=arguments, daemon=True).start()
-                    there.wait()
+                    self._begin(Lookout(self._state, cpu), poller).wait()
 
-    def _watch_cpu(self, cpu: int, poller: select.epoll, there: threading.Event) -> None:
-        """Handle the events of one CPU until the CPU is turned off."""
+    def _begin(self, lookout: Lookout, poller: select.epoll) -> threading.Event:
+        """Start a thread for a lookout; return an event that is set once it runs."""
+        self._lookouts[lookout] = poller
+        there = threading.Event()
+        arguments = (lookout, poller, there)
+        threading.Thread(target=self._watch_cpu, args=arguments, daemon=True).start()
+        return there
+
+    def _watch_cpu(self, lookout: Lookout, poller: select.epoll, there: threading.Event) -> None:
+        """Handle the events of one CPU until the CPU is turned off, or the thread is replaced."""
         threads.hurry(_URGENT)
+        lookout.thread = threading.get_native_id()
         there.set()
-        lookout = Lookout(self._state, cpu)
-        while True:
+        while not lookout.is_replaced:
             try:
                 poller.poll(lookout.pause)
             except (ValueError, OSError):  # the CPU was turned off
-                self._lookouts.discard(poller)
+                self._pollers.discard(poller)
+                del self._lookouts[lookout]
                 return
             if self._state.ended or not self._survives(lookout.work):
                 return
+        lookout.finish()
+        self._state.silent.remove(lookout)
+
+    def _guard(self) -> None:
+        """Replace each lookout whose thread waits for a process, until the end."""
+        threads.hurry(_URGENT)
+        records = 0
+        while not self._state.ended:
+            is_idle = records == self._state.counts.records
+            records = self._state.counts.records
+            time.sleep(_IDLE_GUARD_S if is_idle else _GUARD_S)
+            for lookout, poller in list(self._lookouts.items()):
+                self._survives(functools.partial(self._replace_stuck, lookout, poller))
+
+    def _replace_stuck(self, lookout: Lookout, poller: select.epoll) -> None:
+        call = lookout.stuck(_REPLACE_S)
+        if call is None:
+            return
+        silent = self._state.silent
+        since, pid = call
+        silent.add(lookout, pid, since)
+        if lookout.stuck(0.0) != call:
+            silent.remove(lookout)
+            return
+        del self._lookouts[lookout]
+        self._begin(lookout.replacement(), poller)
+        if len(silent) >= MOST:
+            # Only the end of this process ends the waits of its threads.
+            self._outbox.put(Failed("too many processes do not answer"))
+            self._outbox.flush()
+            os._exit(1)
 
     def _settle(self) -> None:
         threads.hurry()
-        self._survives(Settler(self._state).run)
+        self._survives(self._settler.run)
 
     def _survives(self, work: Callable[[], None]) -> bool:
         """Run one turn of a thread; return False if the thread must end."""
@@ -201,6 +250,17 @@ class Catcher:
                 with self._state.lock:
                     self._state.met.forget(message.keys)
                     self._state.files.forget(message.keys)
+
+    def _tell_silent(self) -> None:
+        """Report the processes and files that threads have waited for, if they have changed."""
+        rows = self._state.silent.rows(STUCK_S)
+        busy_s = self._settler.busy_s
+        message = Silent(
+            rows[: protocol.MOST_NAMED], len(rows), busy_s if busy_s > STUCK_S else 0.0
+        )
+        if message != self._silent:
+            self._silent = message
+            self._outbox.put(message)
 
     def _tell_dropped(self) -> None:
         """Report the shares whose mappings were dropped, with their counts."""

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.live import protocol
@@ -51,6 +52,7 @@ class Watcher:
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._since = 0.0
 
     def start(self) -> Ready:
         """Start the catcher; return as soon as it catches every mapping.
@@ -77,6 +79,12 @@ class Watcher:
     def is_stopped(self) -> bool:
         """True while a signal keeps the catcher from working (SIGSTOP)."""
         return self._process is not None and procfs.is_stopped(self._process.pid)
+
+    @property
+    def busy_s(self) -> float:
+        """The time in seconds for which ``receive`` handles one message; 0 while it waits."""
+        since = self._since
+        return time.monotonic() - since if since else 0.0
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Make the catcher send these files again when they are mapped again."""
@@ -138,10 +146,12 @@ class Watcher:
             if isinstance(message, Failed):
                 reason = message.reason
                 continue
+            self._since = time.monotonic()
             try:
                 self._receive(message, fd)
             except Exception:
                 # An error with one message must not end the handling of the next.
                 _log.exception("a message of the catcher could not be dealt with")
+            self._since = 0.0
         if not self._stopping:
             self._ended(reason)

@@ -27,12 +27,17 @@ from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
 from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
+from buildidfs.capture.process.gate import (
+    MOST_OF_AN_OWNER,
+    NoAnswer,
+    SilentProcesses,
+)
 from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.formats.perf.records import Lost as LostRecords
 from buildidfs.linux import namespaces, procfs, statx, syscalls
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.linux.threads import Closer
+from buildidfs.linux.threads import Closer, is_held
 from buildidfs.shares import HOST, Share, of_user
 
 if TYPE_CHECKING:
@@ -124,6 +129,7 @@ class State:
         self.files = HostFiles()
         self.shares = FairShare()
         self.tasks = process_table.Tasks()
+        self.silent = SilentProcesses()
         self.counts = Counts()
         self.ended = False
         self._followed = 0.0
@@ -224,10 +230,10 @@ class State:
 class Lookout:
     """Pins the mappings of one CPU; belongs to one thread. ``state`` is shared by all threads.
 
-    ``pause`` is the time in seconds after which to call `work` if no file is mapped before. A
-    process that enters a new mount namespace wakes no thread. So the thread looks for such
-    processes a few times after each mapping, with growing delays, and more often after a control
-    group was made.
+    ``thread`` is its native ID. ``pause`` is the time in seconds after which to call `work` if no
+    file is mapped before. A process that enters a new mount namespace wakes no thread. So the
+    thread looks for such processes a few times after each mapping, with growing delays, and more
+    often after a control group was made.
     """
 
     def __init__(self, state: State, cpu: int) -> None:
@@ -236,6 +242,34 @@ class Lookout:
         self.pause = _IDLE_S
         self._started = -_STARTING_S
         self._done: list[int] = []
+        self._found: deque[tuple[Mapped, Home]] = deque()
+        self._call: tuple[float, int] | None = None
+        self.thread = 0
+        self.is_replaced = False
+
+    def stuck(self, seconds: float) -> tuple[float, int] | None:
+        """Return since when the thread works on one process, and its pid, if that takes longer than
+        ``seconds``, and the kernel holds the thread; else None. Called in another thread.
+        """
+        call = self._call
+        if call is None or time.monotonic() - call[0] <= seconds or not is_held(self.thread):
+            return None
+        return call
+
+    def replacement(self) -> Lookout:
+        """Return a lookout for another thread, which takes over the waiting mappings.
+
+        Called in another thread, while the thread of this lookout is stuck.
+        """
+        self.is_replaced = True
+        other = Lookout(self._state, self._cpu)
+        other._started, other.pause = self._started, 0.0
+        other._found, self._found = self._found, other._found
+        return other
+
+    def finish(self) -> None:
+        """Close the descriptors of a lookout that was replaced."""
+        self._state.closer.close(self._done)
 
     def work(self) -> None:
         """Pin all files that were mapped since the last call, and hold new mount namespaces."""
@@ -245,9 +279,11 @@ class Lookout:
             self.pause = _IDLE_S
             return
         records = state.rings.mappings(self._cpu)
-        if records or state.rings.is_pressed(self._cpu):
+        if records or self._found or state.rings.is_pressed(self._cpu):
             self.pause = _FIRST_PAUSE_S
             self._pin(records)
+            if self.is_replaced:
+                return
         elif self.pause < _IDLE_S:
             self.pause = self.pause * 2 if self.pause <= HOLD_S else _IDLE_S
             state.catch_up()
@@ -264,8 +300,7 @@ class Lookout:
             self._done.clear()
 
     def _pin(self, records: list[Record]) -> None:
-        state = self._state
-        found: list[tuple[Mapped, Home]] = []
+        state, found = self._state, self._found
         with state.lock:
             state.follow()
             state.counts.records += len(records)
@@ -282,13 +317,25 @@ class Lookout:
         state.send_reports()
         if state.shares.is_pressed:
             state.shares.refill(time.monotonic())
-        for record, home in found:
+        now = time.monotonic
+        while True:
+            try:
+                record, home = found.popleft()
+            except IndexError:
+                break
+            self._call = now(), record.pid
             self._grab(record, home)
             state.hold(home, record.pid)
+            if self.is_replaced:  # the call was answered late
+                return
+        self._call = None
 
     def _grab(self, record: Mapped, home: Home) -> None:
         """Pin a mapped file, unless it is known."""
         state = self._state
+        if len(state.silent) and self._shuns(record):
+            state.grips.put((record, home, state.held.borrow(home), NoAnswer()))
+            return
         if home.mnt == state.host:
             if home.is_known and state.files.has(record):
                 return
@@ -318,6 +365,18 @@ class Lookout:
         else:
             if fd >= 0:
                 state.grips.put((record, home, fd, None))
+
+    def _shuns(self, record: Mapped) -> bool:
+        """Return True if the process must not be waited for: it is silent, or many of its owner
+        are. Its files are then looked up by path only.
+        """
+        try:
+            with closing_fd(procfs.open_pid(record.pid)) as pid_fd:
+                return self._state.silent.others(pid_fd, record.pid) >= MOST_OF_AN_OWNER
+        except NoAnswer:
+            return True
+        except OSError:
+            return False  # it is gone
 
     def _open(self, record: Mapped, home: Home, pid: int, end: int) -> int:
         """Return an O_PATH descriptor of the file that ``pid`` maps from ``record.start`` to

@@ -131,12 +131,15 @@ class Finder:
             self._visitor.close()
             self._visitor = None
 
-    def find(self, record: Mapped, home: Home, namespace_fd: int = -1) -> int:
+    def find(
+        self, record: Mapped, home: Home, namespace_fd: int = -1, *, is_silent: bool = False
+    ) -> int:
         """Return an O_PATH descriptor of the file that was mapped, or -1.
 
-        ``namespace_fd`` is the mount namespace of the process, or -1 if it is not held.
+        ``namespace_fd`` is the mount namespace of the process, or -1 if it is not held. A process
+        that ``is_silent`` lives, so its own root is tried, too.
         """
-        for root_fd in self._roots(record, home, namespace_fd):
+        for root_fd in self._roots(record, home, namespace_fd, is_silent):
             try:
                 fd = _look_up(root_fd, record)
             finally:
@@ -145,7 +148,9 @@ class Finder:
                 return fd
         return -1
 
-    def _roots(self, record: Mapped, home: Home, namespace_fd: int) -> Iterator[int]:
+    def _roots(
+        self, record: Mapped, home: Home, namespace_fd: int, is_silent: bool
+    ) -> Iterator[int]:
         """Yield the directories that may have been the root of the process; the caller
         closes them.
         """
@@ -156,6 +161,8 @@ class Finder:
         pids = home.neighbours(record.pid)
         if home.mnt == self._host:
             pids.append(os.getpid())
+        if is_silent:
+            pids.append(record.pid)
         for pid in reversed(pids):
             with contextlib.suppress(OSError):
                 yield _root_of(pid, home.mnt)

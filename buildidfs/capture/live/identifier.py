@@ -29,7 +29,8 @@ _AT_ONCE: Final = 1024
 _MOST_HELD: Final = 256
 _MOST_VANISHED: Final = 8192
 _DELETED: Final = b" (deleted)"
-_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
+# Errors of a process that is gone, or does not answer.
+_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ETIMEDOUT))
 
 
 class Settler:
@@ -44,6 +45,13 @@ class Settler:
         self._vanished: deque[Grip] = deque()
         self._done: list[int] = []
         self._missed: set[tuple[int, int, bytes]] = set()
+        self._since = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """The time in seconds for which the thread works on one file; 0 while it waits for one."""
+        since = self._since
+        return time.monotonic() - since if since else 0.0
 
     def run(self) -> None:
         """Work until the end. Raises BrokenPipeError if the other end is closed."""
@@ -61,7 +69,9 @@ class Settler:
                 return
             if grip[3] is not None and not state.grips.empty() and self._postpone(grip):
                 continue
+            self._since = time.monotonic()
             self._settle(*grip)
+            self._since = 0.0
             if state.grips.empty() or len(state.outbox) > _AT_ONCE:
                 self._flush()
 
@@ -118,7 +128,8 @@ class Settler:
         try:
             if error.errno not in _GONE:
                 return -1
-            return self._finder.find(record, home, namespace_fd)
+            is_silent = error.errno == errno.ETIMEDOUT
+            return self._finder.find(record, home, namespace_fd, is_silent=is_silent)
         finally:
             self._done.append(namespace_fd)
 

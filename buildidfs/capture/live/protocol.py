@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from buildidfs.capture.process.gate import SilentProcess
 from buildidfs.errors import InvalidBuildId
 from buildidfs.model import BuildId, FileIdentity, NamespaceSet
 from buildidfs.shares import HOST, Quota, Share
@@ -132,7 +133,20 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, tag=9):
     share: Share = HOST
 
 
-Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded | Generated
+class Silent(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The processes for which threads of the catcher have waited for a second, at most
+    `MOST_NAMED`; ``count`` is the number of all. ``identifier_s`` is the time in seconds for which
+    the identifier has worked on one file, 0 if it is less than a second.
+    """
+
+    processes: tuple[SilentProcess, ...]
+    count: int
+    identifier_s: float = 0.0
+
+
+MOST_NAMED: Final = 64
+
+Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded | Generated | Silent
 
 # Build IDs are bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode

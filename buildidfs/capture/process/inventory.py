@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildidfs.capture import elf_file as files
-from buildidfs.capture.unresponsive.filesystems import Patience, slow_devices
+from buildidfs.capture.process.gate import NoAnswer, ProcessGate, described
+from buildidfs.capture.unresponsive.filesystems import Patience, no_answer, slow_devices
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, procfs, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import Absence, BuildId
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Census(msgspec.Struct):
     among them, not at all.
 
     ``references`` counts open descriptors and mappings of regular files, ``files`` the distinct
-    files behind them, ``elf`` those that are ELF.
+    files behind them, ``elf`` those that are ELF. ``silent`` is a clause that names the processes
+    that do not answer, empty if there are none.
     """
 
     processes: int = 0
@@ -45,6 +47,7 @@ class Census(msgspec.Struct):
     references: int = 0
     files: int = 0
     elf: int = 0
+    silent: str = ""
     absent: Counter[Absence] = msgspec.field(default_factory=Counter)
     build_ids: set[BuildId] = msgspec.field(default_factory=set)
 
@@ -67,12 +70,13 @@ def take(progress: Progress | None = None, patience: Patience | None = None) -> 
             continue  # it ended meanwhile
         try:
             if not procfs.is_kernel_thread(pid_fd):
-                count.process(pid_fd)
+                count.process(pid, pid_fd)
         except OSError as error:
             count.refuse(error, whole=True)
         finally:
             os.close(pid_fd)
             count.next_process()
+    count.census.silent = described(count.gate.silent.rows())
     return count.census
 
 
@@ -82,29 +86,25 @@ class _Count:
     def __init__(self, patience: Patience) -> None:
         self.census = Census()
         self._patience = patience
+        self.gate = ProcessGate()
         self._seen: set[tuple[int, int]] = set()
         self._refused = False
         self._mount_namespaces: set[str] = set()
         self._own_mounts: set[int] = set()
         self._slow: set[int] = set()
 
-    def process(self, pid_fd: int) -> None:
+    def process(self, pid: int, pid_fd: int) -> None:
         """Count the files that one process has open or mapped. Raises OSError."""
         self.census.processes += 1
         self._note_mounts(pid_fd)
-        for name in _entries(pid_fd, b"fd"):
-            self._link(pid_fd, name)
-        mapped = _entries(pid_fd, b"map_files")
-        try:
-            for name in mapped[:1]:
-                statx.identity_at(pid_fd, name, ask=False)
-        except PermissionError:
-            self._paths(pid_fd)
+        for link in _links(pid_fd, b"fd"):
+            self._link(pid, pid_fd, *link)
+        mapped = self.gate.ask(pid_fd, pid, lambda own: _links(own, b"map_files"))
+        if mapped and isinstance(mapped[0][1], PermissionError):
+            self._paths(pid, pid_fd)
             return
-        except OSError:
-            pass  # unmapped meanwhile
-        for name in mapped:
-            self._link(pid_fd, name)
+        for link in mapped:
+            self._link(pid, pid_fd, *link)
 
     def _note_mounts(self, pid_fd: int) -> None:
         """Read the mounts of a mount namespace when it is seen for the first time.
@@ -118,27 +118,34 @@ class _Count:
         self._own_mounts |= {os.makedev(*device) for device in mounts.own_mount_devices(text)}
         self._slow |= {os.makedev(*device) for device in slow_devices(text)}
 
-    def _link(self, pid_fd: int, name: bytes) -> None:
+    def _link(self, pid: int, pid_fd: int, name: bytes, found: FileIdentity | OSError) -> None:
         """Count a link of /proc to a file; open the file only if it is new."""
+        if isinstance(found, OSError):
+            self.refuse(found)
+            return
+        if not self._is_new(found):
+            return
+        if self._patience.is_silent(_place(found.dev)):
+            self.refuse(no_answer())
+            return
         try:
-            identity = statx.identity_at(pid_fd, name, ask=False)
-            if not self._is_new(identity):
-                return
-            # A descriptor for each question, because a question without an answer keeps it.
-            directory = os.dup(pid_fd)
+            path_fd = self.gate.ask(
+                pid_fd, pid, functools.partial(_open_same, name=name, file=found), os.close
+            )
         except OSError as error:
+            # Another process may have the file, too.
+            self._seen.discard((found.dev, found.ino))
+            self.census.files -= 1
+            if isinstance(error, NoAnswer):
+                raise
             self.refuse(error)
             return
+        self._ask(found.dev, functools.partial(_identify, path_fd))
 
-        def question() -> BuildId | Absence:
-            with closing_fd(directory):
-                return _identify(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=directory))
-
-        self._ask(identity.dev, question)
-
-    def _paths(self, pid_fd: int) -> None:
+    def _paths(self, pid: int, pid_fd: int) -> None:
         """Count mapped files by their paths in the root of the process. Raises OSError."""
-        named = {m.path for m in proc_text.mappings_in(procfs.maps(pid_fd)) if m.path[:1] == b"/"}
+        text = self.gate.ask(pid_fd, pid, procfs.maps)
+        named = {m.path for m in proc_text.mappings_in(text) if m.path[:1] == b"/"}
         with closing_fd(procfs.open_root(pid_fd)) as root_fd:
             for path in named:
                 try:
@@ -168,8 +175,7 @@ class _Count:
         """Identify a file, and count it."""
         try:
             if device in self._slow:
-                place = (os.major(device), os.minor(device))
-                answer = self._patience.ask(place, question, lambda answer: None)
+                answer = self._patience.ask(_place(device), question, lambda answer: None)
             else:
                 answer = question()
         except OSError as error:
@@ -198,6 +204,23 @@ class _Count:
         self._refused = False
 
 
+def _open_same(pid_fd: int, name: bytes, file: FileIdentity) -> int:
+    """Return an O_PATH descriptor of the file to which a link of a process leads.
+
+    Raises OSError, FileNotFoundError if it is not ``file`` any more.
+    """
+    fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
+    with closing_on_error(fd):
+        identity = statx.identity(fd, ask=False)
+        if (identity.dev, identity.ino) != (file.dev, file.ino):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return fd
+
+
+def _place(device: int) -> tuple[int, int]:
+    return os.major(device), os.minor(device)
+
+
 def _identify(path_fd: int) -> BuildId | Absence:
     """Return the build ID of a regular file; takes over its O_PATH descriptor. Raises OSError."""
     with closing_fd(path_fd):
@@ -206,8 +229,18 @@ def _identify(path_fd: int) -> BuildId | Absence:
         return files.identify(fd)
 
 
-def _entries(pid_fd: int, name: bytes) -> list[bytes]:
-    """Return the links in a directory of the process. Raises OSError."""
+def _links(pid_fd: int, name: bytes) -> list[tuple[bytes, FileIdentity | OSError]]:
+    """Return the links in a directory of the process, with the files to which they lead.
+
+    Asks no filesystem. Raises OSError.
+    """
+    found: list[tuple[bytes, FileIdentity | OSError]] = []
     directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
     with closing_fd(directory):
-        return [name + b"/" + os.fsencode(entry) for entry in os.listdir(directory)]
+        for entry in os.listdir(directory):
+            link = name + b"/" + os.fsencode(entry)
+            try:
+                found.append((link, statx.identity_at(pid_fd, link, ask=False)))
+            except OSError as error:
+                found.append((link, error))
+    return found

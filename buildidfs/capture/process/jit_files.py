@@ -32,6 +32,7 @@ from buildidfs.shares import of_user
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from buildidfs.capture.process.gate import ProcessGate
     from buildidfs.capture.unresponsive.file_helper import FileHelper
     from buildidfs.capture.unresponsive.filesystems import SlowMounts
     from buildidfs.model import FileIdentity, Mapping
@@ -183,7 +184,11 @@ class JitFinder:
     """
 
     def __init__(
-        self, container_namespaces: Collection[str], slow: SlowMounts, helper: FileHelper
+        self,
+        container_namespaces: Collection[str],
+        slow: SlowMounts,
+        helper: FileHelper,
+        gate: ProcessGate | None = None,
     ) -> None:
         self._host = machine.host_name()
         self._initial = namespaces.initial()
@@ -191,7 +196,7 @@ class JitFinder:
         self._slow = slow
         self._helper = helper
         self._patience = Patience()
-        self._ways = Ways()
+        self._ways = Ways(gate=gate)
         self._boot_id = statx.boot_id().hex()
 
     def whose(self, pid: int) -> Whose:
@@ -266,8 +271,7 @@ class JitFinder:
                     yield self._dump(process, mapping)
 
     def _dump(self, process: Process, mapping: Mapping) -> JitFile:
-        name = procfs.map_file_name(mapping.start, mapping.end)
-        path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=process.fd)
+        path_fd = process.open_map_file(mapping)
         return self._taken(process, path_fd, process.path_in_root(mapping), dump=True)
 
     def _taken(self, process: Process, path_fd: int, path: bytes, *, dump: bool) -> JitFile:

@@ -16,6 +16,7 @@ import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Unreadable
+from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.capture.process.process import Moved, Process, Ways, denied, out_of_sight
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
@@ -157,6 +158,8 @@ class Mappers:
             return None
         try:
             answer = self._ask(mapping, lambda: _look_into(process, mapping))
+        except NoAnswer:
+            raise
         except OSError as error:
             if error.errno in _GONE:
                 raise Moved from error
@@ -169,6 +172,8 @@ class Mappers:
         """Return the build ID in the memory of the process."""
         try:
             return self._ask(mapping, lambda: process.build_id_in_memory(mapping))
+        except NoAnswer:
+            raise
         except OSError:
             return None
 

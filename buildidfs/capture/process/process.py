@@ -14,12 +14,13 @@ import functools
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import builder, container
 from buildidfs.capture.origin.path_access import Root
+from buildidfs.capture.process.gate import ANSWER_S, NoAnswer, ProcessGate
 from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
@@ -29,7 +30,7 @@ from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from buildidfs.capture.origin.path_access import Reach
     from buildidfs.capture.unresponsive.filesystems import Patience
@@ -51,6 +52,9 @@ _DUMP: Final = re.compile(rb"(?:^|/)jit-\d{1,10}\.dump$")
 _DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
 
 
+_T = TypeVar("_T")
+
+
 class Moved(Exception):
     """The process has mapped another file there; its map must be read again."""
 
@@ -59,10 +63,19 @@ class Ways:
     """The interfaces for reading processes; an interface that the kernel lacks is tried only once.
 
     Tests select a way by turning the others off. ``labels`` caches the results for texts of control
-    groups.
+    groups. ``gate`` asks all questions that may wait for a process, by default one
+    that waits ``answer_s`` seconds.
     """
 
-    def __init__(self, *, query: bool = True, map_files: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        query: bool = True,
+        map_files: bool = True,
+        gate: ProcessGate | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.gate = gate or ProcessGate(answer_s)
         self.query = query
         self.map_files = map_files
         self.labels: dict[bytes, bytes] = {}
@@ -172,21 +185,38 @@ class Process:
     def _executable_mappings(self) -> list[Mapping]:
         self._all_mappings = None
         if self._ways.query:
-            maps_fd = procfs.open_maps(self.fd)
             try:
-                return list(procfs.executable_mappings(maps_fd, only_files=False))
+                return self.ask(_queried)
             except OSError as error:
                 if error.errno not in _NO_QUERY:
                     raise
                 self._ways.query = False
-            finally:
-                os.close(maps_fd)
         return [mapping for mapping in self._mappings() if mapping.executable]
 
     def _mappings(self) -> list[Mapping]:
         if self._all_mappings is None:
-            self._all_mappings = list(proc_text.mappings_in(procfs.maps(self.fd)))
+            self._all_mappings = list(proc_text.mappings_in(self.ask(procfs.maps)))
         return self._all_mappings
+
+    def ask(
+        self, question: Callable[[int], _T], discard: Callable[[_T], None] = lambda answer: None
+    ) -> _T:
+        """Ask as `ProcessGate.ask` does. Raises TimeoutError if the process does not answer."""
+        return self._ways.gate.ask(self.fd, self.pid, question, discard)
+
+    def open_map_file(self, mapping: Mapping) -> int:
+        """Return an O_PATH descriptor of the file that is mapped at the addresses of a mapping.
+
+        Raises OSError.
+        """
+        name = procfs.map_file_name(mapping.start, mapping.end)
+        return self.ask(
+            lambda pid_fd: os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd), os.close
+        )
+
+    def read_memory(self, address: int, size: int) -> bytes:
+        """Return `procfs.read_memory` of the process. Raises OSError."""
+        return self.ask(lambda pid_fd: procfs.read_memory(pid_fd, address, size))
 
     def path_in_root(self, mapping: Mapping) -> bytes:
         """Return the path of a mapped file as the process sees it; its root may be a chroot."""
@@ -229,15 +259,16 @@ class Process:
         return fd, identity
 
     def _pin_map_file(self, mapping: Mapping, *, ask: bool) -> tuple[int, FileIdentity]:
-        name = procfs.map_file_name(mapping.start, mapping.end)
-        fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self.fd)
+        fd = self.open_map_file(mapping)
         try:
             identity = statx.identity(fd, ask=ask)
             # Stacked filesystems may show one inode number here and another there.
-            if identity.ino != mapping.inode and not _same_name(
-                os.readlink(name, dir_fd=self.fd), mapping
-            ):
-                raise Moved
+            if identity.ino != mapping.inode:
+                name = procfs.map_file_name(mapping.start, mapping.end)
+                if not _same_name(
+                    self.ask(lambda pid_fd: os.readlink(name, dir_fd=pid_fd)), mapping
+                ):
+                    raise Moved
         except BaseException:
             os.close(fd)
             raise
@@ -291,8 +322,7 @@ class Process:
         None also for an ID that files share by mistake.
         """
         try:
-            with closing_fd(procfs.open_maps(self.fd)) as maps_fd:
-                raw = procfs.build_id(maps_fd, mapping.start)
+            raw = self.ask(lambda pid_fd: _queried_build_id(pid_fd, mapping.start))
             if raw and not is_shared(raw):
                 return BuildId(raw)
         except (OSError, InvalidBuildId):
@@ -317,14 +347,26 @@ class Process:
                 skip = offset - part.offset
                 if 0 <= skip < part.end - part.start:
                     size = min(size, part.end - part.start - skip)
-                    return procfs.read_memory(self.fd, part.start + skip, size)
+                    return self.read_memory(part.start + skip, size)
             return b""
 
         try:
             answer = identify.identify(read_at(0, identify.HEAD_SIZE), read_at)
+        except NoAnswer:
+            raise
         except OSError:
             return None
         return answer if isinstance(answer, BuildId) and not is_shared(answer) else None
+
+
+def _queried(pid_fd: int) -> list[Mapping]:
+    with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
+        return list(procfs.executable_mappings(maps_fd, only_files=False))
+
+
+def _queried_build_id(pid_fd: int, address: int) -> bytes | None:
+    with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
+        return procfs.build_id(maps_fd, address)
 
 
 def _is_generated(mapping: Mapping) -> bool:

@@ -33,6 +33,7 @@ from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.container_names import names_of_cgroup
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import Owners, trust_of
+from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.process import Moved, Process, Ways, denied
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience, fuse_devices
@@ -250,7 +251,7 @@ class _Scan:
                         continue
                     break
                 if may_differ(mappings):
-                    found = self._vdso.of(process.fd, self._trust_in(process))
+                    found = self._vdso.of(process, self._trust_in(process))
                     if found is not None:
                         yield found
         except OSError as error:
@@ -285,6 +286,8 @@ class _Scan:
                 with closing_fd(path_fd):
                     if stat.S_ISREG(identity.mode):
                         yield from self._file(process, mapping, path_fd, identity)
+            except NoAnswer:
+                raise
             except OSError as error:
                 if error.errno in _GONE and process.is_gone():
                     return
@@ -516,20 +519,20 @@ class VdsoFinder:
 
     def own(self) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of this process. Raises OSError."""
-        with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
-            return self.of(pid_fd, Trust.HOST)
+        with Process(os.getpid(), Ways()) as process:
+            return self.of(process, Trust.HOST)
 
-    def of(self, pid_fd: int, trust: Trust) -> PinnedFile | SeenAgain | None:
+    def of(self, process: Process, trust: Trust) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of a process; None if it has none or it was found before. Raises OSError.
 
         A process can write to its copy of the vDSO, so the vDSO gets ``trust``, the trust in the
         process.
         """
-        place = _locate(pid_fd)
+        place = process.ask(_locate)
         if place is None:
             return None
         start, end = place
-        data = procfs.read_memory(pid_fd, start, min(end - start, _MAX_BYTES))
+        data = process.read_memory(start, min(end - start, _MAX_BYTES))
         build_id = identify.identify(
             data[: identify.HEAD_SIZE], lambda offset, size: data[offset : offset + size], len(data)
         )

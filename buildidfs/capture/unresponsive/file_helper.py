@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_FOR_S: Final = 300.0
+_IDENTIFY_S: Final = 60.0
 _CHUNK: Final = 1 << 20
 
 
@@ -158,7 +159,8 @@ def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
     if request.mapping is not None:
         from buildidfs.capture.process.process import Process, Ways  # rarely needed, and large
 
-        with Process(request.pid, Ways()) as process:
+        # The client ends this process if there is no answer in time.
+        with Process(request.pid, Ways(answer_s=_IDENTIFY_S)) as process:
             return _Answer(build_id=bytes(process.build_id(request.mapping) or b""))
     path_fd, copy_fd = fds
     before = statx.identity(path_fd)

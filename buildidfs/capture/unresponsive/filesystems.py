@@ -219,42 +219,69 @@ class Patience:
         then; ``discard`` gets an answer that comes later.
         """
         if not self._silences.has(device):
-            attempt = _Attempt(question, discard)
-            if attempt.finished(self._seconds):
+            attempt = Attempt(question, discard)
+            thread = threading.Thread(target=attempt.run, daemon=True, name="buildidfs-ask")
+            thread.start()
+            if attempt.finished(self._seconds) or not attempt.abandon():
                 return attempt.result()
             self._silences.add(device)
         raise no_answer()
 
 
-class _Attempt(Generic[_T]):
-    def __init__(self, question: Callable[[], _T], discard: Callable[[_T], None]) -> None:
+class Attempt(Generic[_T]):
+    """A question that a thread asks with `run`; another thread waits for its answer.
+
+    ``discard`` gets an answer that comes after the wait, ``late`` is called after it, even if the
+    question has failed.
+    """
+
+    def __init__(
+        self,
+        question: Callable[[], _T],
+        discard: Callable[[_T], None],
+        late: Callable[[], None] = lambda: None,
+    ) -> None:
         self._question = question
         self._discard = discard
+        self._late = late
         self._lock = threading.Lock()
-        self._abandoned = False
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._is_abandoned = False
         self._answers: list[_T] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="buildidfs-ask")
-        self._thread.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Ask the question, in the present thread."""
         try:
             answer = self._question()
-        except BaseException as error:  # the thread that asked raises it
+        except BaseException as error:  # the thread that waits raises it
             self._error = error
-            return
-        with self._lock:
+        else:
             self._answers.append(answer)
-            if self._abandoned:
-                self._discard(answer)
+        with self._lock:
+            self._done.release()
+            if not self._is_abandoned:
+                return
+        for answer in self._answers:
+            self._discard(answer)
+        self._late()
 
     def finished(self, seconds: float) -> bool:
-        self._thread.join(seconds)
+        """Wait that long at most; return True if there is an answer."""
+        if not self._done.acquire(timeout=seconds):
+            return False
+        self._done.release()
+        return True
+
+    def abandon(self) -> bool:
+        """Do not wait any more; return False if there is an answer meanwhile."""
         with self._lock:
-            self._abandoned = not self._answers and self._error is None
-        return not self._abandoned
+            self._is_abandoned = self._done.locked()
+        return self._is_abandoned
 
     def result(self) -> _T:
+        """Return the answer, or raise the exception of the question."""
         if self._error is not None:
             raise self._error
         return self._answers[0]

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes whose memory map is locked for a long time, perhaps for ever, and on purpose.
+
+Looking up a mapped file, or reading the memory of a process, waits for the lock of its memory map.
+A user can hold that lock for ever: mmap(2) of a file with FOPEN_DIRECT_IO on a FUSE filesystem
+waits for a page that is being read, and the server of the user does not answer the read. Only
+SIGKILL to the waiting thread's process ends the wait. See docs/kernel-facts.md.
+
+`SilentProcesses` remembers the processes that a thread waits for at present, so the wait itself
+shows that the process still does not answer. `ProcessGate` asks questions about processes in a
+thread that can be given up; the catcher has its own threads, see `capture.live.grabber`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from buildidfs.capture.origin import container
+from buildidfs.capture.unresponsive.filesystems import Attempt
+from buildidfs.formats.container import cgroup
+from buildidfs.linux import procfs, threads
+from buildidfs.linux.file_ops import closing_fd
+from buildidfs.names import printable
+from buildidfs.shares import of_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ANSWER_S: Final = 0.2
+"""Seconds that a process may take for an answer."""
+
+STUCK_S: Final = 1.0
+"""Seconds after which a waiting thread is reported."""
+
+MOST_OF_AN_OWNER: Final = 3
+"""The number of silent processes of one owner for each of which a thread waits `ANSWER_S`."""
+
+MOST: Final = 64
+"""The number of threads that may wait for silent processes."""
+
+REMEDY: Final = "end them, or the server of the filesystem that they wait for"
+"""The remedy for processes that do not answer."""
+
+_BUSY_S: Final = 5.0
+_SHORT_S: Final = ANSWER_S / 10
+_MOST_SHORT: Final = 16
+_NAMED: Final = 4
+_REASON: Final = "it does not answer: its memory map is locked"
+
+_T = TypeVar("_T")
+
+
+class SilentProcess(msgspec.Struct, frozen=True, array_like=True):
+    """A process that does not answer; ``start`` is its start time in clock ticks, ``comm`` its
+    name, ``since`` the monotonic time since which a thread waits for it.
+    """
+
+    pid: int
+    start: int
+    comm: bytes
+    since: float
+
+
+def owner_of(pid_fd: int) -> str:
+    """Return `Share.owner` of a process, empty for root of the host. Waits for no process.
+
+    Raises OSError.
+    """
+    path = cgroup.path(procfs.cgroup(pid_fd))
+    user_namespace = os.stat(b"ns/user", dir_fd=pid_fd).st_ino
+    maker = container.owner(pid_fd, user_namespace, path)
+    if not maker and (outer := cgroup.outermost(path)):
+        return outer.decode("utf-8", "surrogateescape")
+    return of_user(maker or procfs.uids(pid_fd)[0]).owner
+
+
+class NoAnswer(TimeoutError):
+    """A process does not answer."""
+
+    def __init__(self, reason: str = _REASON) -> None:
+        super().__init__(errno.ETIMEDOUT, reason)
+
+
+class SilentProcesses:
+    """The processes that threads wait for now. Thread-safe.
+
+    A table, not a memory: an entry ends with the wait of its thread. So no entry has to expire, and
+    none can displace another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: dict[object, tuple[SilentProcess, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def add(self, wait: object, pid: int, since: float) -> None:
+        """Remember that a thread waits for a process since a time; ``wait`` is a key."""
+        start, comm, owner = 0, b"", ""
+        with contextlib.suppress(OSError), closing_fd(procfs.open_pid(pid)) as pid_fd:
+            start, comm = procfs.start_ticks(pid_fd), procfs.comm(pid_fd)
+            owner = owner_of(pid_fd)
+        with self._lock:
+            self._waits[wait] = SilentProcess(pid, start, comm, since), owner
+
+    def remove(self, wait: object) -> None:
+        """Forget a wait that has ended."""
+        with self._lock:
+            self._waits.pop(wait, None)
+
+    def others(self, pid_fd: int, pid: int) -> int:
+        """Return the number of silent processes of the owner of a process.
+
+        Raises NoAnswer if the process itself is silent, OSError if it is gone.
+        """
+        with self._lock:
+            waits = list(self._waits.values())
+        if any(each.pid == pid for each, _ in waits):
+            start = procfs.start_ticks(pid_fd)
+            if any(each.pid == pid and each.start in (start, 0) for each, _ in waits):
+                raise NoAnswer
+        owner = owner_of(pid_fd)
+        return 0 if not owner else sum(its_owner == owner for _, its_owner in waits)
+
+    def rows(self, seconds: float = 0.0) -> tuple[SilentProcess, ...]:
+        """Return the processes that a thread has waited for that long, each once."""
+        before = time.monotonic() - seconds
+        with self._lock:
+            waits = list(self._waits.values())
+        return tuple({(e.pid, e.start): e for e, _ in waits if e.since <= before}.values())
+
+
+def described(silent: Iterable[SilentProcess]) -> str:
+    """Return a clause that names silent processes; empty if there are none."""
+    every = sorted({(each.pid, printable(each.comm)) for each in silent})
+    if not every:
+        return ""
+    named = ", ".join(f"{pid} ({comm})" for pid, comm in every[:_NAMED])
+    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    noun = "process does" if len(every) == 1 else "processes do"
+    return f"{len(every)} {noun} not answer, and their files may be missed: {named}{more}"
+
+
+class ProcessGate:
+    """Asks questions that may wait for the lock of a process, each for at most ``seconds``.
+
+    A thread that gets no answer is given up. The next processes of the same owner get less time,
+    and none once many do not answer. While `MOST` threads wait, no other process of such an owner
+    is asked. Thread-safe.
+    """
+
+    def __init__(self, seconds: float = ANSWER_S) -> None:
+        self.silent = SilentProcesses()
+        self._seconds = seconds
+        self._idle: list[_Worker] = []
+        weakref.finalize(self, _end, self._idle)
+
+    def ask(
+        self,
+        pid_fd: int,
+        pid: int,
+        question: Callable[[int], _T],
+        discard: Callable[[_T], None] = lambda answer: None,
+    ) -> _T:
+        """Return ``question(fd)``, where ``fd`` is a descriptor of the process for the thread that
+        asks; raise its exception. ``discard`` gets an answer that comes too late.
+
+        Raises NoAnswer if the process does not answer.
+        """
+        seconds = self._seconds if not len(self.silent) else self._patience(pid_fd, pid)
+        own = os.dup(pid_fd)
+
+        def work() -> _T:
+            with closing_fd(own):
+                return question(own)
+
+        attempt: Attempt[_T] = Attempt(work, discard, lambda: self.silent.remove(attempt))
+        since = time.monotonic()
+        worker = self._idle.pop() if self._idle else _Worker()
+        worker.todo.put(attempt.run)
+        while not attempt.finished(seconds):
+            # On a busy host the thread may only lack a CPU, which is not the fault of the process.
+            if threads.is_held(worker.thread) or time.monotonic() - since > _BUSY_S:
+                break
+        else:
+            self._idle.append(worker)
+            return attempt.result()
+        worker.todo.put(None)  # the thread ends when its wait does
+        self.silent.add(attempt, pid, since)
+        if attempt.abandon():
+            raise NoAnswer
+        self.silent.remove(attempt)
+        return attempt.result()
+
+    def _patience(self, pid_fd: int, pid: int) -> float:
+        """Return the time for an answer while processes are silent. Raises OSError."""
+        others = self.silent.others(pid_fd, pid)
+        if others >= _MOST_SHORT or (others and len(self.silent) >= MOST):
+            raise NoAnswer("not examined: too many processes of its owner do not answer")
+        return self._seconds if others < MOST_OF_AN_OWNER else min(_SHORT_S, self._seconds)
+
+
+class _Worker:
+    """A thread, by its native ID, and the queue of its work; None ends it."""
+
+    def __init__(self) -> None:
+        self.todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._work, daemon=True, name="buildidfs-look")
+        thread.start()
+        self.thread = thread.native_id or 0
+
+    def _work(self) -> None:
+        while (work := self.todo.get()) is not None:
+            work()
+            del work  # it refers to the gate, which ends this thread when it is collected
+
+
+def _end(idle: list[_Worker]) -> None:
+    for worker in idle:
+        worker.todo.put(None)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about processes that answer, or do not answer, and their owners."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.capture.process import gate as processes
+from buildidfs.capture.process.gate import NoAnswer, ProcessGate, described, owner_of
+from buildidfs.linux import procfs, threads
+from tests.support.userfs import UID
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def ours() -> Iterator[int]:
+    fd = procfs.open_pid(os.getpid())
+    yield fd
+    os.close(fd)
+
+
+def test_answers_and_errors_are_those_of_the_question(ours: int) -> None:
+    gate = ProcessGate()
+    assert gate.ask(ours, os.getpid(), procfs.start_ticks) == procfs.start_ticks(ours)
+    with pytest.raises(FileNotFoundError):
+        gate.ask(ours, os.getpid(), lambda fd: os.stat("nowhere", dir_fd=fd))
+
+
+@pytest.fixture
+def _held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for an event counts as one that the kernel holds."""
+    monkeypatch.setattr(threads, "is_held", lambda thread: True)
+
+
+@pytest.mark.usefixtures("_held")
+def test_silent_process_is_asked_once_until_it_answers(ours: int) -> None:
+    gate, release, late = ProcessGate(0.01), threading.Event(), list[int]()
+    with pytest.raises(NoAnswer):
+        gate.ask(ours, os.getpid(), lambda fd: int(release.wait(30)), late.append)
+    (silent,) = gate.silent.rows()
+    assert silent.pid == os.getpid()
+    assert described([silent]).startswith("1 process does not answer")
+    with pytest.raises(NoAnswer):
+        gate.ask(ours, os.getpid(), lambda fd: pytest.fail("it was asked"))
+    release.set()
+    until(lambda: not len(gate.silent), "the late answer")
+    assert late == [1]
+    assert gate.ask(ours, os.getpid(), lambda fd: 7) == 7
+
+
+def test_thread_without_a_cpu_is_no_silent_process(ours: int) -> None:
+    assert ProcessGate(0.01).ask(ours, os.getpid(), lambda fd: time.sleep(0.1)) is None
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("_held")
+def test_silent_processes_of_one_owner_take_bounded_time_and_nothing_of_others(
+    ours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_SHORT_S", 0.01)
+    gate, release = ProcessGate(0.05), threading.Event()
+    users = [subprocess.Popen(["sleep", "60"], user=UID, group=UID) for _ in range(40)]
+    fds = [procfs.open_pid(user.pid) for user in users]
+    try:
+        began = time.monotonic()
+        for user, fd in zip(users, fds, strict=True):
+            with pytest.raises(NoAnswer):
+                gate.ask(fd, user.pid, lambda fd: release.wait(30))
+        assert time.monotonic() - began < 2.0
+        assert len(gate.silent) == 16
+        assert owner_of(ours) == ""
+        assert owner_of(fds[0]) == f"uid {UID}"
+        assert gate.ask(ours, os.getpid(), lambda fd: 7) == 7
+    finally:
+        release.set()
+        for user, fd in zip(users, fds, strict=True):
+            os.close(fd)
+            user.kill()
+            user.wait()
