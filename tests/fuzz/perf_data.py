@@ -119,6 +119,11 @@ def _huge_perfdata() -> Iterator[bytes]:
         b"", {2: filled(writer.build_id(b"x", elf_mutation.BUILD_ID), MEGABYTE - 4096)}
     )
     yield writer.file(b"", {2: filled(writer.pack("IHH", 67, 0, 8), MEGABYTE - 4096)})
+    # samples between mappings, which the last mapping has replaced
+    mapped = [writer.mmap2(1, 4096 * (256 + n), 4096, b"/x", time=10 + n) for n in range(5000)]
+    mapped.append(writer.mmap2(1, 0, 1 << 20, b"/x", time=10**9))
+    between = [writer.sample(1, 4096 * (n % 250), 2510 + n % 2500) for n in range(11_000)]
+    yield writer.file(b"".join(mapped + between))
     attrs = [writer.attr()] * 4000
     yield writer.file(b"", attrs=attrs, ids=[(7,)] * 4000)
     mapped = writer.mmap2(1, 0x1000, 0x1000, b"/usr/bin/app", time=2)

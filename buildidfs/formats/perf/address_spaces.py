@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.errors import UsageError
+from buildidfs.formats.budget import Budget, Spent
 from buildidfs.formats.perf.records import Entered, Executed, Forked, Mapped
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ _MOST_ENTRIES: Final = 1 << 18
 # For processes that are kept ready for lookups: some hundred bytes each.
 _MOST_READY: Final = 1 << 20
 _MOST_BACK: Final = 1 << 12
+# Entries that all searches for replaced mappings may look at: so many, and more for each entry.
+_BACK_LEAST: Final = 1 << 21
+_BACK_PER_ENTRY: Final = 64
+_CHARGED: Final = 64
 _EVER: Final = 1 << 64
 _GENERATIONS: Final = 64
 _PAGE_BITS: Final = 12
@@ -95,6 +100,7 @@ class Spaces:
         self._entries: dict[int, bytearray] = {}
         self._ready: dict[int, _Timeline] = {}
         self._ready_entries = 0
+        self._back: Budget | None = None
         self._cost = 0
         self.left_out = 0
 
@@ -223,7 +229,10 @@ class Spaces:
             if self._ready_entries > _MOST_READY:
                 self._ready.clear()
                 self._ready_entries = 1 + len(entries) // _ENTRY.size
-            timeline = self._ready[pid] = _Timeline(bytes(entries))
+            if self._back is None:
+                size = sum(map(len, self._entries.values())) // _ENTRY.size
+                self._back = Budget(_BACK_LEAST + _BACK_PER_ENTRY * size)
+            timeline = self._ready[pid] = _Timeline(bytes(entries), self._back)
         return timeline
 
 
@@ -266,7 +275,8 @@ class _Map:
 class _Timeline:
     """The programs and mappings of one process number, in order of time."""
 
-    def __init__(self, entries: bytes) -> None:
+    def __init__(self, entries: bytes, back: Budget) -> None:
+        self._back = back
         self._entries: list[_Entry] = sorted(
             _ENTRY.iter_unpack(entries), key=lambda entry: entry[0]
         )
@@ -302,13 +312,24 @@ class _Timeline:
         return Found(file, address - start + offset, begin)
 
     def _search(self, image: int, count: int, address: int) -> int:
-        """Return the last entry from ``image`` up to ``count`` that is a mapping there, or -1."""
+        """Return the last entry from ``image`` up to ``count`` that is a mapping there, or -1, also
+        if the budget for such searches is used up.
+        """
         entries = self._entries
         for number in range(count - 1, max(image, count - _MOST_BACK) - 1, -1):
+            if number % _CHARGED == 0 and not self._may_go_back():
+                break
             _, start, end, _, file = entries[number]
             if file < _NO_FILE and start <= address < end:
                 return number
         return -1
+
+    def _may_go_back(self) -> bool:
+        try:
+            self._back.charge(_CHARGED)
+        except Spent:
+            return False
+        return True
 
     def between(self, time: int) -> tuple[int, int]:
         """Return the time of the last change up to ``time``, and that of the next change."""
