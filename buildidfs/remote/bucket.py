@@ -17,6 +17,7 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
+import mmap
 import os
 import re
 import urllib.parse
@@ -160,6 +161,19 @@ class Bucket:
         """
         found = self._read(Request("get", key, self._limits, most))
         return None if found is None else found[1]
+
+    def mapped(self, key: str, most: int, fd: int) -> mmap.mmap | None:
+        """Write the bytes of an object to a file, and return them as a map of it; None if the
+        object does not exist. The kernel can drop such bytes from memory.
+
+        Raises as `get`, and OSError.
+        """
+        reply = self._ask(Request("get", key, self._limits, most), fd)
+        if reply.failure:
+            return None
+        if not reply.count:
+            raise RemoteDamaged(f"{self.url}/{key} is empty")
+        return mmap.mmap(fd, reply.count, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def peek(self, key: str, most: int) -> tuple[Head, bytes] | None:
         """Return the facts about an object and its first ``most`` bytes; None if it does

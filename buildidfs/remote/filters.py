@@ -35,6 +35,8 @@ from __future__ import annotations
 import hashlib
 import heapq
 import logging
+import mmap
+import os
 import random
 import re
 import secrets
@@ -43,11 +45,12 @@ import sys
 import time
 from array import array
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
 
-from buildidfs.errors import RemoteDamaged, RemoteError
+from buildidfs.errors import RemoteDamaged, RemoteError, RemoteUnavailable
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Kind, fingerprint
 from buildidfs.remote.objects import BLOBS, parse_blob_key
 
@@ -82,6 +85,10 @@ _MOST_CLAIMS: Final = 1 << 22
 """A rebuild drops claims without a file at once if there are more: no fleet uploads so many files
 at a time.
 """
+_MOST_HELD: Final = 1 << 20
+"""The bytes of a run that is in memory; larger ones are in a file."""
+_SCRATCH: Final = b"/var/tmp"
+_CHUNK: Final = 1 << 20
 _DOUBT_S: Final = 86_400.0
 
 CLAIM_S: Final = 6 * 3600.0
@@ -122,10 +129,13 @@ class Generation(msgspec.Struct, frozen=True):
         return _generation_key(self.number)
 
 
+Values: TypeAlias = "array[int] | memoryview[int]"
+
+
 class Run:
     """A sorted array of fingerprints for each of 256 shards."""
 
-    def __init__(self, offsets: tuple[int, ...], values: array[int]) -> None:
+    def __init__(self, offsets: tuple[int, ...], values: Values) -> None:
         self._offsets = offsets
         self.values = values
 
@@ -169,21 +179,20 @@ class Run:
 
     def pack(self) -> bytes:
         """Return the bytes of the run's object."""
-        values = self.values
+        values = array("I", self.values)
         if sys.byteorder == "big":
-            values = array("I", values)
             values.byteswap()
         return _MAGIC + _OFFSETS.pack(*self._offsets) + values.tobytes()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Run:
+    def unpack(cls, data: bytes | mmap.mmap) -> Run:
         """Return the run in the bytes of an object. Raises `RemoteDamaged`."""
-        values = array("I")
         if data[:4] != _MAGIC or len(data) < _HEADER or (len(data) - _HEADER) % _WIDTH:
             raise RemoteDamaged(f"a run of the filter is damaged: {_REMEDY}")
         offsets = _OFFSETS.unpack_from(data, len(_MAGIC))
-        values.frombytes(memoryview(data)[_HEADER:])
+        values: Values = memoryview(data)[_HEADER:].cast("I")
         if sys.byteorder == "big":
+            values = array("I", values)
             values.byteswap()
         if list(offsets) != sorted(offsets) or offsets[0] or offsets[-1] != len(values):
             raise RemoteDamaged(f"a run of the filter is damaged: {_REMEDY}")
@@ -496,12 +505,25 @@ class Filter:
             return known
         size = _HEADER + _WIDTH * name.count
         self._loaded_bytes += size
-        data = self._get(name.key, size)
+        data = self._get(name.key, size) if size <= _MOST_HELD else self._mapped(name.key, size)
         if data is None:
             return None
         if len(data) != size or not name.key.startswith(_run_key(data)):
             raise self._damaged()
         return Run.unpack(data)
+
+    def _mapped(self, key: str, size: int) -> mmap.mmap | None:
+        """Return the bytes of a large run in a file without a name. Raises `RemoteError`."""
+        try:
+            with closing_fd(os.open(_SCRATCH, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC)) as fd:
+                return self._bucket.mapped(key, size, fd)
+        except RemoteDamaged:
+            raise self._damaged() from None
+        except OSError as error:
+            place = os.fsdecode(_SCRATCH)
+            raise RemoteUnavailable(
+                f"cannot keep the filter in {place}: {error.strerror}"
+            ) from error
 
     def _get(self, key: str, most: int) -> bytes | None:
         try:
@@ -538,8 +560,13 @@ def _generation_key(number: int) -> str:
     return f"{_PREFIX}/{number:08d}.json"
 
 
-def _run_key(data: bytes) -> str:
-    return f"{_PREFIX}/runs/{hashlib.sha256(data).hexdigest()[:32]}"
+def _run_key(data: bytes | mmap.mmap) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(data), _CHUNK):
+        digest.update(data[start : start + _CHUNK])
+    if isinstance(data, mmap.mmap):
+        data.madvise(mmap.MADV_DONTNEED)
+    return f"{_PREFIX}/runs/{digest.hexdigest()[:32]}"
 
 
 def _hash(build_id: bytes, kind: Kind) -> int:

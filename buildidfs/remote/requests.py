@@ -152,18 +152,18 @@ class _Requests:
         if not request.is_range and reply.size > request.size:
             return Reply(TOO_LARGE, str(reply.size))
         most = min(request.size, reply.size)
-        data = bytearray()
+        parts: list[bytes] = []
         at = 0
         for chunk in found.stream(min_chunk_size=min(max(most, 1), _CHUNK)):
             part = chunk[: request.size - at]
             if fd >= 0:
                 _write(fd, part, request.at + at)
             else:
-                data += part
+                parts.append(part)
             at += len(part)
             if at >= request.size:
                 break
-        return msgspec.structs.replace(reply, data=bytes(data), count=at)
+        return msgspec.structs.replace(reply, data=b"".join(parts), count=at)
 
     def _create(self, request: Request, fd: int) -> Reply:
         store = self._store(request.limits)

@@ -22,7 +22,7 @@ import zstandard
 from buildidfs.app.fleet import questions
 from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable, UsageError
 from buildidfs.model import BuildId, ByteRange, Digest, Kind, Quality, Trust
-from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote import Bucket, filters, manifests, objects
 from buildidfs.remote.bucket import Limits
 from buildidfs.remote.filters import Filter, Run
 from buildidfs.remote.manifests import Place, Row
@@ -590,6 +590,18 @@ def test_number_far_ahead_does_not_count(bucket: Bucket, storage: ObjectStorage)
         assert each.generation.number == 2
     assert mine.add(_ids(10, 1)) == 1
     assert mine.generation.number == 3
+
+
+def test_large_run_is_in_a_file(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "_MOST_HELD", 1)
+    Filter(bucket).rebuild()
+    Filter(bucket).add(_ids(0, 100))
+    found = Filter(bucket)
+    found.refresh()
+    assert all(found.may_have(*each) for each in _ids(0, 100))
+    assert not found.may_have(ID, Kind.EXECUTABLE)
+    assert found.add(_ids(100, 100)) == 100
+    assert found.count == 200
 
 
 def test_unsorted_run_of_another_host_spoils_no_other(

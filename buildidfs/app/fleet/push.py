@@ -15,6 +15,7 @@ Likewise, a manifest lists only places that all users may know of.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -57,6 +58,8 @@ _LARGE: Final = 64 << 20
 """Larger files are uploaded in parts. Such an upload cannot have a condition, so it takes a lease
 first.
 """
+_MOST_IN_MEMORY: Final = 2
+"""Files of more than `_ASK_FIRST` bytes that are sent at the same time: each is in memory twice."""
 _LEASE_S: Final = 3600.0
 _MANIFEST_ROWS: Final = 10_000
 _CLAIMED: Final = 1024
@@ -153,6 +156,7 @@ class Pusher(Uploader[_Job]):
         self._targets: list[Target] = []
         self._urls = (settings.url, settings.private)
         self._rows: list[Row] = []
+        self._in_memory = threading.Semaphore(_MOST_IN_MEMORY)
 
     def close(self) -> None:
         """Close the ledgers."""
@@ -287,18 +291,24 @@ class Pusher(Uploader[_Job]):
             return self._put_large(key, job)
         if self._stop.is_set():
             raise Stopped
+        with self._in_memory if artifact.size > _ASK_FIRST else contextlib.nullcontext():
+            if self._created(bucket, key, job):
+                return "sent"
+        found = self._compared(bucket, key, artifact)
+        if found is None:
+            raise RemoteUnavailable(f"{bucket.url}/{key} was removed a moment ago")
+        return found
+
+    def _created(self, bucket: Bucket, key: str, job: _Job) -> bool:
+        """Write an object unless one has the key; return False if one has."""
+        artifact = job.artifact
         with self._store.blobs.open(artifact.digest) as blob:
             data = blob.pread(blob.size, 0)
         if hashlib.sha256(data).digest() != artifact.digest:
             raise IntegrityError(DAMAGED)
         self._pace.wait(len(data))
         job.target.claim_again(job)
-        if bucket.create(key, data, _described(job, self._host).metadata()):
-            return "sent"
-        found = self._compared(bucket, key, artifact)
-        if found is None:
-            raise RemoteUnavailable(f"{bucket.url}/{key} was removed a moment ago")
-        return found
+        return bucket.create(key, data, _described(job, self._host).metadata())
 
     def _compared(self, bucket: Bucket, key: str, artifact: Artifact) -> Put | None:
         """Compare the object at a key: return "same" or "other"; None if it does not exist."""
