@@ -170,7 +170,7 @@ class Session:
 
         A warning is printed if other users may change the store.
         """
-        path = self._store_path()
+        path = self.unchecked_store_path()
         if not self.is_quiet:
             self._warn_of_others(path)
         return path
@@ -185,7 +185,8 @@ class Session:
         if clause:
             terminal.complain(f"warning: store {path} {clause}: {command} {path}")
 
-    def _store_path(self) -> str:
+    def unchecked_store_path(self) -> str:
+        """Return the directory of the store, without the warning; `doctor` has its own."""
         if self._config is not None:
             _ = self.settings  # to report its errors even if its store is not used
         if self._store:

@@ -50,7 +50,7 @@ def doctor(session: Session, json_: bool) -> int:
     failed: set[str] = set()
     area = ""
     alike: list[Finding] = []
-    for finding in _shown(examine(session.store_path), failed, session.is_quiet):
+    for finding in _shown(examine(session.unchecked_store_path()), failed, session.is_quiet):
         if json_:
             json_line(msgspec.structs.asdict(finding))
             continue
