@@ -55,7 +55,8 @@ _LOST = (
             "buildidfs watch --json --no-scan --container docker:0f5c3e8d1b2a",
         ],
         {
-            3: "not all programs could be followed: the kernel refused events, or hides processes",
+            3: "not all programs could be followed: the kernel refused events, or hides processes;"
+            " or a slow disk held up the end, and files that were not committed are lost",
             10: "store error",
             60: "/proc is that of another PID namespace",
         },

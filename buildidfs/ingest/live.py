@@ -195,17 +195,28 @@ class Live(Pipeline):
             time.sleep(_POLL_S)  # rare and short, so it needs no notification of its own
         return self._committer.flush(until)
 
+    def uncommitted(self) -> list[tuple[Sighting, BuildId | None]]:
+        """Return the files that were taken and have no result yet, with their build IDs if
+        known.
+        """
+        found = {id(each): (each.sighting, each.build_id) for each in self._pending.held()}
+        with self._lock:
+            for job in (*self._jobs.values(), *self._queue):
+                of = job if job.pending is None else job.pending
+                build_id = None if job.pending is None else job.pending.build_id
+                found[id(of)] = (job.sighting, build_id)
+        return list(found.values())
+
     def close(self) -> None:
         """Commit the staged files and the sightings, drop all others, and end all threads.
 
         Closes the pending files. Does not raise; safe to call twice.
         """
-        waiting = self._pending.close()
+        self.let_go(self._pending.close())
         for job in self._end_threads():
             self._release([job])
         self._helper.close()
         self._slow.join(_SLOW_END_S)
-        self.let_go(waiting)
         self._end_commits()
         self._pending.close()
 

@@ -58,7 +58,7 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
-from buildidfs.errors import BuildIdFsError, CapabilityError
+from buildidfs.errors import BuildIdFsError, CapabilityError, IncompleteError
 from buildidfs.formats.container import cgroup
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
@@ -88,6 +88,9 @@ _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
+END_S: Final = 14.0
+"""Seconds after which a watch that was asked to end drops the files that are not committed."""
+_NAMING_S: Final = 1.0
 _MOST_FLOODING: Final = 256
 
 _SCANNED: Final = Share("processes that a scan has found")
@@ -97,6 +100,9 @@ FLOOD: Final = "more new files than the share of its container"
 
 UNFOLLOWED: Final = "more processes with generated code than the share of its container"
 """Reason of losses of processes whose names of generated code are not kept; counts processes."""
+
+UNCOMMITTED: Final = "the watch ended before it was committed"
+"""Reason of the losses at an end that a slow disk holds up."""
 
 UNPINNED: Final = "too many files waited to be handed over, so only the build ID was kept"
 """Reason of the losses of files that the catcher could not keep open."""
@@ -137,8 +143,9 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     notifier = Notifier(os.environ)
-    with opened() as store:
+    with contextlib.ExitStack() as at_end, opened() as store:
         watch = Watch(store, options, tell=observer.event)
+        at_end.callback(_end_in_time(watch, stop).set)
         try:
             with (
                 upkeep.Upkeep(store, compress_after=upkeep.compress_after(settings)),
@@ -156,6 +163,28 @@ def run(
         state = watch.state()
         observer.end(state)
     return state
+
+
+def _end_in_time(watch: Watch, stop: threading.Event) -> threading.Event:
+    """End this process `END_S` seconds after ``stop`` was set, unless the returned event is set by
+    then: a busy disk may take a minute for the commit of the last files. These are named first.
+
+    The store has all of a commit or nothing of it, whenever its process ends.
+    """
+    ended = threading.Event()
+
+    def wait() -> None:
+        stop.wait()
+        if ended.wait(END_S):
+            return
+        # The disk may hold up the list of lost files, too.
+        naming = threading.Thread(target=watch.give_up, daemon=True)
+        naming.start()
+        naming.join(_NAMING_S)
+        os._exit(IncompleteError.exit_code)
+
+    threading.Thread(target=wait, name="buildidfs-end", daemon=True).start()
+    return ended
 
 
 def _exporting(
@@ -351,6 +380,17 @@ class Watch(Listener):
         self._live.close()
         self._log_losses()
         self._caught.close()
+
+    def give_up(self) -> None:
+        """Name the files that are not committed as losses, because the process ends now."""
+        for sighting, build_id in self._live.uncommitted():
+            self.failed(sighting, UNCOMMITTED, build_id)
+        count = sum(row.count for row in self._losses.rows() if row.reason == UNCOMMITTED)
+        _log.warning(
+            "ending without the commit of %d files, because the store took longer than %d s;"
+            " buildidfs journal --lost names them", count, END_S,
+        )  # fmt: skip
+        self._log_losses()
 
     # --- the catcher -----------------------------------------------------------------------
 

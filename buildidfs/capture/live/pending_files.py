@@ -264,6 +264,11 @@ class PendingFiles:
         """Return the number of held files, including those being copied."""
         return len(self._entries)
 
+    def held(self) -> list[PendingFile]:
+        """Return the held files, including those being copied."""
+        with self._lock:
+            return list(self._entries)
+
     @property
     def held_bytes(self) -> int:
         """Return the sum of the sizes of all held files."""
