@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A FUSE filesystem that an ordinary user mounted, which even root is not let into.
 
-Run as ``python -m tests.support.userfs MOUNTPOINT FILE UID WHERE MANNERS``: serves FILE as
+Run as ``python -m tests.support.userfs MOUNTPOINT FILE UID WHERE``: serves FILE as
 MOUNTPOINT/app. WHERE is ``host``, or ``namespace`` for a mount in a user and a mount namespace of
 that user's own, or ``shared`` for one there that everybody may use whom that namespace knows.
-MANNERS are ``good``; ``keeps``: from SIGUSR1 on, requests are taken and never answered; ``lies``:
-whoever opens it after SIGUSR1 sees other bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -35,40 +32,10 @@ _MS_NOSUID_NODEV, _MS_REC_PRIVATE = 6, 0x44000
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _FUSE_DEVICE = os.makedev(10, 229)
 
-_OPENED_EARLY, _OPENED_LATE = pyfuse3.FileHandleT(1), pyfuse3.FileHandleT(2)
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Operations(silentfs.Operations):
-    """With bad manners from the moment of a signal on."""
-
-    def __init__(self, fd: int, manners: str) -> None:
-        super().__init__(fd)
-        self._manners = manners
-        self._bad = False
-        signal.signal(signal.SIGUSR1, self._turn_bad)
-
-    def _turn_bad(self, *_: object) -> None:
-        self._bad = True
-        print("bad", flush=True)
-
-    async def open(
-        self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.FileInfo:
-        if self._bad and self._manners == "keeps":
-            await trio.sleep_forever()
-        if self._bad and self._manners == "lies":
-            # past the page cache, which has what is mapped
-            return pyfuse3.FileInfo(fh=_OPENED_LATE, direct_io=True)
-        return pyfuse3.FileInfo(fh=_OPENED_EARLY)
-
-    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
-        data = await super().read(fh, off, size)
-        return bytes(len(data)) if fh == _OPENED_LATE else data
-
-
-def _serve(mountpoint: str, file: str, uid: int, where: str, manners: str) -> None:
+def _serve(mountpoint: str, file: str, uid: int, where: str) -> None:
     opened = os.open(file, os.O_RDONLY)
     device = _open_on_host(uid) if where == "host" else _open_in_namespace(mountpoint, uid)
     user = uid if where == "host" else 0
@@ -83,7 +50,7 @@ def _serve(mountpoint: str, file: str, uid: int, where: str, manners: str) -> No
     if where == "host":
         os.setresuid(uid, uid, uid)
     os.set_inheritable(device, True)
-    pyfuse3.init(_Operations(opened, manners), f"/dev/fd/{device}", set())
+    pyfuse3.init(silentfs.Operations(opened), f"/dev/fd/{device}", set())
     print("mounted", flush=True)
     trio.run(pyfuse3.main)
 
@@ -121,12 +88,10 @@ def _check(result: int) -> None:
 
 
 @contextlib.contextmanager
-def served(
-    mountpoint: Path, file: Path, where: str = "host", manners: str = "good"
-) -> Iterator[subprocess.Popen[bytes]]:
+def served(mountpoint: Path, file: Path, where: str = "host") -> Iterator[subprocess.Popen[bytes]]:
     """Serve ``file`` as ``mountpoint``/app; see `entering` for how to run it. Needs root."""
     argv: list[str | Path] = [
-        sys.executable, "-m", "tests.support.userfs", mountpoint, file, str(UID), where, manners,
+        sys.executable, "-m", "tests.support.userfs", mountpoint, file, str(UID), where,
     ]  # fmt: skip
     repository = Path(__file__).resolve().parents[2]
     server = subprocess.Popen(
@@ -144,18 +109,6 @@ def served(
                 run([tool("umount"), "-l", mountpoint])
 
 
-def detach(mountpoint: Path) -> None:
-    """Take the mount away, in use or not, from the host's mount namespace."""
-    run([tool("umount"), "-l", mountpoint], check=True)
-
-
-def turn_bad(server: subprocess.Popen[bytes]) -> None:
-    """Let the manners begin."""
-    server.send_signal(signal.SIGUSR1)
-    assert server.stdout is not None
-    assert lines(server.stdout, lambda got: len(got) == 1) == ["bad"]
-
-
 def entering(server: subprocess.Popen[bytes], where: str) -> list[str]:
     """The words before a command that make it run where, and as whom, it sees the mount."""
     if where == "host":
@@ -164,5 +117,5 @@ def entering(server: subprocess.Popen[bytes], where: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    _mountpoint, _file, _uid, _where, _manners = sys.argv[1:]
-    _serve(_mountpoint, _file, int(_uid), _where, _manners)
+    _mountpoint, _file, _uid, _where = sys.argv[1:]
+    _serve(_mountpoint, _file, int(_uid), _where)
