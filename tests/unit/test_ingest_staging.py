@@ -269,8 +269,9 @@ def test_symbols_are_served_as_debuginfo(store: Store, mini: debugforms.Mini) ->
 
 
 def test_whoever_meets_the_file_again_knows_it_as_executable(
-    store: Store, mini: debugforms.Mini
+    store: Store, mini: debugforms.Mini, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transaction, "_RACY_NS", 0)
     ingest(store, mini.shipped, Trust.HOST)
     scanner = TreeScanner(StoreMemo(store), [os.fsencode(mini.shipped)])
     (again,) = scanner
