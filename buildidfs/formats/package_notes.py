@@ -148,11 +148,10 @@ class RpmDatabase:
         """Return the package that has one of the paths."""
         for path in paths:
             name = path.rpartition(b"/")[2]
-            rows = self._connection.execute(
+            for package, file in self._rows(
                 "SELECT hnum, idx FROM Basenames WHERE key = CAST(? AS TEXT) LIMIT ?",
                 (name, _MOST_NAMESAKES),
-            )
-            for package, file in rows.fetchall():
+            ):
                 if isinstance(package, int) and isinstance(file, int):
                     header = self._header(package)
                     if header.path(file) == path:
@@ -161,11 +160,16 @@ class RpmDatabase:
         return UNKNOWN
 
     def _header(self, number: int) -> RpmHeader:
-        rows = self._connection.execute("SELECT blob FROM Packages WHERE hnum = ?", (number,))
-        match rows.fetchone():
-            case (bytes(blob),):
+        match self._rows("SELECT blob FROM Packages WHERE hnum = ? LIMIT 1", (number,)):
+            case [(bytes(blob),)]:
                 return RpmHeader.of_database(blob)
         return RpmHeader.of_database(b"")
+
+    def _rows(self, query: str, values: tuple[bytes | int, ...]) -> list[tuple[object, ...]]:
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except UnicodeDecodeError as error:  # the message quotes a name of the schema
+            raise sqlite3.DatabaseError("the schema has a name that is not UTF-8") from error
 
 
 def _paragraphs(text: bytes, line: bytes) -> Iterator[bytes]:

@@ -111,7 +111,7 @@ def test_fetch_for_a_profile(
 ) -> None:
     profile = directory / "perf.data"
     with programs.running(stripped, "spin") as pid:
-        clients.perf_record(profile, [tool("sleep"), "0.3"], "-p", str(pid))
+        clients.perf_record(profile, [tool("sleep"), "1"], "-p", str(pid))
     files = {
         f"{binary.build_id}/debuginfo": binary.debug.read_bytes() for binary in program.binaries
     }
