@@ -169,7 +169,7 @@ def _fields(row: Row, names: Names) -> dict[str, object]:
 def _text(coverage: Coverage, names: Names, layout: table.Layout) -> None:
     columns = table.named(_columns(coverage.weight), names.short)
     layout.print(columns, coverage.worst_first(), most=_SHOWN)
-    if layout.is_json:
+    if layout.is_for_programs:
         return
     reasons: Counter[str] = Counter()
     for row in coverage.rows:

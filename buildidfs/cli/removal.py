@@ -92,7 +92,7 @@ def remove(
         if not dry_run:
             store.remove((each.artifact.digest for each in chosen), forget=True)
     layout.print(_REMOVED, chosen, _removed_fields)
-    if not session.is_quiet and not layout.is_json:
+    if not session.is_quiet and not layout.is_for_programs:
         total = size(sum(each.artifact.size for each in chosen))
         sys.stdout.write(f"{len(chosen)} {'to remove' if dry_run else 'removed'} ({total})\n")
     sys.stdout.flush()
@@ -195,7 +195,7 @@ def _prune(
     left = pruning.exceeded()
     if layout.is_json and not pruning.blobs:
         session.say_why_empty("nothing has to go: the store is within its limits")
-    if not session.is_quiet and not layout.is_json:
+    if not session.is_quiet and not layout.is_for_programs:
         gone = counted(pruning.blobs, "blob")
         verb = "would go" if dry_run else "removed"
         is_within = not pruning.blobs and not left

@@ -4,12 +4,14 @@
 A command describes its columns once (`Column`), takes the options of tables (`options`) and gives
 the rows to `Layout.print`. On a terminal a table has a header, ages, rounded sizes and the first
 digits of build IDs, and fits the width. In a pipe or a file it has one line for each row without a
-header: the cells in full with a TAB between them, times in ISO 8601, sizes in bytes.
+header: the cells in full with a TAB between them, times in ISO 8601, sizes in bytes. ``--format``
+prints cells in the same full form.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import time
 from itertools import chain, islice
@@ -37,6 +39,7 @@ _NONE: Final = "-"
 _SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
 _UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
 _AGES: Final = 8 * 604_800  # older times are dates
+_FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class Cell(NamedTuple):
@@ -126,20 +129,23 @@ SHARE: Final = Cell(lambda share: f"{share:.1%}", lambda share: f"{share:.6g}", 
 
 
 class Layout:
-    """The options of a table: ``--sort``, ``--limit``, ``--no-trunc``, ``--json``."""
+    """The options of a table: ``--sort``, ``--limit``, ``--format``, ``--no-trunc``, ``--json``."""
 
     def __init__(
-        self, sort: str | None = None, limit: int = 0, uncut: bool = False, is_json: bool = False,
+        self, sort: str | None = None, limit: int = 0, template: str | None = None,
+        uncut: bool = False, is_json: bool = False,
     ) -> None:  # fmt: skip
         self._sort = sort
         self._limit = limit
+        self._template = template
         self._uncut = uncut
         self.is_json = is_json
 
     @property
     def is_given(self) -> bool:
         """True if the user gave one of the options of tables."""
-        return any((self._sort, self._limit, self._uncut, self.is_json))
+        given = (self._sort, self._limit, self._template is not None, self._uncut, self.is_json)
+        return any(given)
 
     def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
         """Return the rows in the requested order, up to the limit."""
@@ -149,6 +155,13 @@ class Layout:
                 rows, key=lambda row: _key(value(row)), reverse=self._sort.startswith("-")
             )
         return islice(rows, self._limit) if self._limit else rows
+
+    @property
+    def is_for_programs(self) -> bool:
+        """True if the user gave ``--format`` or ``--json``. The output then consists of
+        rows only.
+        """
+        return self._template is not None or self.is_json
 
     def print(
         self,
@@ -177,6 +190,8 @@ class Layout:
         if self.is_json and fields is not None:
             for row in rows:
                 json_line(fields(row))
+        elif self._template is not None:
+            lines = _filled(_parsed(self._template, columns), rows)
         elif sys.stdout.isatty():
             lines = self._aligned(columns, rows, 0 if self._limit else most, more)
         else:
@@ -250,6 +265,7 @@ def options(
     """
     columns = list({each.field: each for columns in tables for each in columns}.values())
     fields = ", ".join(each.field for each in columns)
+    example = " ".join(f"{{{each.field}}}" for each in (columns[0], columns[-1]))
     added = (
         click.option(
             "--sort",
@@ -270,6 +286,12 @@ def options(
             help="Print at most N rows.",
         ),
         click.option(
+            "--format",
+            "template",
+            metavar="TEXT",
+            help=f"Print TEXT for each row, with the fields in it ('{example}').",
+        ),
+        click.option(
             "--no-trunc",
             "uncut",
             is_flag=True,
@@ -284,13 +306,18 @@ def options(
             *args: Any,
             sort: str | None,
             limit: int | None,
+            template: str | None,
             uncut: bool,
             is_json: bool = False,
             **rest: Any,
         ) -> Any:
+            if template is not None and is_json:
+                raise click.UsageError("--format and --json contradict each other")
             if sort is not None:
                 _column(columns, sort.removeprefix("-"), "--sort")
-            layout = Layout(sort, limit or 0, uncut, is_json)
+            if template is not None:
+                _parsed(template, columns)
+            layout = Layout(sort, limit or 0, template, uncut, is_json)
             return command(*args, layout=layout, **rest)
 
         for option in reversed(added):
@@ -321,6 +348,31 @@ def _short(column: Column[Row], row: Row) -> str:
 def _full(column: Column[Row], row: Row) -> str:
     value = column.value(row)
     return "" if value is None else column.cell.full(value)
+
+
+def _parsed(template: str, columns: Sequence[Column[Row]]) -> list[str | Column[Row]]:
+    """Return the parts of a ``--format``: literal text and columns. Raises `click.UsageError`."""
+    parts: list[str | Column[Row]] = []
+    end = 0
+    for found in _FIELD.finditer(template):
+        parts.append(_literal(template[end : found.start()]))
+        end = found.end()
+        if found[1] is not None:
+            parts.append(_column(columns, found[1], "--format"))
+        elif found[0] in ("{{", "}}"):
+            parts.append(found[0][0])
+        else:
+            raise click.UsageError(f"--format: a lone {found[0]!r}; write {found[0] * 2} for it")
+    return [*parts, _literal(template[end:])]
+
+
+def _literal(text: str) -> str:
+    return text.replace("\\t", "\t").replace("\\n", "\n")
+
+
+def _filled(parts: Sequence[str | Column[Row]], rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        yield "".join(each if isinstance(each, str) else _full(each, row) for each in parts)
 
 
 def _shrink(columns: Sequence[Column[Row]], widths: list[int], limit: int) -> None:

@@ -52,7 +52,7 @@ _COLUMNS: Final[tuple[Column[Row], ...]] = (
             "buildidfs top",
             "buildidfs top --sort -captured --limit 10",
             "buildidfs top --once",
-            "buildidfs top --once --sort -lost | cut -f 1,2,6",
+            "buildidfs top --once --format '{container} {captured} {lost}'",
         ],
         {11: "no store at that place; 13 unknown format"},
     ),
@@ -82,7 +82,7 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
     def look() -> View:
         return activity.add(status.take(session.store_path))
 
-    if once or not _has_terminal():
+    if once or layout.is_for_programs or not _has_terminal():
         view = look()
         with _named(session.store_path) as columns:
             _print(view, columns, layout)
@@ -101,9 +101,10 @@ def _has_terminal() -> bool:
 
 
 def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> None:
-    for name, value in _head(view):
-        gap = " " * max(_LABEL - len(name), 1) if sys.stdout.isatty() else "\t"
-        click.echo(f"{name}{gap}{value}")
+    if not layout.is_for_programs:
+        for name, value in _head(view):
+            gap = " " * max(_LABEL - len(name), 1) if sys.stdout.isatty() else "\t"
+            click.echo(f"{name}{gap}{value}")
     layout.print(columns, view.rows)
 
 

@@ -75,12 +75,6 @@ def _served(buildidfs: BuildIdFs, build_id: bytes) -> bytes:
         return read_blob(store, artifact.digest)
 
 
-def _listed(buildidfs: BuildIdFs) -> list[list[str]]:
-    """Build ID, kinds and path of each row."""
-    rows = [line.split("\t") for line in buildidfs("list").out.splitlines()]
-    return [[row[0], row[1], row[-1]] for row in rows]
-
-
 def _check(buildidfs: BuildIdFs, *options: str) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
     done = buildidfs("check", *options, "--json", check=False)
     *faults, summary = [json.loads(line) for line in done.out.splitlines()]
@@ -153,13 +147,13 @@ def test_a_process_has_the_bytes_still(buildidfs: BuildIdFs, directory: Path) ->
         content = (directory / "cat").read_bytes()
         buildidfs.scan(child.pid)
         (directory / "cat").unlink()
-        held = _listed(buildidfs)
+        held = buildidfs("list", "--format", "{build_id} {kinds} {path}").out
         damages.flip(_blob(buildidfs.store, build_id), Path())
         code, faults, _ = _check(buildidfs, "--repair")
         assert code == 0
         assert [fault["state"] for fault in faults] == ["found", "captured again"]
         assert _served(buildidfs, build_id) == content
-        now = _listed(buildidfs)
+        now = buildidfs("list", "--format", "{build_id} {kinds} {path}").out
         assert now == held, "nothing else that runs"
 
 

@@ -146,11 +146,27 @@ def test_sort_and_limit(filled: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [re.findall(r'"kind":"(\w+)"', row) for row in rows] == [["executable"], ["debuginfo"]]
 
 
-def test_unknown_field_is_refused(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--store", str(filled), "list", "--sort", "sise"]) == 2
-    printed = capsys.readouterr()
-    assert "no field 'sise'; there are build_id, kinds, size" in printed.err
-    assert printed.out == ""
+def test_format(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = listed(filled, capsys, "--format", r"{{{container}}}\t{size} {path}", "--limit", "2")
+    assert said == [f"{{}}\t3000 {LONG.decode()}", "{}\t3 /bin/two"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--sort", "sise"), "no field 'sise'; there are build_id, kinds, size"),
+        (("--format", "{nope}"), "no field 'nope'; there are build_id, kinds, size"),
+        (("--format", "{path.__class__}"), "no field 'path.__class__'"),
+        (("--format", "{path"), "a lone '{'; write {{ for it"),
+        (("--format", "{path}", "--json"), "contradict each other"),
+    ],
+)
+def test_wrong_use_is_refused(
+    filled: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], text: str
+) -> None:
+    assert main(["--store", str(filled), "list", *words]) == 2
+    said = capsys.readouterr()
+    assert (text in said.err, said.out) == (True, "")
 
 
 def test_a_later_wide_row_does_not_break_the_columns(
