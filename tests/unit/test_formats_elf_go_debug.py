@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import struct
+import time
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
@@ -290,3 +292,29 @@ def test_memory_is_less_than_twice_the_table() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1.5 * len(data)
+
+
+@pytest.mark.parametrize("form", ["files-in-a-line", "dots"])
+def test_worst_table_of_one_megabyte_takes_less_than_a_second(form: str) -> None:
+    """A function with one line whose file changes at each byte, and a name of dots without end."""
+    if form == "dots":
+        wanted = [Function("\N{MIDDLE DOT}" * 500_000, [Row(1, "/a.go", 5)])]
+    else:
+        wanted = [Function("main.f", [Row(1, f"/{n & 1}.go", 5) for n in range(330_000)])]
+    data = go_program(wanted, Form(GO_1_20))
+    started = time.process_time()
+    make_on_disk(data)
+    assert time.process_time() - started < 1.5  # quadratic: 9 s and 2 s
+
+
+def test_names_of_files_within_each_other_make_no_large_file() -> None:
+    rows = [Row(1, f"/{n:06}", 5) for n in range(20_000)]
+
+    def alter(data: bytes) -> bytes:
+        """Let 500 names at a time have one end."""
+        return re.sub(rb"\0(?=/\d{3}(?!000|500)\d{3})", b"/", data)
+
+    data = go_program([Function("main.f", rows)], alter=alter)
+    made_of = opened(made(data))
+    table = ELFFile(io.BytesIO(data)).get_section_by_name(".gopclntab")
+    assert 0 < made_of.get_section_by_name(".debug_line")["sh_size"] < 4 * table["sh_size"]

@@ -308,10 +308,11 @@ class _Names:
         self._start = sum(map(len, self._before))
         self._added = bytearray()
         if self._is_whole:
-            dot = names.find(_DOT)
+            end, dot = 0, names.find(_DOT)
             while dot >= 0:
-                end = self._add(names.rfind(b"\0", 0, dot) + 1)
-                dot = names.find(_DOT, max(end, dot + 1))
+                self._add(names.rfind(b"\0", end, dot) + 1)
+                end = names.find(b"\0", dot)
+                dot = names.find(_DOT, end) if end >= 0 else -1
 
     def at(self, place: int) -> int:
         """Return the offset in the section of the name at an offset of the table; 0 if there is
@@ -328,13 +329,12 @@ class _Names:
             self._add(place)
         return self._known.get(place, 0)
 
-    def _add(self, place: int) -> int:
-        """Add a name of the table, and return the offset of its end in the table."""
+    def _add(self, place: int) -> None:
+        """Add a name of the table."""
         end = self._names.find(b"\0", place, place + _NAME_MAX)
         if end > place:
             self._known[place] = len(self)
             self._added += self._names[place : end + 1].replace(_DOT, b".")
-        return end
 
     def __len__(self) -> int:
         return self._start + len(self._added)

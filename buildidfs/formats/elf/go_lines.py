@@ -69,6 +69,7 @@ class Lines:
         # Functions may share tables of values; in a hostile program any number may. In real Go
         # programs all functions together have a quarter of the bytes of the whole table.
         self._left = table.size
+        self._names_left = table.size  # a name may begin at each byte of another one
         self._out = out
         self._buffer = bytearray()
         self._opcodes = _Opcodes()
@@ -171,8 +172,8 @@ class Lines:
         """
         units, set_file = self._table.units, self._set_file.get
         end, last, most = starts[-1], len(starts) - 1, len(units)
-        row, split, added = 0, -1, b""
-        before = 0
+        row, split, before = 0, -1, 0
+        added: list[bytes] = []  # before the opcodes of the split row, joined once
         for at, change in zip(code[:-1], changes, strict=False):
             if at >= end:
                 break
@@ -180,23 +181,29 @@ class Lines:
             offset = units[index] if unit <= index < most else -1
             file = set_file(offset) or self._new_file(offset)
             row = bisect_left(starts, at, row)
-            if row == split and at == starts[row]:
-                opcodes[row] = added + file + opcodes[row][len(added) :]
+            if at == starts[row] and row == split:
+                added.append(file)
             elif at == starts[row]:
                 opcodes[row] = file + opcodes[row]
             else:
                 if row != split:
-                    split, added, before = row, b"", starts[row - 1] if row else 0
-                added += file + _advance(at - before) + _COPY
+                    if added:
+                        opcodes[split] = b"".join((*added, opcodes[split]))
+                    split, added, before = row, [], starts[row - 1] if row else 0
+                added += (file, _advance(at - before), _COPY)
                 before, left = at, starts[row] - at
                 step = _step(_signed(_value(pairs[row])))
-                opcodes[row] = added + (_row(left, *step) if row < last else _advance(left))
+                opcodes[row] = _row(left, *step) if row < last else _advance(left)
+        if added:
+            opcodes[split] = b"".join((*added, opcodes[split]))
 
     def _new_file(self, offset: int) -> bytes:
         """Return the opcodes that set the file at an offset of `GoTable.file`, -1 for none."""
         if len(self.files) >= _FILES_MAX:
             return _SET_FILE + b"\x01"
-        self.files.append((self._table.file(offset) if offset >= 0 else b"") or _UNKNOWN)
+        name = (self._table.file(offset) if offset >= 0 else b"") or _UNKNOWN
+        self._names_left -= len(name)
+        self.files.append(name if self._names_left >= 0 else _UNKNOWN)
         found = self._set_file[offset] = _SET_FILE + _uleb(len(self.files))
         return found
 
