@@ -30,10 +30,11 @@ from buildidfs.ingest.batch import Counters
 from buildidfs.ingest.committer import Trouble, delay
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.ingest.scan import StoreMemo
-from buildidfs.linux import openat2
+from buildidfs.linux import openat2, procfs
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
+from buildidfs.shares import HOST, Share, of_user
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
 from buildidfs.store.retention.recapture import is_fresh
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.filesystems import SlowMounts
     from buildidfs.errors import BuildIdFsError
     from buildidfs.ingest.staging import Outcome as Staging
-    from buildidfs.shares import Share
 
 
 ANSWER_S: Final = 10.0
@@ -278,10 +278,10 @@ class Live(Pipeline):
         # kernel's cached attributes at the catch may be old.
         origin = job.sighting.origin
         device = _device(origin.identity)
-        path_fd = job.pending.file.fd
+        path_fd, share = job.pending.file.fd, job.pending.share
         try:
-            identity = self._helper.look(device, path_fd)
-            identity, fd = self._helper.copy(device, path_fd, identity.size)
+            identity = self._helper.look(device, path_fd, share)
+            identity, fd = self._helper.copy(device, path_fd, identity.size, share)
         except OSError as error:
             return Unreadable.of(origin.path, error)
         sighting = staging.sighting_of(job.sighting, identity)
@@ -448,6 +448,7 @@ _FIRST_LOOK_S: Final = 1.0
 # The catcher closes its copies first, see `protocol.Outbox`.
 _CLOSE_AFTER_S: Final = 0.5
 _CLOSING_S: Final = 10.0
+_OF_ENDED: Final = Share("processes that ended")
 
 
 class CaughtFiles:
@@ -527,6 +528,8 @@ class CaughtFiles:
                 self._closer.close([fd])
                 fd = readable
         share = self._sightings.share(caught.place, sighting.origin.identity)
+        if slow and share == HOST:
+            share = _share_of_process(caught.pid)
         now = time.monotonic()
         file = PendingFile(
             PinnedFile(sighting, fd), build_id, caught.key, now, slow=slow, share=share
@@ -562,6 +565,17 @@ class CaughtFiles:
             )
         else:
             self._listener.failed(sighting, error.strerror or str(error))
+
+
+def _share_of_process(pid: int) -> Share:
+    """Return the share of a process of the host. A server may report root as the owner of its
+    files, so the user of the process counts for them.
+    """
+    try:
+        with closing_fd(procfs.open_pid(pid)) as pid_fd:
+            return of_user(procfs.uids(pid_fd)[1])
+    except OSError:
+        return _OF_ENDED
 
 
 def _opened(path_fd: int) -> tuple[int, BuildId | None]:

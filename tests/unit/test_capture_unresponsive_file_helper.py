@@ -18,6 +18,7 @@ from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.unresponsive import helper_process
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.linux import child, statx
+from buildidfs.shares import HOST, of_user
 from tests.support import halffs
 from tests.support.children import needs_root
 from tests.support.elfwriter import elf_file
@@ -124,20 +125,28 @@ def test_silence_is_waited_for_once_and_its_helper_left(
 
 @pytest.mark.fuse
 @needs_root("mounts a filesystem")
-def test_number_of_those_left_behind_is_bounded(
+def test_owner_of_silent_filesystems_keeps_no_other_from_being_read(
     file: Path, fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(helper_process, "_MOST_LEFT_BEHIND", 2)
+    left = helper_process.LeftBehind(4, hosts=1)
+    monkeypatch.setattr(helper_process, "_left_behind", left)
+    mallory, alice = of_user(1001), of_user(1002)
     with halffs.served(tmp_path / "mnt", file) as server, FileHelper(0.2) as helper:
         silent = os.open(tmp_path / "mnt/app", os.O_PATH)
         server.fall_silent()
         for number in range(4):
             with pytest.raises(TimeoutError):
-                helper.copy((number, 0), silent, 0)
+                helper.copy((number, 0), silent, 0, mallory)
         with pytest.raises(TimeoutError, match="too many"):
-            helper.look(DEVICE, fd)
+            helper.look(DEVICE, fd, mallory)
+        for share in (alice, HOST):
+            assert helper.look(DEVICE, fd, share) == statx.identity(fd)
+            with pytest.raises(TimeoutError):
+                helper.copy((5, len(share.owner)), silent, 0, share)
+            with pytest.raises(TimeoutError, match="too many"):
+                helper.look(DEVICE, fd, share)
         os.close(silent)
-    until(lambda: all(each.poll() is not None for each in child._left_behind), "their ends")
+    until(lambda: all(map(left.has_room, (mallory, alice, HOST))), "their ends")
 
 
 @pytest.mark.fuse

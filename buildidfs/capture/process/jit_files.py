@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from buildidfs.capture.origin import container
 from buildidfs.capture.process.process import Process, Ways, is_dump
 from buildidfs.capture.unresponsive.filesystems import Patience
-from buildidfs.formats.container import cgroup
 from buildidfs.formats.perf.jit import Dump
 from buildidfs.linux import machine, namespaces, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import OWNER, JitProcess, Trust
-from buildidfs.shares import of_user
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -69,13 +67,22 @@ class Whose(NamedTuple):
 
 class JitFile:
     """One open file with names. ``path_fd`` is an O_PATH descriptor, ``fd`` one for reading. If the
-    filesystem may not answer, ``fd`` is -1, and ``helper`` makes a copy for each read.
+    filesystem may not answer, ``fd`` is -1, and ``helper`` makes a copy for each read, for
+    ``share``.
     """
 
     def __init__(
-        self, process: JitProcess, path_fd: int, fd: int, helper: FileHelper, *, dump: bool
+        self,
+        process: JitProcess,
+        path_fd: int,
+        fd: int,
+        helper: FileHelper,
+        share: Share,
+        *,
+        dump: bool,
     ) -> None:
         self.process = process
+        self._share = share
         self._path_fd = path_fd
         self._fd = fd
         self._helper = helper
@@ -110,12 +117,12 @@ class JitFile:
         if fd < 0:
             identity = self.process.origin.identity
             device = os.major(identity.dev), os.minor(identity.dev)
-            size = self._helper.look(device, self._path_fd).size
+            size = self._helper.look(device, self._path_fd, self._share).size
             if size == self._at:
                 return 0
             if size > _MAX_COPIED_BYTES:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            _, fd = self._helper.copy(device, self._path_fd, size)
+            _, fd = self._helper.copy(device, self._path_fd, size, self._share)
             close = True
         try:
             if os.fstat(fd).st_size < self._at:  # the file was started anew
@@ -203,10 +210,10 @@ class JitFinder:
         """Return the share of a process: its container, on the host its user. Raises OSError."""
         with Process(pid, self._ways) as process:
             process.look(self._initial, self._container_namespaces)
+            share = process.share(self._initial)
             if process.namespaces.mnt == self._initial.mnt:
-                return Whose(of_user(procfs.uids(process.fd)[1]))
+                return Whose(share)
             seen_in = process.surroundings
-            share = cgroup.share(seen_in.cgroup, process.namespaces.mnt, seen_in.owner)
             label = container.shown(seen_in.container, seen_in.cgroup)
             return Whose(share, label, seen_in.mnt_ns_id)
 
@@ -287,7 +294,8 @@ class JitFinder:
             if not self._slow.is_slow(path_fd, identity, mount, user):
                 fd = openat2.reopen_regular(path_fd)
             described = self._described(process, path, identity)
-            return JitFile(described, path_fd, fd, self._helper, dump=dump)
+            share = process.share(self._initial)
+            return JitFile(described, path_fd, fd, self._helper, share, dump=dump)
         except BaseException:
             for each in (fd, path_fd):
                 if each >= 0:

@@ -28,6 +28,7 @@ from buildidfs.formats.elf import identify
 from buildidfs.linux import credentials, machine, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
+from buildidfs.shares import Share, of_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -129,6 +130,15 @@ class Process:
     def container(self) -> str:
         """Return the label of its container, empty on the host."""
         return self.surroundings.container
+
+    def share(self, initial: NamespaceSet) -> Share:
+        """Return its share: its container, in the host's mount namespace its user. Raises
+        OSError.
+        """
+        if self.namespaces.mnt == initial.mnt:
+            return of_user(procfs.uids(self.fd)[1])
+        its = self.surroundings
+        return cgroup.share(its.cgroup, self.namespaces.mnt, its.owner)
 
     def is_gone(self) -> bool:
         """Return True if the process has ended, even if its parent has not reaped it yet."""

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.unresponsive.filesystems import Device
     from buildidfs.model import Mapping
+    from buildidfs.shares import Share
 
 _ATTEMPTS: Final = 3  # attempts to read the maps of a process that keeps mapping other files
 
@@ -309,7 +310,8 @@ class _Scan:
                     raise
             else:
                 with closing_on_error(path_fd):
-                    return path_fd, self._helper.look(mapping.dev, path_fd)
+                    share = process.share(self._initial)
+                    return path_fd, self._helper.look(mapping.dev, path_fd, share)
 
         def pin_and_read() -> tuple[int, FileIdentity]:
             return process.pin_and_read(mapping)
@@ -326,7 +328,8 @@ class _Scan:
             return Unreadable(path, denied(error), number)
         build_id = None
         with contextlib.suppress(OSError):
-            build_id = self._helper.build_id(mapping.dev, process.pid, mapping)
+            share = process.share(self._initial)
+            build_id = self._helper.build_id(mapping.dev, process.pid, mapping, share)
         return Unreadable(path, f"{os.strerror(number)}: {_PRIVATE_FUSE}", number, build_id)
 
     def _may_be_opened(self, mapping: Mapping) -> bool:
@@ -349,7 +352,8 @@ class _Scan:
             return
         if is_copy := self._devices.may_not_answer(mapping.dev):
             # It may answer for its first page and not for the next.
-            identity, fd = self._helper.copy(mapping.dev, path_fd, identity.size)
+            share = process.share(self._initial)
+            identity, fd = self._helper.copy(mapping.dev, path_fd, identity.size, share)
             trust = self._trust(process, path, identity, path_fd)
             sighting = self._sighting(process, path, identity, trust)
         else:
@@ -432,7 +436,12 @@ class _Scan:
             process.root_fd,
             self._memo,
             refused,
-            _HelpedOpener(self._helper, self._devices, process.mount_namespace),
+            _HelpedOpener(
+                self._helper,
+                self._devices,
+                process.mount_namespace,
+                process.share(self._initial),
+            ),
         )
 
     def _has_debug_root(self, process: Process, companions: Companions) -> bool:
@@ -470,9 +479,12 @@ class _Scan:
 
 
 class _HelpedOpener(Opener):
-    """Opens files in a mount namespace with filesystems that may not answer."""
+    """Opens files for ``share`` in a mount namespace with filesystems that may not answer."""
 
-    def __init__(self, helper: FileHelper, devices: Devices, mount_namespace: int) -> None:
+    def __init__(
+        self, helper: FileHelper, devices: Devices, mount_namespace: int, share: Share
+    ) -> None:
+        self._share = share
         self._helper = helper
         self._devices = devices
         self._mount_namespace = mount_namespace
@@ -486,14 +498,15 @@ class _HelpedOpener(Opener):
         numbers.
         """
         place = -2 if path.startswith(DEBUG_ROOT + b"/") else -1
-        return self._helper.open((place, self._mount_namespace), root_fd, path)
+        device = place, self._mount_namespace
+        return self._helper.open(device, root_fd, path, self._share)
 
     def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
         """Reopen as `Opener.reopen` does; return a copy if the filesystem may not answer."""
         device = os.major(identity.dev), os.minor(identity.dev)
         if not self._devices.may_not_answer(device):
             return super().reopen(path_fd, identity)
-        return self._helper.copy(device, path_fd, identity.size)[1], True
+        return self._helper.copy(device, path_fd, identity.size, self._share)[1], True
 
 
 # --- the vDSO ------------------------------------------------------------------------------------

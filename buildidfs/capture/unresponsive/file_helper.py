@@ -26,6 +26,7 @@ from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, openat2, statx
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, FileIdentity, Mapping
+from buildidfs.shares import HOST, Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,42 +65,50 @@ class FileHelper(Helper):
     """Waits ``seconds`` for each answer; after a timeout it does not ask that device for some
     minutes.
 
-    All methods raise OSError, TimeoutError if there is no answer.
+    ``share`` is that of the file, or of the process that uses it: if many filesystems of an owner
+    do not answer, no other one of that owner is asked (`LeftBehind`). All methods raise OSError,
+    TimeoutError if there is no answer.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
         super().__init__(__name__, "the process that reads such files", Silences(_SILENT_FOR_S))
         self._seconds = seconds
 
-    def open(self, device: Device, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
+    def open(
+        self, device: Device, root_fd: int, path: bytes, share: Share = HOST
+    ) -> tuple[int, FileIdentity]:
         """Open the file at ``path`` of a root (O_PATH), and return its identity.
 
         The caller closes the descriptor.
         """
-        answer, fd = self._ask(device, _Request("open", path), [root_fd])
+        answer, fd = self._ask(device, _Request("open", path), [root_fd], share)
         return fd, _identity(answer)
 
     def start(self, device: Device, directory_fd: int, path: bytes) -> tuple[int, FileIdentity]:
         """Do as `open`, for a path that the operator gave: all links are followed."""
-        answer, fd = self._ask(device, _Request("start", path), [directory_fd])
+        answer, fd = self._ask(device, _Request("start", path), [directory_fd], HOST)
         return fd, _identity(answer)
 
     def read(self, device: Device, path_fd: int, size: int) -> None:
         """Read all of a pinned regular file of about ``size`` bytes, to test that all of it can be
         read.
         """
-        self._ask(device, _Request("read"), [path_fd], size / BYTES_PER_SECOND)
+        self._ask(device, _Request("read"), [path_fd], HOST, size / BYTES_PER_SECOND)
 
-    def look(self, device: Device, path_fd: int) -> FileIdentity:
+    def look(self, device: Device, path_fd: int, share: Share = HOST) -> FileIdentity:
         """Return the present identity of a pinned file."""
-        return _identity(self._ask(device, _Request("look"), [path_fd])[0])
+        return _identity(self._ask(device, _Request("look"), [path_fd], share)[0])
 
-    def build_id(self, device: Device, pid: int, mapping: Mapping) -> BuildId | None:
+    def build_id(
+        self, device: Device, pid: int, mapping: Mapping, share: Share = HOST
+    ) -> BuildId | None:
         """Return the build ID of a mapped file, from the kernel or the memory of the process."""
-        answer, _ = self._ask(device, _Request("identify", pid=pid, mapping=mapping), [])
+        answer, _ = self._ask(device, _Request("identify", pid=pid, mapping=mapping), [], share)
         return BuildId(answer.build_id) if answer.build_id else None
 
-    def copy(self, device: Device, path_fd: int, size: int) -> tuple[FileIdentity, int]:
+    def copy(
+        self, device: Device, path_fd: int, size: int, share: Share = HOST
+    ) -> tuple[FileIdentity, int]:
         """Return the identity of a pinned regular file of about ``size`` bytes, and the descriptor
         of a copy.
 
@@ -110,14 +119,20 @@ class FileHelper(Helper):
 
         def copy(scratch: int) -> FileIdentity:
             seconds = size / BYTES_PER_SECOND
-            return _identity(self._ask(device, _Request("copy"), [path_fd, scratch], seconds)[0])
+            fds = [path_fd, scratch]
+            return _identity(self._ask(device, _Request("copy"), fds, share, seconds)[0])
 
         return helper_process.copy_to_scratch(copy)
 
     def _ask(
-        self, device: Device, request: _Request, fds: list[int], more_seconds: float = 0.0
+        self,
+        device: Device,
+        request: _Request,
+        fds: list[int],
+        share: Share,
+        more_seconds: float = 0.0,
     ) -> tuple[_Answer, int]:
-        return self.ask(device, request, fds, self._seconds + more_seconds, _Answer)
+        return self.ask(device, request, fds, self._seconds + more_seconds, _Answer, share)
 
 
 def _identity(answer: _Answer) -> FileIdentity:

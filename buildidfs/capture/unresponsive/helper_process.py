@@ -24,6 +24,7 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.unresponsive.filesystems import Silences, no_answer
 from buildidfs.linux import child, file_ops
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.shares import HOST, Quota, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ BYTES_PER_SECOND: Final = 8 << 20
 MESSAGE_MAX: Final = 8192
 
 _MOST_LEFT_BEHIND: Final = 16
+_MOST_OF_HOST: Final = 4
 _CHUNK: Final = 1 << 20
 _END_S: Final = 1.0
 _START_S: Final = 20.0
@@ -57,6 +59,43 @@ class Reply(Protocol):
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 _RequestT = TypeVar("_RequestT")
+
+
+class LeftBehind:
+    """The killed helpers that the kernel keeps, by the owner of the file for which each of them
+    waits. Thread-safe.
+
+    The owners divide ``most`` places, see `Quota`; `HOST` has ``hosts`` places of its own.
+    """
+
+    def __init__(self, most: int = _MOST_LEFT_BEHIND, hosts: int = _MOST_OF_HOST) -> None:
+        self._lock = threading.Lock()
+        self._quotas = {True: Quota(2 * hosts), False: Quota(most)}  # a single owner has half
+        self._children: list[tuple[Child, str]] = []
+
+    def has_room(self, share: Share) -> bool:
+        """Return True if one more helper may be left behind for files of the owner."""
+        with self._lock:
+            kept = []
+            for process, owner in self._children:
+                if process.poll() is None:
+                    kept.append((process, owner))
+                else:
+                    self._quota(owner).give_back(owner)
+            self._children = kept
+            return self._quota(share.owner).has(share.owner)
+
+    def add(self, process: Child, share: Share) -> None:
+        """Remember a helper that was left behind."""
+        with self._lock:
+            if self._quota(share.owner).take(share.owner):
+                self._children.append((process, share.owner))
+
+    def _quota(self, owner: str) -> Quota:
+        return self._quotas[owner == HOST.owner]
+
+
+_left_behind: Final = LeftBehind()
 
 
 class Helper:
@@ -102,15 +141,19 @@ class Helper:
         fds: Sequence[int],
         seconds: float,
         kind: type[_ReplyT],
+        share: Share,
     ) -> tuple[_ReplyT, int]:
         """Return the answer to a request about a filesystem, and the descriptor that came with it,
         or -1.
 
-        Raises OSError: TimeoutError if there is no answer, and the error in the answer.
+        ``share`` is that of the file, or of the process that uses it. Raises OSError: TimeoutError
+        if there is no answer, and the error in the answer.
         """
         with self._lock:
             if self._silences.has(device):
                 raise no_answer()
+            if not _left_behind.has_room(share):
+                raise TimeoutError(errno.ETIMEDOUT, "too many filesystems of its owner are silent")
             channel = self._started()
             try:
                 socket.send_fds(channel, [msgspec.msgpack.encode(request)], fds)
@@ -118,7 +161,7 @@ class Helper:
                 data, got, _, _ = socket.recv_fds(channel, MESSAGE_MAX, 1)
             except TimeoutError:
                 self._silences.add(device)
-                self._end(0)
+                self._end(0, share)
                 raise no_answer() from None
             except OSError:
                 data, got = b"", []
@@ -137,8 +180,6 @@ class Helper:
         if self._is_closed:
             raise OSError(errno.ECANCELED, "the program is ending")
         if self._channel is None:
-            if child.left_behind() >= _MOST_LEFT_BEHIND:
-                raise TimeoutError(errno.ETIMEDOUT, "too many filesystems do not answer")
             self._process, self._channel = child.start_with_socket(self._module, quiet=True)
             self._await_start(self._channel)
         return self._channel
@@ -156,12 +197,14 @@ class Helper:
             self._end(0)
             raise OSError(errno.EIO, f"{self._name} did not start")
 
-    def _end(self, seconds: float) -> None:
+    def _end(self, seconds: float, share: Share | None = None) -> None:
+        """End the helper, which waits for a file of ``share`` if that is given."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            self._process.end(seconds)
+            if not self._process.end(seconds) and share is not None:
+                _left_behind.add(self._process, share)
             self._process = None
 
 
