@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -67,7 +67,7 @@ def values(text: bytes) -> dict[str, float]:
     }
 
 
-def fetched(source: Exporter, path: str = "/metrics", **options: str) -> bytes:
+def fetched(source: Exporter, path: str = "/metrics", **options: Any) -> bytes:
     host, port = source.address
     request = urllib.request.Request(f"http://{host}:{port}{path}", **options)
     with urllib.request.urlopen(request, timeout=30) as answer:
@@ -135,6 +135,15 @@ def test_other_requests_are_refused(store: Store) -> None:
             refused.value.close()
         assert fetched(source, method="HEAD") == b""
         assert fetched(source, "/metrics?x=1")
+
+
+def test_page_of_the_web_reads_nothing_by_its_own_name(store: Store) -> None:
+    with exporter(store) as source:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            fetched(source, headers={"Host": "rebound.example:9100"})
+        assert refused.value.code == 421
+        refused.value.close()
+        assert fetched(source, headers={"Host": "localhost:9100"})
 
 
 def test_flood_of_requests_collects_once_a_second(store: Store) -> None:

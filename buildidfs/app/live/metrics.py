@@ -27,6 +27,7 @@ from buildidfs import __version__
 from buildidfs.app.live.metrics_server import BACKLOG, MetricsServer
 from buildidfs.app.live.state import as_facts
 from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.serve import hosts
 from buildidfs.store import run_files
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _MOST_REASONS: Final = 64
 _OTHERS: Final = "other"
 _MODES: Final = ("starting", "following", "confined", "polling", "interrupted")
 _PORT: Final = re.compile(r"(?:(?P<host>[^:\[\]]*|\[[^\[\]]+\]):)?(?P<port>\d{1,5})")
+_HOST: Final = re.compile(rb"(?im)^host:[ \t]*([^\r\n]*?)[ \t]*\r?$")
 
 
 class Target(NamedTuple):
@@ -246,6 +248,8 @@ class Exporter:
         status, kind, body = "404 Not Found", "text/plain", b"metrics are at /metrics\n"
         if method not in (b"GET", b"HEAD"):
             status, body = "405 Method Not Allowed", b"only GET\n"
+        elif not self._is_own(request):
+            status, body = "421 Misdirected Request", b"see hosts in buildidfs.toml\n"
         elif path == b"/metrics":
             try:
                 status, kind, body = "200 OK", CONTENT_TYPE_LATEST, self.text()
@@ -253,6 +257,13 @@ class Exporter:
                 status, body = "500 Internal Server Error", f"{error}\n".encode()
         head = f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + (b"" if method == b"HEAD" else body)
+
+    def _is_own(self, request: bytes) -> bool:
+        """Return True if a request is for a name of this server, see `hosts`."""
+        if not hosts.is_loopback(self.address[0]):
+            return True
+        names = frozenset(name.lower() for name in self._settings.serve.hosts)
+        return all(hosts.is_own(found[1], names) for found in _HOST.finditer(request))
 
 
 class _Ended(Exception):
