@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_KEY: Final = re.compile(r"host/([\w.-]{1,64})/[\w-]+\.jsonl\.zst")
+_KEY: Final = re.compile(r"host/(?!\.\.?/)([\w.-]{1,64})/[\w-]+\.jsonl\.zst", re.ASCII)
 _FOREIGN: Final = re.compile(r"[^\w.-]")
 _MOST_PACKED: Final = 4 << 20
 _MOST_BYTES: Final = 16 << 20

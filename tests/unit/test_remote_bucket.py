@@ -699,6 +699,16 @@ def test_odd_row_of_a_manifest_is_left_out(bucket: Bucket, changes: dict[str, ob
     assert [each.host for each in manifests.read(bucket)] == ["other"]
 
 
+@pytest.mark.parametrize("host", [".", ".."])
+def test_manifest_whose_key_no_client_reads_is_left_out(
+    bucket: Bucket, storage: ObjectStorage, host: str
+) -> None:
+    manifests.write(bucket, "other", [Row("00" * 20, "executable", "ab" * 32, 5, "pushed")])
+    objects = storage.buckets["fleet"]
+    objects[f"some/prefix/host/{host}/a.jsonl.zst"] = next(iter(objects.values()))
+    assert [each.host for each in manifests.read(bucket)] == ["other"]
+
+
 def test_small_manifest_costs_little(bucket: Bucket) -> None:
     places = [{"path": f"/{number}"} for number in range(64)]
     for number in range(3):
