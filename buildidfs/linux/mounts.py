@@ -23,6 +23,7 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 OVERLAY_MAGIC: Final = 0x794C7630
+PIPE_MAGIC: Final = 0x50495045
 
 # These may report no blocks although they store files: tmpfs, ramfs, hugetlbfs; FUSE, 9P, NFS, SMB,
 # SMB2, CIFS, the layers of an overlay.

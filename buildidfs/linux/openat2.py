@@ -116,12 +116,12 @@ def open_regular(
 ) -> int:
     """Open the regular file at a path of our own for reading; links are followed.
 
-    With ``pipe``, the path may also be a pipe, which the shell makes for <(command). Raises
-    OSError, see `reopen_regular`.
+    With ``pipe``, the path may also be a pipe without a name, which the shell makes for
+    <(command). A FIFO may have no writer for ever. Raises OSError, see `reopen_regular`.
     """
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
-        if pipe and stat.S_ISFIFO(os.fstat(path_fd).st_mode):
+        if pipe and mounts.filesystem_magic(path_fd) == mounts.PIPE_MAGIC:
             return os.open(b"/proc/self/fd/%d" % path_fd, os.O_RDONLY | os.O_CLOEXEC)
         return reopen_regular(path_fd)
     finally:

@@ -343,6 +343,18 @@ def test_only_a_regular_file_is_ever_opened(top: Path, root_fd: int) -> None:
         assert opens() == 1, "the watch sees nothing at all"
 
 
+def test_pipe_of_the_shell_is_opened_and_a_fifo_is_not(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        openat2.open_regular(tmp_path / "fifo", pipe=True)
+    reading, writing = os.pipe()
+    os.write(writing, b"x")
+    opened = openat2.open_regular(f"/dev/fd/{reading}", pipe=True)
+    assert os.read(opened, 1) == b"x"
+    for fd in (reading, writing, opened):
+        os.close(fd)
+
+
 def test_a_regular_file_is_open_for_reading_only(root_fd: int) -> None:
     fd = openat2.open_regular_in_root(root_fd, b"a/b/absolute")
     try:
