@@ -181,11 +181,17 @@ def stand_back() -> None:
 
 
 def is_held(thread: int) -> bool:
-    """Return True if a thread of this process, by its native ID, waits in the kernel for something
-    that no ordinary signal interrupts: a lock, or a page. A thread that lacks a CPU does not wait.
+    """Return True if a thread of this process, by its native ID, waits in the kernel for a lock, a
+    page or a server. A thread that lacks a CPU or the lock of the interpreter does not wait.
     """
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split(maxsplit=1)[0] == b"D"
+    task = b"/proc/self/task/%d/" % thread
+    with contextlib.suppress(OSError):
+        with open(task + b"stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split(maxsplit=1)[0]
+        if state == b"S":  # a request to a FUSE server can be interrupted by a signal at first
+            with open(task + b"wchan", "rb") as file:
+                return not file.read().startswith((b"futex", b"0"))
+        return state == b"D"
     return False
 
 

@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import time
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.app.page import overview
+from buildidfs.config import Settings
+from buildidfs.store import Store
+from buildidfs.store.run_files import present
 from tests.support.flooding import beside
 from tests.support.mounts import COMMAND
+from tests.support.servers import free_port
 from tests.support.shortlife import ShortLife
 from tests.support.silentprocesses import silent_processes
+from tests.support.waiting import until
 from tests.support.watching import watching
 
 if TYPE_CHECKING:
@@ -27,29 +35,58 @@ _PROGRAMS = 50
 _END_S = 5.0
 
 
+_COUNTS = [(1, False), (12, True), (12, False), (24, True), (24, False)]
+
+
 @pytest.mark.slow
 @pytest.mark.watch
 @pytest.mark.parametrize(
-    ("count", "is_before"), [(1, False), (12, True), (24, False)], ids=["1", "12-before", "24"]
+    ("count", "is_before"), _COUNTS, ids=[f"{n}-{'before' * b or 'after'}" for n, b in _COUNTS]
 )
 def test_watch_captures_all_other_programs(directory: Path, count: int, is_before: bool) -> None:
-    store = directory / "store"
+    store, address = directory / "store", f"127.0.0.1:{free_port()}"
     with ShortLife(directory / "items") as items, contextlib.ExitStack() as stack:
         silence = silent_processes(directory / "silent", count)
         pids = stack.enter_context(silence) if is_before else []
-        with watching(store) as watcher:
+        with watching(store, "--metrics", address) as watcher:
             pids = pids or stack.enter_context(silence)
             host, container = beside(items, _PROGRAMS)
             assert watcher.captured(host).complete, "of the host"
             assert watcher.captured(container).complete, "of the second container"
-            time.sleep(2.5)  # the watch updates its state every two seconds
+            until(lambda: _are_named(str(watcher.facts["degraded"]), pids), "the names of all")
             code, said = _ends(["--store", store, "status"])
             assert code == 4, said
-            assert "not answer" in said, said
-            assert any(f"{pid} (silentprocess)" in said for pid in pids), said
+            assert _are_named(said, pids), said
+            with Store.open(store, read_only=True) as opened:
+                (shown,) = overview.take(opened, Settings(), None).health.degraded
+            assert _are_named(shown, pids), shown
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+                assert b"\nbuildidfs_degraded 1.0\n" in answer.read()
             began = time.monotonic()
             watcher.stop()
             assert time.monotonic() - began < 2 * _END_S
+
+
+def _are_named(said: str, pids: list[int]) -> bool:
+    """Return True if a text has the names of some processes, and names or counts all."""
+    named = [pid for pid in pids if f"{pid} (silentprocess)" in said]
+    others = map(int, re.findall(r"(\d+) more", said))
+    return bool(named) and len(named) + sum(others) >= len(pids)
+
+
+@pytest.mark.slow
+def test_down_ends_all_parts_beside_them(directory: Path) -> None:
+    store = directory / "store"
+    with silent_processes(directory / "silent", 12):
+        try:
+            code, said = _ends(["--store", store, "up", "--no-mount"])
+            assert code in (0, 4), said
+        finally:
+            began = time.monotonic()
+            code, said = _ends(["--store", store, "down"])
+        assert code == 0, said
+        assert time.monotonic() - began < 2 * _END_S
+        assert not present(store)
 
 
 @pytest.mark.slow

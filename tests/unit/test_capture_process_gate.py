@@ -58,7 +58,31 @@ def test_silent_process_is_asked_once_until_it_answers(ours: int) -> None:
 
 
 def test_thread_without_a_cpu_is_no_silent_process(ours: int) -> None:
-    assert ProcessGate(0.01).ask(ours, os.getpid(), lambda fd: time.sleep(0.1)) is None
+    def work(fd: int) -> int:
+        while time.thread_time() - began < 0.1:
+            pass
+        return fd
+
+    began = time.thread_time()
+    assert ProcessGate(0.01).ask(ours, os.getpid(), work) >= 0
+
+
+def test_thread_that_waits_for_a_pipe_is_held_and_one_that_waits_for_a_lock_is_not() -> None:
+    reading, writing = os.pipe()
+    lock = threading.Lock()
+    lock.acquire()
+    of_pipe = threading.Thread(target=os.read, args=(reading, 1))
+    of_lock = threading.Thread(target=lock.acquire)
+    of_pipe.start()
+    of_lock.start()
+    until(lambda: threads.is_held(of_pipe.native_id or 0), "the wait for the pipe")
+    assert not threads.is_held(of_lock.native_id or 0)
+    os.write(writing, b".")
+    lock.release()
+    for thread in (of_pipe, of_lock):
+        thread.join()
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.root
@@ -77,6 +101,9 @@ def test_silent_processes_of_one_owner_take_bounded_time_and_nothing_of_others(
                 gate.ask(fd, user.pid, lambda fd: release.wait(30))
         assert time.monotonic() - began < 2.0
         assert len(gate.silent) == 16
+        said = described(gate.silent.rows(), gate.silent.unasked())
+        assert all(f"{user.pid} (sleep)" in said for user in users[:12])
+        assert said.endswith(" and 4 more; 24 more of the same owner not asked")
         assert owner_of(ours) == ""
         assert owner_of(fds[0]) == f"uid {UID}"
         assert gate.ask(ours, os.getpid(), lambda fd: 7) == 7

@@ -92,6 +92,7 @@ END_S: Final = 14.0
 """Seconds after which a watch that was asked to end drops the files that are not committed."""
 _NAMING_S: Final = 1.0
 _MOST_FLOODING: Final = 256
+_BETWEEN_SEARCHES_S: Final = 60.0
 
 _SCANNED: Final = Share("processes that a scan has found")
 
@@ -263,6 +264,7 @@ class Watch(Listener):
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
         self._silent = Silent((), 0)
+        self._searched = -math.inf
         self._losses = Losses()
         self._sources = Sources()
         self._unreadable: deque[Unreadable] = deque(maxlen=MOST_UNREADABLE)
@@ -357,11 +359,12 @@ class Watch(Listener):
         """Return a sentence for each call that a thread has waited in for a second."""
         seen = self._silent
         silent = (*seen.processes, *self._gate.silent.rows(STUCK_S))
+        unasked = (*seen.unasked, *self._gate.silent.unasked())
         busy = (
             ("identifies a caught file", seen.identifier_s),
             ("receives caught files", self._watcher.busy_s),
         )
-        sentences = [f"{named}: {REMEDY}"] if (named := described(silent)) else []
+        sentences = [f"{named}: {REMEDY}"] if (named := described(silent, unasked)) else []
         sentences += [f"the thread that {what} waits" for what, s in busy if s > STUCK_S]
         return tuple(sentences)
 
@@ -446,9 +449,15 @@ class Watch(Listener):
                     self._scans.process(message.pid, self._finder.whose(message.pid).share)
 
     def _heard_silent(self, message: Silent) -> None:
-        """Remember the processes that do not answer, and log them when there are more."""
+        """Remember the processes that do not answer. If there are more, log them, and find those
+        that nobody has waited for, once in a while.
+        """
         if message.count > self._silent.count:
-            _log.warning("%s", described(message.processes))
+            _log.warning("%s", described(message.processes, message.unasked))
+            now = time.monotonic()
+            if now - self._searched > _BETWEEN_SEARCHES_S:
+                self._searched = now
+                self._scans.everything("processes do not answer")
         self._silent = message
 
     def _flooded(self, message: Flooded) -> None:

@@ -236,7 +236,7 @@ def _health(store: Store) -> answers.Health:
         lag=_seconds(facts, "lag"),
         events_lost=fact_number(facts, "events_lost"),
         losses=sorted(losses.values(), key=lambda each: -each.count)[:_MOST_LOSSES],
-        degraded=[str(each)[:300] for each in degraded[:_MOST_DEGRADED]]
+        degraded=[str(each)[:1000] for each in degraded[:_MOST_DEGRADED]]
         if isinstance(degraded, list)
         else [],
         store_error="the store cannot be written" if facts.get("store_error") else "",

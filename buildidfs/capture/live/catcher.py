@@ -253,11 +253,12 @@ class Catcher:
 
     def _tell_silent(self) -> None:
         """Report the processes and files that threads have waited for, if they have changed."""
-        rows = self._state.silent.rows(STUCK_S)
+        silent = self._state.silent
+        rows = silent.rows(STUCK_S)
         busy_s = self._settler.busy_s
-        message = Silent(
-            rows[: protocol.MOST_NAMED], len(rows), busy_s if busy_s > STUCK_S else 0.0
-        )
+        if busy_s <= STUCK_S:
+            busy_s = 0.0
+        message = Silent(rows[: protocol.MOST_NAMED], len(rows), busy_s, silent.unasked())
         if message != self._silent:
             self._silent = message
             self._outbox.put(message)

@@ -372,7 +372,11 @@ class Lookout:
         """
         try:
             with closing_fd(procfs.open_pid(record.pid)) as pid_fd:
-                return self._state.silent.others(pid_fd, record.pid) >= MOST_OF_AN_OWNER
+                silent = self._state.silent
+                if silent.others(pid_fd, record.pid) < MOST_OF_AN_OWNER:
+                    return False
+                silent.add_unasked(record.pid)
+                return True
         except NoAnswer:
             return True
         except OSError:

@@ -136,12 +136,14 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, tag=9):
 class Silent(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """The processes for which threads of the catcher have waited for a second, at most
     `MOST_NAMED`; ``count`` is the number of all. ``identifier_s`` is the time in seconds for which
-    the identifier has worked on one file, 0 if it is less than a second.
+    the identifier has worked on one file, 0 if it is less than a second. ``unasked`` are other
+    processes of the same owners, whose files are looked up by path only.
     """
 
     processes: tuple[SilentProcess, ...]
     count: int
     identifier_s: float = 0.0
+    unasked: tuple[int, ...] = ()
 
 
 MOST_NAMED: Final = 64

@@ -53,7 +53,8 @@ REMEDY: Final = "end them, or the server of the filesystem that they wait for"
 _BUSY_S: Final = 5.0
 _SHORT_S: Final = ANSWER_S / 10
 _MOST_SHORT: Final = 16
-_NAMED: Final = 4
+_NAMED: Final = 12
+_MOST_UNASKED: Final = 512
 _REASON: Final = "it does not answer: its memory map is locked"
 
 _T = TypeVar("_T")
@@ -94,12 +95,14 @@ class SilentProcesses:
     """The processes that threads wait for now. Thread-safe.
 
     A table, not a memory: an entry ends with the wait of its thread. So no entry has to expire, and
-    none can displace another.
+    none can displace another. The processes that are not asked because of these are for reports
+    only.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waits: dict[object, tuple[SilentProcess, str]] = {}
+        self._unasked: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -132,6 +135,23 @@ class SilentProcesses:
         owner = owner_of(pid_fd)
         return 0 if not owner else sum(its_owner == owner for _, its_owner in waits)
 
+    def add_unasked(self, pid: int) -> None:
+        """Remember that a process is not asked, because others of its owner are silent."""
+        with self._lock:
+            if len(self._unasked) < _MOST_UNASKED:
+                self._unasked.add(pid)
+
+    def unasked(self) -> tuple[int, ...]:
+        """Return the living processes that were not asked while others were silent."""
+        with self._lock:
+            silent = {each.pid for each, _ in self._waits.values()}
+            every = set(self._unasked)
+        others = every - silent if silent else set[int]()
+        alive = {pid for pid in others if os.path.exists(b"/proc/%d" % pid)}
+        with self._lock:
+            self._unasked -= every - alive
+        return tuple(sorted(alive))
+
     def rows(self, seconds: float = 0.0) -> tuple[SilentProcess, ...]:
         """Return the processes that a thread has waited for that long, each once."""
         before = time.monotonic() - seconds
@@ -140,13 +160,18 @@ class SilentProcesses:
         return tuple({(e.pid, e.start): e for e, _ in waits if e.since <= before}.values())
 
 
-def described(silent: Iterable[SilentProcess]) -> str:
-    """Return a clause that names silent processes; empty if there are none."""
+def described(silent: Iterable[SilentProcess], unasked: Iterable[int] = ()) -> str:
+    """Return a clause that names silent processes, and counts the ``unasked`` ones of the same
+    owners; empty if none is silent.
+    """
     every = sorted({(each.pid, printable(each.comm)) for each in silent})
     if not every:
         return ""
     named = ", ".join(f"{pid} ({comm})" for pid, comm in every[:_NAMED])
-    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    others = len(set(unasked) - {pid for pid, _ in every})
+    rest = len(every) - _NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    more += f"; {others} more of the same owner not asked" if others else ""
     noun = "process does" if len(every) == 1 else "processes do"
     return f"{len(every)} {noun} not answer, and their files may be missed: {named}{more}"
 
@@ -206,6 +231,7 @@ class ProcessGate:
         """Return the time for an answer while processes are silent. Raises OSError."""
         others = self.silent.others(pid_fd, pid)
         if others >= _MOST_SHORT or (others and len(self.silent) >= MOST):
+            self.silent.add_unasked(pid)
             raise NoAnswer("not examined: too many processes of its owner do not answer")
         return self._seconds if others < MOST_OF_AN_OWNER else min(_SHORT_S, self._seconds)
 

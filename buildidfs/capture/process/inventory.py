@@ -76,7 +76,7 @@ def take(progress: Progress | None = None, patience: Patience | None = None) -> 
         finally:
             os.close(pid_fd)
             count.next_process()
-    count.census.silent = described(count.gate.silent.rows())
+    count.census.silent = described(count.gate.silent.rows(), count.gate.silent.unasked())
     return count.census
 
 
