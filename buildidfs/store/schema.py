@@ -106,8 +106,9 @@ artifact (``kinds`` is 0 then), so have the row in *ids* and the names. The plac
 and all other rows without a reference, are removed after all mounts were informed.
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows for a
-build ID: a further row replaces the one last seen longest ago, but never the very first. Last seen
-is kept to the minute. A place is public if all users could read the file there: ``reach`` is 7, and
+build ID: a further row replaces the one last seen longest ago of the owner with the most (see
+`place_shares`), but never the very first; root of the host has a reserve. Last seen is kept to the
+minute. A place is public if all users could read the file there: ``reach`` is 7, and
 ``mode`` has all three read bits. Other places are shown only to users who may read the file
 according to ``uid``, ``gid``, and those bits of ``mode`` that ``reach`` allows.
 
@@ -120,8 +121,9 @@ see them.
 **names, paths, pathids**. A tree of the paths that files were seen at. Path 0 is the root and has
 no row. Impossible names never get a row: empty, ".", "..", over 255 bytes, with "/" or NUL. Nor do
 paths that a reader could not follow: over 3848 bytes, or below /.build-id. At most 1024 paths for a
-build ID. The last name of each path is also a child of "path" 2**32-1, and *nameids* counts the
-paths at which a build ID has it.
+build ID, a quarter of them only for root of the host; if there is no room, a new place that
+replaces a row of *origins* may replace its path. The last name of each path is also a child of
+"path" 2**32-1, and *nameids* counts the paths at which a build ID has it.
 
 **containers, labels, contents**. The files of each container, as it saw them; see `location_rows`.
 

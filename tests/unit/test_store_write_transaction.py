@@ -14,6 +14,7 @@ import pytest
 from buildidfs.errors import StoreError
 from buildidfs.model import Absence, BuildId, ByteRange, Digest, Kind, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, NewCapture, Outcome, Remembered, Store, schema
+from buildidfs.store.index.place_shares import APART_MNT
 from tests.support.captures import (
     NOW,
     SECOND,
@@ -307,6 +308,47 @@ def test_origins_are_bounded_and_the_first_stays(
         commit(store, capture(store, b"x", at=sighting(ino=number, seen_ns=NOW + number)))
     assert [record.origin.identity.ino for record in store.index.origins(1)] == [9, 8, 7, 0]
     assert store.stats().origins == 4
+
+
+MALLORY: dict[str, Any] = {"apart": APART_MNT, "owner": 1001, "container": "docker:01"}
+ALICE: dict[str, Any] = {"apart": APART_MNT, "cgroup": b"/docker/" + b"a" * 64}
+BOB: dict[str, Any] = {"apart": APART_MNT, "cgroup": b"/docker/" + b"b" * 64}
+
+
+def test_container_with_many_places_keeps_those_of_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_ORIGINS", 8)
+    monkeypatch.setattr(schema, "MAX_PATHS", 8)
+    commit(store, capture(store, b"x", at=sighting(b"/first", container="image")))
+    for number in range(3):
+        commit(store, capture(store, b"x", at=sighting(b"/host%d" % number, ino=number)))
+    commit(store, capture(store, b"x", at=sighting(b"/alice", **ALICE)))
+    for number in range(20):
+        at = sighting(b"/evil/%d" % number, seen_ns=NOW + number + 1, ino=number, **MALLORY)
+        commit(store, capture(store, b"x", at=at))
+    late = {b"/late": sighting(b"/late"), b"/bob": sighting(b"/bob", **BOB)}
+    for at in late.values():
+        commit(store, capture(store, b"x", at=at))
+    kept = {record.origin.path for record in store.index.origins(1)}
+    assert kept >= {b"/first", b"/host0", b"/host1", b"/host2", b"/alice", b"/late", b"/bob"}
+    assert len(kept) == 8
+    for path in (b"/host0", b"/host1", b"/host2", b"/alice", b"/late", b"/bob"):
+        number = store.paths.number([path[1:]])
+        assert number is not None, path
+        assert store.paths.has(number, 1), path
+
+
+def test_places_of_the_host_take_no_room_from_a_container(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MAX_ORIGINS", 8)
+    for number in range(12):
+        at = sighting(b"/host%d" % number, ino=number, seen_ns=NOW + number)
+        commit(store, capture(store, b"x", at=at))
+    commit(store, capture(store, b"x", at=sighting(b"/alice", **ALICE)))
+    commit(store, capture(store, b"x", at=sighting(b"/more", seen_ns=NOW + 20)))
+    assert b"/alice" in {record.origin.path for record in store.index.origins(1)}
 
 
 def test_only_executables_make_paths(store: Store) -> None:

@@ -814,7 +814,7 @@ def _fill_paths(store: Store, count: int) -> None:
             named = schema.OrdinalRow.unpack(txn.get(key, db=env.tables["ordinals"]))
             for number in range(ordinal, count + 1, 3):
                 path = b"/d/%d" % number
-                paths.add(named, ordinal, path, primary=False, public=True)
+                paths.add(named, ordinal, path, schema.MAX_PATHS, primary=False, public=True)
                 file = (ordinal, Kind.EXECUTABLE, 0)
                 files.see(seen_in(f"c{number}", path), file, public=True)
             txn.put(key, named.pack(), db=env.tables["ordinals"])

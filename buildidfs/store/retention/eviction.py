@@ -29,8 +29,9 @@ from buildidfs.names import printable
 from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import Journal
+from buildidfs.store.index.place_shares import share_at
 from buildidfs.store.retention import removal, tally
-from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room, share_at
+from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room
 from buildidfs.store.retention.recapture import can_be_had, is_fresh
 from buildidfs.store.retention.tally import Evicted, Tally
 from buildidfs.store.values import NewSeen, OriginRecord

@@ -29,24 +29,21 @@ import msgspec
 from buildidfs import names
 from buildidfs.formats.container import cgroup
 from buildidfs.model import Artifact, BuildId, Digest, Kind
-from buildidfs.shares import Share, of_user
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.locations import BUNDLE, as_bytes, is_namespace
+from buildidfs.store.index.place_shares import UNKNOWN, share_in
 from buildidfs.store.index.queries import DAMAGE, Index, prefixed
 from buildidfs.store.retention.pins import Pins
-from buildidfs.store.retention.recapture import APART_MNT, MOST_PLACES, recapturable_at
+from buildidfs.store.retention.recapture import MOST_PLACES, recapturable_at
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from buildidfs.model import Origin
+    from buildidfs.shares import Share
     from buildidfs.store.index.environment import Environment, Txn
     from buildidfs.store.values import OriginRecord
 
     AltLinks = Callable[[Digest], BuildId | None]
-
-_BUNDLE: Final = BUNDLE.encode()
 
 #: Rows that are read or written in one transaction.
 _AT_ONCE: Final = 1024
@@ -121,64 +118,6 @@ class Choice(msgspec.Struct, frozen=True):
     def is_loss(self) -> bool:
         """Return True if the removed blob makes room, and cannot be captured again."""
         return self.goes and not self.aged and not self.candidate.again
-
-
-# --- places ---------------------------------------------------------------------------------------
-
-
-_UNKNOWN: Final = Share("unknown places")
-_BUNDLES: Final = Share("bundles")
-_NAMESPACES: Final = Share("mount namespaces without a container")
-
-
-@functools.lru_cache(maxsize=4096)
-def _share_of(
-    group: bytes, container: bytes, uid: int, owner: int, *, apart: bool, bundled: bool
-) -> Share:
-    """Return the share of a file that was seen in the control group ``group``.
-
-    Nobody gets a larger share of the store by making more places. A control group in a container
-    belongs to the container, and all containers and mount namespaces that a user has made are one
-    place. The other mount namespaces without a container are one place, and so are the claims in
-    bundles. A label proves nothing, so two containers with one label are two places. ``container``
-    is the label of the file, ``apart`` is True in another mount namespace than the host's. ``uid``
-    owns the file, ``owner`` is `Origin.owner`.
-    """
-    if bundled:
-        return _BUNDLES
-    label = container.decode("utf-8", "replace")
-    named = "" if is_namespace(label) else label
-    if not apart:  # the label is that of an image, a package or a server
-        return Share(named) if named and not group else of_user(uid)
-    if user := owner or cgroup.user_id(group):
-        return of_user(user)
-    if outer := cgroup.outermost(group):
-        return Share(outer.decode("utf-8", "surrogateescape"))
-    return Share(named) if named else _NAMESPACES
-
-
-def share_at(origin: Origin) -> Share:
-    """Return the share of a file at a place."""
-    return _share_of(
-        origin.cgroup,
-        as_bytes(origin.container),
-        origin.identity.uid,
-        origin.owner,
-        apart=bool(origin.apart & APART_MNT),
-        bundled=origin.scanner == BUNDLE,
-    )
-
-
-def _share_in(row: location_rows.OriginRow) -> Share:
-    """Return the share of a file whose place has that row. It is called for each row."""
-    return _share_of(
-        row.cgroup,
-        row.container,
-        row.uid,
-        row.owner,
-        apart=bool(row.apart & APART_MNT),
-        bundled=row.scanner == _BUNDLE,
-    )
 
 
 def _shown(share: Share) -> str:
@@ -468,8 +407,8 @@ class Planner:
                 with contextlib.suppress(*DAMAGE):  # `check` reports such a row
                     seen = location_rows.origin_row(value)
                     if seen.digest == digest:
-                        found.add(_share_in(seen))
-        return frozenset(found) or frozenset((_UNKNOWN,))
+                        found.add(share_in(seen))
+        return frozenset(found) or frozenset((UNKNOWN,))
 
     # --- pins ------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.linux import machine, namespaces, statx
-from buildidfs.model import NamespaceSet, Trust, archive_scope
+from buildidfs.model import Trust, archive_scope
 from buildidfs.store.index.locations import Journal
+from buildidfs.store.index.place_shares import APART_MNT
 
 if TYPE_CHECKING:
     from buildidfs.model import FileIdentity, Origin
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 #: The number of a blob's latest places at which statx(2) looks for its file.
 MOST_PLACES: Final = 16
-
-#: The bit of `Origin.apart` for a mount namespace other than the host's.
-APART_MNT: Final = 1 << NamespaceSet.__struct_fields__.index("mnt")
 
 #: Permission bits by which users other than the owner can change a file.
 _OTHERS_WRITE: Final = 0o022

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from buildidfs.errors import StoreError
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import statx
-from buildidfs.model import Kind, Sighting
+from buildidfs.model import Kind, Sighting, Trust
+from buildidfs.shares import HOST, Share
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import NAMES, PATH_KINDS, ROOT, clamped, components
+from buildidfs.store.index.place_shares import UNKNOWN, share_at, share_in
 from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.index.ranking import believed
 from buildidfs.store.write.containers import NOTHING_CALLED, ContainerWriter
@@ -45,6 +48,7 @@ class PlaceWriter:
         self._origins = environment.tables["origins"]
         self._dwz = environment.tables["dwz"]
         self._paths = PathWriter(environment, txn, counters)
+        self._pruner = PathPruner(environment, txn)
         self._containers = ContainerWriter(environment, txn, counters, called)
         self.naming: set[Digest] = set()
 
@@ -70,10 +74,12 @@ class PlaceWriter:
         if recognised and not origin.reach and old is not None:
             origin = msgspec.structs.replace(origin, reach=location_rows.reach_in(old))
         public = origin.is_public
+        at = Sighting(origin, sighting.seen_ns)
+        has_room = self._put_origin(key, old, digest, kinds, named, at)
+        most = named.paths + 1 if has_room else _most_paths(origin)
         primary = bool(kinds & PATH_KINDS)
-        if self._paths.add(named, ordinal, origin.path, primary=primary, public=public):
+        if self._paths.add(named, ordinal, origin.path, most, primary=primary, public=public):
             self._changed.add(ordinal)
-        self._put_origin(key, old, digest, kinds, named, Sighting(origin, sighting.seen_ns))
         self._add_dwz(ordinal, named, origin, old is None)
         if self._containers.see(sighting, min(refs), public=public):
             self.naming.add(digest)
@@ -109,24 +115,57 @@ class PlaceWriter:
         kinds: int,
         named: schema.OrdinalRow,
         sighting: Sighting,
-    ) -> None:
+    ) -> bool:
+        """Write a place; return True if another one has made room for its path."""
+        has_room = False
         first = last = sighting.seen_ns
         if old is not None:
             times = location_rows.TIMES.unpack_from(old)
             first, last = min(first, times[0]), max(last, times[1])
         elif named.origins >= schema.MAX_ORIGINS:
-            self._drop_origin(key[:8])
+            has_room = self._replace_origin(key[:8], named, sighting.origin)
         else:
             named.origins += 1
         value = location_rows.pack_origin(digest, kinds, sighting.origin, first, last)
         self._txn.put(key, value, db=self._origins)
+        return has_room
 
-    def _drop_origin(self, ordinal: bytes) -> None:
-        """Drop the origin last seen longest ago, except the first one."""
-        rows = prefixed(self._txn, self._origins, ordinal)
-        times = [(*location_rows.TIMES.unpack_from(value), key) for key, value in rows]
-        times.remove(min(times))
-        self._txn.delete(min(times, key=lambda row: row[1])[2], db=self._origins)
+    def _replace_origin(self, ordinal: bytes, named: schema.OrdinalRow, new: Origin) -> bool:
+        """Drop the place last seen longest ago of the owner with the most, for a ``new`` one.
+
+        The first place is kept, and root of the host has a reserve. If there is no room for the
+        path of the new place, that of the dropped one goes, too; returns True then.
+        """
+        places = [_place(*row) for row in prefixed(self._txn, self._origins, ordinal)]
+        counts = Counter(each.share.owner for each in places)
+        counts[share_at(new).owner] += 1
+        counts[HOST.owner] = max(counts[HOST.owner] - _reserve(schema.MAX_ORIGINS), 0)
+        places.remove(min(places, key=lambda each: (each.first, each.last)))
+        gone = max(places, key=lambda each: (counts[each.share.owner], -each.last))
+        self._txn.delete(gone.key, db=self._origins)
+        is_its = all(
+            each.path != gone.path or each.share.owner == gone.share.owner for each in places
+        )
+        if named.paths < _most_paths(new) or not is_its:
+            return False
+        return self._drop_path(int.from_bytes(ordinal, "big"), named, gone.path, new.path)
+
+    def _drop_path(
+        self, ordinal: int, named: schema.OrdinalRow, path: bytes, new_path: bytes
+    ) -> bool:
+        """Remove a path of a build ID to make room for a new one, unless it is the primary one;
+        return True if it was removed.
+        """
+        find, has = self._pruner.find, self._pruner.has
+        if components(new_path) is None or has(find(new_path), ordinal):
+            return False
+        number = find(path)
+        if number in (ROOT, named.primary_path) or not has(number, ordinal):
+            return False
+        self._pruner.drop(named, ordinal, number)
+        self._paths.forget_numbers()
+        self._changed.add(ordinal)
+        return True
 
     def _add_dwz(
         self, ordinal: int, named: schema.OrdinalRow, origin: Origin, new_origin: bool
@@ -136,7 +175,8 @@ class PlaceWriter:
             return
         old = self._txn.get(name, db=self._dwz)
         place, public = (origin.trust, origin.standing), origin.is_public
-        if old is None and named.origins >= schema.MAX_ORIGINS:
+        is_believed = origin.trust >= Trust.PACKAGE
+        if old is None and named.origins >= schema.MAX_ORIGINS and not is_believed:
             return  # a container can make any number of links to a file
         before = None if old is None else _dwz_row(name, old)
         if before is not None:
@@ -152,6 +192,36 @@ class PlaceWriter:
         if value != old:
             self._txn.put(name, value, db=self._dwz)
             self._changed.add(ordinal)
+
+
+class _Place(NamedTuple):
+    """A row of *origins*."""
+
+    key: bytes
+    first: int
+    last: int
+    share: Share
+    path: bytes
+
+
+def _place(key: bytes, value: bytes) -> _Place:
+    first, last = location_rows.TIMES.unpack_from(value)
+    try:
+        row = location_rows.origin_row(value)
+    except DAMAGE:  # `check` reports it
+        return _Place(key, first, last, UNKNOWN, b"")
+    return _Place(key, first, last, share_in(row), row.path)
+
+
+def _reserve(most: int) -> int:
+    """Return the number of places or paths of a build ID that only root of the host can take."""
+    return most * 3 // 4
+
+
+def _most_paths(origin: Origin) -> int:
+    """Return the number of paths that a build ID may have after a new path at that place."""
+    most = schema.MAX_PATHS
+    return most if share_at(origin) == HOST else most - most // 4
 
 
 def _dwz_row(name: bytes, value: bytes) -> schema.DwzRow | None:
@@ -183,9 +253,18 @@ class PathWriter(_PathTables):
         self._cache: dict[tuple[int, bytes], tuple[int, bool]] = {}
 
     def add(
-        self, row: schema.OrdinalRow, ordinal: int, path: bytes, *, primary: bool, public: bool
+        self,
+        row: schema.OrdinalRow,
+        ordinal: int,
+        path: bytes,
+        most: int,
+        *,
+        primary: bool,
+        public: bool,
     ) -> bool:
         """Add a build ID to a path; return True if it is new there. Adds to the counts of ``row``.
+
+        If the build ID has ``most`` paths, only a primary one is added.
 
         With ``primary``, the path becomes the primary one if there is none yet. It also replaces a
         primary path at which not all users could read the file, if they could read it here
@@ -197,7 +276,7 @@ class PathWriter(_PathTables):
         primary = primary and (
             row.primary_path == ROOT or (public and not self._is_public(row.primary_path, ordinal))
         )
-        if row.paths >= schema.MAX_PATHS and not primary:
+        if row.paths >= most and not primary:
             return False  # before names are written that would not be used
         number = ROOT
         for name in names:
@@ -214,6 +293,10 @@ class PathWriter(_PathTables):
             self._txn.put(key, mark, db=self._pathids)
             self.add_name(ordinal, names[-1], public=True, count=0)
         return added
+
+    def forget_numbers(self) -> None:
+        """Read all numbers of paths from the table again, after a removal of paths."""
+        self._cache.clear()
 
     def add_name(self, ordinal: int, name: bytes, *, public: bool, count: int = 1) -> None:
         """Add ``count`` to the number of paths of a build ID with that last name."""
