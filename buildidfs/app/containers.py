@@ -12,6 +12,7 @@ import msgspec
 
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import ArtifactMissing
+from buildidfs.formats.container import cgroup
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Digest, Quality
 from buildidfs.names import kept_for
 from buildidfs.store import Container
@@ -28,46 +29,52 @@ _MOST_LABELS = 5
 
 
 class Names:
-    """The names of containers by label, from a store if there is one; each is looked up once."""
+    """The names of containers, from a store if there is one; each is looked up once.
 
-    def __init__(self, store: Store | None = None) -> None:
+    A user can give a control group the ID of any container, so a container is its label together
+    with the place of its control group. Without the latter it is the first one with the label. If
+    the containers are ``running``, the state files of their engines are read, too.
+    """
+
+    def __init__(self, store: Store | None = None, *, running: bool = False) -> None:
         self._store = store
-        self._known: dict[str, ContainerNames] = {"": NO_NAMES}
+        self._running = running
+        self._known: dict[tuple[str, bytes], ContainerNames] = {}
 
-    def of(self, label: str, cgroup: bytes = b"") -> ContainerNames:
-        """Return the names of a container; `NO_NAMES` if none are known.
-
-        If ``cgroup`` is given, the container runs, and the state files of its engine are read, too.
-        """
-        names = self._known.get(label)
+    def of(self, label: str, group: bytes = b"") -> ContainerNames:
+        """Return the names of a container in a control group; `NO_NAMES` if none are known."""
+        if not label:
+            return NO_NAMES
+        key = label, cgroup.place(group)
+        names = self._known.get(key)
         if names is None:
-            kept = None if self._store is None else self._store.containers.labelled(label)
+            kept = None if self._store is None else self._store.containers.placed(label, group)
             names = NO_NAMES if kept is None else kept.called
-            if cgroup and not names.shown:
+            if self._running and group and not names.shown:
                 from buildidfs.capture.origin import container_names
 
-                running = container_names.names_of_cgroup(cgroup)
+                running = container_names.names_of_cgroup(group)
                 names = names if running == NO_NAMES else running
-            self._known[label] = names
+            self._known[key] = names
         return names
 
-    def short(self, label: str) -> str:
+    def short(self, label: str, group: bytes = b"") -> str:
         """Return the name of a container, or its label if no name is known."""
-        return self.of(label).shown or label
+        return self.of(label, group).shown or label
 
-    def long(self, label: str) -> str:
+    def long(self, label: str, group: bytes = b"") -> str:
         """Return name, label and image, as far as they are known; ``the host`` for no label."""
         if not label:
             return "the host"
-        names = self.of(label)
+        names = self.of(label, group)
         image = names.image.partition("\n")[0]
         if names.shown:
             return f"{names.shown} ({label}{f', {image}' if image else ''})"
         return f"{label} ({image})" if image else label
 
-    def fields(self, label: str) -> dict[str, object]:
+    def fields(self, label: str, group: bytes = b"") -> dict[str, object]:
         """Return the JSON fields for a container."""
-        names = self.of(label)
+        names = self.of(label, group)
         return {
             "container": label,
             "container_name": names.name or None,

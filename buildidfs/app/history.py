@@ -17,6 +17,7 @@ import msgspec
 from buildidfs import names
 from buildidfs.app import containers
 from buildidfs.capture.origin import container
+from buildidfs.formats.container import cgroup
 from buildidfs.model import BuildId
 from buildidfs.store.run_files import Lost
 
@@ -37,6 +38,7 @@ class Place(msgspec.Struct):
     """A build ID at a path, in a container (its label; empty: the host) of the machine ``host``.
 
     Times are in nanoseconds of Unix time. ``held`` is True if the store has bytes of the build ID.
+    ``cgroup`` is the control group of one of the sightings.
     """
 
     build_id: BuildId
@@ -46,6 +48,7 @@ class Place(msgspec.Struct):
     first_seen_ns: int
     last_seen_ns: int
     held: bool
+    cgroup: bytes = b""
 
 
 def at_path(
@@ -98,7 +101,7 @@ class _Places:
     def __init__(self, store: Store, label: str | None) -> None:
         self._store = store
         self._is_meant = None if label is None else containers.meant(store, label)
-        self._found: dict[tuple[bytes, bytes, str, str], Place] = {}
+        self._found: dict[tuple[bytes, bytes, str, str, bytes], Place] = {}
         self._held: dict[bytes, bool] = {}
 
     def held(self, number: int, path: bytes) -> None:
@@ -115,12 +118,12 @@ class _Places:
         """Add the origins of a build ID."""
         for record in records:
             origin = record.origin
-            self._add(build_id, origin.path, origin.container, origin.host, record)
+            self._add(build_id, origin, record)
 
     def journal(self, records: Iterable[JournalRecord]) -> None:
         """Add rows of the journal."""
         for record in records:
-            self._add(record.build_id, record.path, record.container, record.host, record)
+            self._add(record.build_id, record, record)
 
     def last_first(self) -> list[Place]:
         """Return all places, the last seen first."""
@@ -130,17 +133,20 @@ class _Places:
         )
 
     def _add(
-        self, build_id: BuildId, path: bytes, label: str, host: str,
-        record: OriginRecord | JournalRecord,
-    ) -> None:  # fmt: skip
+        self, build_id: BuildId, at: Origin | JournalRecord, record: OriginRecord | JournalRecord
+    ) -> None:
+        label, group = at.container, at.cgroup
         if self._is_meant is not None and not self._is_meant(label):
             return
         first, last = record.first_seen_ns, record.last_seen_ns
-        place = self._found.get((build_id, path, label, host))
+        # Two containers with one label are two places.
+        where = cgroup.place(group) if cgroup.container_id(group) else b""
+        key = build_id, at.path, label, at.host, where
+        place = self._found.get(key)
         if place is None:
             held = self._is_held(build_id)
-            place = Place(build_id, path, label, host, first, last, held)
-            self._found[build_id, path, label, host] = place
+            place = Place(build_id, at.path, label, at.host, first, last, held, group)
+            self._found[key] = place
         place.first_seen_ns = min(place.first_seen_ns, first)
         place.last_seen_ns = max(place.last_seen_ns, last)
 

@@ -194,7 +194,7 @@ def id_at(path: bytes) -> BuildId | None:
 def _several(store: Store, path: bytes, places: list[Place]) -> str:
     names = Names(store)
     shown = [
-        f"{place.build_id.hex()[:12]} in {names.short(place.container) or 'the host'}"
+        f"{place.build_id.hex()[:12]} in {names.short(place.container, place.cgroup) or 'the host'}"
         for place in places[:_MOST_SHOWN]
     ]
     more = ", ..." if len(places) > _MOST_SHOWN else ""

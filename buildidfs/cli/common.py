@@ -454,7 +454,7 @@ def whose_fields(
     from buildidfs.capture.origin import container
 
     return {
-        **called.fields(container_of(seen, names)),
+        **called.fields(container_of(seen, names), seen.cgroup),
         "cgroup": seen.cgroup.decode("utf-8", "replace"),
         "cgroup_id": seen.cgroup_id,
         "mnt_ns_id": seen.mnt_ns_id,

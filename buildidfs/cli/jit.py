@@ -50,7 +50,7 @@ def jit(session: Session, container: str | None, layout: table.Layout) -> None:
 
     with session.open_store() as store:
         names = containers.Names(store)
-        columns = table.named(_COLUMNS, names.short)
+        columns = table.named(_COLUMNS, names.short, lambda row: row.process.origin.cgroup)
         is_meant = None if container is None else containers.meant(store, container)
         rows = sorted(
             (
@@ -74,7 +74,7 @@ def _fields(names: Names, row: JitMap) -> dict[str, object]:
         "pid": process.pid,
         "ns_pid": process.ns_pid,
         "comm": process.comm,
-        **names.fields(process.origin.container),
+        **names.fields(process.origin.container, process.origin.cgroup),
         "mnt_ns_id": process.origin.mnt_ns_id,
         "host": process.origin.host,
         "uid": process.origin.identity.uid,

@@ -120,7 +120,7 @@ def journal(
     labels = set[str]()
     with session.open_store() as store:
         called = Names(store)
-        columns = table.named(_columns(lost=lost), called.short)
+        columns = table.named(_columns(lost=lost), called.short, _group)
         wanted = history.journal_filter(store, globs, container, names)
         lines = _lines(store, history.journal_rows(store, since, lost), wanted, names, labels)
         if not layout.print(columns, lines, partial(_fields, names, called)):
@@ -173,6 +173,10 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
         )
     what = "lost" if lost else "seen by a watch"
     return f"nothing was {what} since {moment(since)}, the last time was {moment(last)}; {scans}"
+
+
+def _group(line: _Line) -> bytes:
+    return b"" if isinstance(line.row, Lost) else line.row.cgroup
 
 
 def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[str, object]:

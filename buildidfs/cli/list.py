@@ -120,7 +120,7 @@ def list_(
                 session.say_why_empty(catalog.why_no_conflicts(store, asked))
             return
         rows = _rows(catalog.artifacts(store, kind, wanted))
-        columns = table.named(_COLUMNS, names.short)
+        columns = table.named(_COLUMNS, names.short, lambda row: row.origin.cgroup)
         if layout.is_json:
             shown = _as_json(layout.choose(columns, rows), names)
         else:
@@ -147,13 +147,17 @@ def _as_json(rows: Iterable[_Listed], names: Names) -> bool:
                     "sha256": artifact.digest.hex(),
                     "size": artifact.size,
                     "adopted": artifact.adopted,
-                    **names.fields(record.origin.container),
+                    **_container_fields(names, record.origin),
                     "last_seen": record.last_seen_ns / 1e9,
                     **path_fields(record.origin.path),
                 }
             )
     sys.stdout.flush()
     return shown
+
+
+def _container_fields(names: Names, origin: Origin) -> dict[str, object]:
+    return names.fields(origin.container, origin.cgroup)
 
 
 def _conflict_as_json(conflict: Conflict, names: Names) -> None:
@@ -173,7 +177,10 @@ def _conflict_as_json(conflict: Conflict, names: Names) -> None:
                     **(
                         {"container": None, "path": None}
                         if record is None
-                        else names.fields(record.origin.container) | path_fields(record.origin.path)
+                        else {
+                            **_container_fields(names, record.origin),
+                            **path_fields(record.origin.path),
+                        }
                     ),
                 }
                 for artifact, why, record in conflict.variants
@@ -187,7 +194,8 @@ def _conflict_as_text(conflict: Conflict, names: Names) -> None:
     for artifact, why, record in conflict.variants:
         where = "" if record is None else printable(record.origin.path)
         if record is not None and record.origin.container:
-            where += f"  ({one_line(names.short(record.origin.container))})"
+            name = names.short(record.origin.container, record.origin.cgroup)
+            where += f"  ({one_line(name)})"
         sys.stdout.write(
             f"  {'' if artifact.variant == conflict.served else 'not '}served: {why}\n"
             f"      {artifact.digest}  {size(artifact.size):>10}  {where}\n"

@@ -116,14 +116,15 @@ def which(
 
 
 def _print_places(places: list[Place], layout: table.Layout, names: Names) -> None:
-    layout.print(table.named(_PLACES, names.short), places, partial(_place_fields, names))
+    columns = table.named(_PLACES, names.short, lambda place: place.cgroup)
+    layout.print(columns, places, partial(_place_fields, names))
 
 
 def _place_fields(names: Names, place: Place) -> dict[str, object]:
     return {
         "build_id": place.build_id.hex(),
         **path_fields(place.path),
-        **names.fields(place.container),
+        **names.fields(place.container, place.cgroup),
         "host": place.host,
         "held": place.held,
         "first_seen": place.first_seen_ns / 1e9,
@@ -206,10 +207,8 @@ def where(
 def _print_mappers(session: Session, asked: running.Asked, layout: table.Layout) -> int:
     """Print the processes that map the requested files, and return the exit status."""
     mappers, refused = running.who_maps(session.settings, asked)
-    names = Names()
-    for mapper in mappers:
-        names.of(mapper.container, mapper.cgroup)
-    columns = table.named(_MAPPERS, names.short)
+    names = Names(running=True)
+    columns = table.named(_MAPPERS, names.short, lambda mapper: mapper.cgroup)
     if not layout.print(columns, mappers, partial(_mapper_fields, names)):
         session.say_why_empty(f"no process has {asked} mapped")
     return _report_refused(refused)
@@ -220,7 +219,7 @@ def _mapper_fields(names: Names, mapper: Mapper) -> dict[str, object]:
         "build_id": mapper.build_id.hex(),
         "pid": mapper.pid,
         "comm": mapper.comm.decode("utf-8", "replace"),
-        **names.fields(mapper.container),
+        **names.fields(mapper.container, mapper.cgroup),
         **path_fields(mapper.path),
         "deleted": mapper.deleted,
         "package": mapper.package.name or None,

@@ -169,7 +169,7 @@ def _as_text(shown: _Shown, *, bounded: bool) -> None:
         click.echo(f"pinned     {moment(pin.created_ns)}{for_whom}")
     click.echo("seen")
     for record in origins[: _PLACES if bounded else None]:
-        where = one_line(called.long(container_of(record.origin, names)))
+        where = one_line(called.long(container_of(record.origin, names), record.origin.cgroup))
         first, last = moment(record.first_seen_ns), moment(record.last_seen_ns)
         when = first if first == last else f"{first} to {last}"
         click.echo(f"  {printable(record.origin.path)}")

@@ -73,18 +73,30 @@ class Column(NamedTuple, Generic[Row]):
     least: int = 0
 
 
-def named(columns: Sequence[Column[Row]], short: Callable[[str], str]) -> tuple[Column[Row], ...]:
-    """Return the columns, changed so that they show names of containers instead of labels."""
+def named(
+    columns: Sequence[Column[Row]],
+    short: Callable[[str, bytes], str],
+    group: Callable[[Row], bytes] = lambda row: b"",
+) -> tuple[Column[Row], ...]:
+    """Return the columns, changed so that they show names of containers instead of labels.
+
+    ``group`` returns the control group of the container of a row, empty if it is unknown.
+    """
     return tuple(
-        each._replace(value=functools.partial(_named, short, each.value))
+        each._replace(value=functools.partial(_named, short, group, each.value))
         if each.field == "container"
         else each
         for each in columns
     )
 
 
-def _named(short: Callable[[str], str], label: Callable[[Row], str], row: Row) -> str:
-    return short(label(row))
+def _named(
+    short: Callable[[str, bytes], str],
+    group: Callable[[Row], bytes],
+    label: Callable[[Row], str],
+    row: Row,
+) -> str:
+    return short(label(row), group(row))
 
 
 def ago(nanoseconds: int, now: float | None = None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app import containers
+from buildidfs.app import containers, history
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import ArtifactMissing
 from buildidfs.model import BuildId, ContainerNames, Quality
@@ -125,7 +125,31 @@ def test_names_of_a_container_that_runs(monkeypatch: pytest.MonkeyPatch) -> None
         return CALLED[WEB]
 
     monkeypatch.setattr("buildidfs.capture.origin.container_names.names_of_cgroup", engine)
-    names = containers.Names()
+    names = containers.Names(running=True)
     assert names.of(WEB, b"/docker/x").name == "web"
-    assert names.short(WEB) == "web"
+    assert names.short(WEB, b"/docker/x") == "web"
     assert asked == [b"/docker/x"]
+
+
+def test_imitation_of_a_container_has_not_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = f"/docker/{IDS[WEB]}".encode()
+    imitation = b"/user.slice/user-1000.slice/docker-%s.scope" % IDS[WEB].encode()
+    store.name_containers(lambda origin: ContainerNames())
+    at = sighting(b"/evil", container=WEB, cgroup=imitation, seen_ns=NOW)
+    commit(store, capture(store, b"evil", b"\4" * 20, at=at))
+    names = containers.Names(store)
+    assert (names.short(WEB, real), names.short(WEB, imitation)) == ("web", WEB)
+    build_id = BuildId(bytes([1]) * 20)
+    at = sighting(b"/bin/app1", container=WEB, cgroup=imitation, ino=9)
+    commit(store, capture(store, b"bytes 1", build_id, at=at))
+    places = history.of_build_id(store, build_id)
+    assert sorted(names.short(each.container, each.cgroup) for each in places) == [WEB, "web"]
+
+    running = {real: CALLED[WEB], imitation: ContainerNames()}
+    monkeypatch.setattr(
+        "buildidfs.capture.origin.container_names.names_of_cgroup", running.__getitem__
+    )
+    live = containers.Names(running=True)
+    assert (live.short(WEB, real), live.short(WEB, imitation)) == ("web", WEB)

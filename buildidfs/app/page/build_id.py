@@ -145,7 +145,7 @@ def _variants(known: catalog.Known, variants: dict[Kind, list[Artifact]]) -> lis
 
 def _place(record: OriginRecord, names: Names) -> answers.Place:
     origin = record.origin
-    called = names.of(origin.container)
+    called = names.of(origin.container, origin.cgroup)
     return answers.Place(
         path=text(origin.path),
         container=text(origin.container),

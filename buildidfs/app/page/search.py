@@ -180,7 +180,7 @@ class _Search:
         for record in store.index.origins(ordinal):
             origin = record.origin
             if may_see(PUBLIC, origin) and (fits is None or _is_at(origin.path, fits)):
-                container = text(self._names.short(origin.container))
+                container = text(self._names.short(origin.container, origin.cgroup))
                 seen = record.last_seen_ns / 1e9
                 self._add(
                     answers.Hit("file", build_id.hex(), text(origin.path), container, seen, why)

@@ -269,11 +269,15 @@ def token_of(origin: Origin) -> bytes:
         known = as_bytes(image_of(origin).partition(":")[2][:12])
         from buildidfs.formats.container import cgroup  # most commands do not need it
 
-        place = b"" if known else cgroup.place(origin.cgroup)
-        known = fingerprint(place)[:6].hex().encode() if place else known
+        known = known or _token_of_place(cgroup.place(origin.cgroup))
     if origin.container and origin.scanner == BUNDLE:  # its labels are not trusted
         return fingerprint(known + b"\0" + as_bytes(origin.host))[:6].hex().encode()
     return known
+
+
+def _token_of_place(place: bytes) -> bytes:
+    """Return the token of a container by `cgroup.place`."""
+    return fingerprint(place)[:6].hex().encode() if place else b""
 
 
 def is_of(container: Container, origin: Origin) -> bool:
@@ -326,6 +330,22 @@ class ContainerTree:
         """Return the first container with a label: the one whose name has no suffix."""
         number = self.number(spelled(label))
         return None if number is None else self.get(number)
+
+    def placed(self, label: str, group: bytes) -> Container | None:
+        """Return the container with a label in a control group, which is not an imitation that has
+        only the label. Without a control group, or for a namespace, return `labelled`.
+        """
+        from buildidfs.formats.container import cgroup  # most commands do not need it
+
+        token = b"" if is_namespace(label) else _token_of_place(cgroup.place(group))
+        if not token:
+            return self.labelled(label)
+        for name in (spelled(label), spelled(label) + b"~" + token):
+            number = self.number(name)
+            found = None if number is None else self.get(number)
+            if found is not None and found.token in (b"", token):
+                return found
+        return None
 
     def every(self, after: int = 0) -> Iterator[Container]:
         """Yield all containers in order of numbers, beyond ``after``."""
