@@ -43,8 +43,10 @@ _COUNTS = [(1, False), (12, True), (12, False), (24, True), (24, False)]
 @pytest.mark.parametrize(
     ("count", "is_before"), _COUNTS, ids=[f"{n}-{'before' * b or 'after'}" for n, b in _COUNTS]
 )
-def test_watch_captures_all_other_programs(directory: Path, count: int, is_before: bool) -> None:
-    store, address = directory / "store", f"127.0.0.1:{free_port()}"
+def test_watch_captures_all_other_programs(
+    directory: Path, tmp_path: Path, count: int, is_before: bool
+) -> None:
+    store, address = tmp_path / "store", f"127.0.0.1:{free_port()}"
     with ShortLife(directory / "items") as items, contextlib.ExitStack() as stack:
         silence = silent_processes(directory / "silent", count)
         pids = stack.enter_context(silence) if is_before else []
@@ -75,8 +77,8 @@ def _are_named(said: str, pids: list[int]) -> bool:
 
 
 @pytest.mark.slow
-def test_down_ends_all_parts_beside_them(directory: Path) -> None:
-    store = directory / "store"
+def test_down_ends_all_parts_beside_them(directory: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
     with silent_processes(directory / "silent", 12):
         try:
             code, said = _ends(["--store", store, "up", "--no-mount"])
@@ -90,16 +92,23 @@ def test_down_ends_all_parts_beside_them(directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands_end_and_name_them(directory: Path) -> None:
-    store = directory / "store"
-    _ends(["--store", store, "scan", "proc"])  # the copies take longer than all the rest
+def test_commands_end_and_name_them(directory: Path, tmp_path: Path) -> None:
+    commands = (["scan", "proc"], ["stats"], ["where", "--live", "--path", "*/libc.so.6"])
+    store = tmp_path / "store"
+    # On a busy host a command may take longer than the limit anyway.
+    alone = [_timed(["--store", store, *words])[0] for words in commands]
     with silent_processes(directory / "silent", 24) as pids:
-        for words in (["scan", "proc"], ["stats"], ["where", "--live", "--path", "*/libc.so.6"]):
-            began = time.monotonic()
-            _, said = _ends(["--store", store, *words])
-            assert time.monotonic() - began < _END_S, (words, said)
+        for words, usual in zip(commands, alone, strict=True):
+            took, said = _timed(["--store", store, *words])
+            assert took < max(_END_S, 2 * usual), (words, usual, said)
             assert "not answer" in said, said
             assert any(str(pid) in said for pid in pids), said
+
+
+def _timed(words: list[Argument]) -> tuple[float, str]:
+    began = time.monotonic()
+    _, said = _ends(words)
+    return time.monotonic() - began, said
 
 
 def _ends(words: list[Argument]) -> tuple[int, str]:
@@ -107,6 +116,6 @@ def _ends(words: list[Argument]) -> tuple[int, str]:
     ran = subprocess.run(
         [*COMMAND, *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        timeout=4 * _END_S, check=False,
+        timeout=12 * _END_S, check=False,
     )  # fmt: skip
     return ran.returncode, ran.stdout.decode(errors="replace")

@@ -92,7 +92,7 @@ END_S: Final = 14.0
 """Seconds after which a watch that was asked to end drops the files that are not committed."""
 _NAMING_S: Final = 1.0
 _MOST_FLOODING: Final = 256
-_BETWEEN_SEARCHES_S: Final = 60.0
+_FIRST_SEARCH_S: Final = 2.0
 
 _SCANNED: Final = Share("processes that a scan has found")
 
@@ -264,7 +264,7 @@ class Watch(Listener):
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
         self._silent = Silent((), 0)
-        self._searched = -math.inf
+        self._search_at, self._search_pause = -math.inf, _FIRST_SEARCH_S
         self._losses = Losses()
         self._sources = Sources()
         self._unreadable: deque[Unreadable] = deque(maxlen=MOST_UNREADABLE)
@@ -300,6 +300,7 @@ class Watch(Listener):
         """Restart the catcher if that is due. Raises the error that ended the work, if any."""
         self._live.check()
         self._log_losses()
+        self._find_silent()
         if self._restart_at is None or time.monotonic() < self._restart_at:
             return
         self._restart_at = None
@@ -449,16 +450,23 @@ class Watch(Listener):
                     self._scans.process(message.pid, self._finder.whose(message.pid).share)
 
     def _heard_silent(self, message: Silent) -> None:
-        """Remember the processes that do not answer. If there are more, log them, and find those
-        that nobody has waited for, once in a while.
-        """
+        """Remember the processes that do not answer, and log them when there are more."""
         if message.count > self._silent.count:
             _log.warning("%s", described(message.processes, message.unasked))
-            now = time.monotonic()
-            if now - self._searched > _BETWEEN_SEARCHES_S:
-                self._searched = now
-                self._scans.everything("processes do not answer")
         self._silent = message
+
+    def _find_silent(self) -> None:
+        """Scan all processes, less and less often, while some do not answer, because the others
+        of their owners may not answer either.
+        """
+        now = time.monotonic()
+        if not self._silent.count and not len(self._gate.silent):
+            if now > self._search_at + _LAST_PAUSE_S:
+                self._search_pause = _FIRST_SEARCH_S
+        elif now >= self._search_at:
+            self._search_at = now + self._search_pause
+            self._search_pause = min(2 * self._search_pause, _LAST_PAUSE_S)
+            self._scans.everything("processes do not answer")
 
     def _flooded(self, message: Flooded) -> None:
         """Handle a container that maps more new files than its share: count them, and log it once

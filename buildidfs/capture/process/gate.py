@@ -211,7 +211,10 @@ class ProcessGate:
 
         attempt: Attempt[_T] = Attempt(work, discard, lambda: self.silent.remove(attempt))
         since = time.monotonic()
-        worker = self._idle.pop() if self._idle else _Worker()
+        try:
+            worker = self._idle.pop()  # another thread may take the last one
+        except IndexError:
+            worker = _Worker()
         worker.todo.put(attempt.run)
         while not attempt.finished(seconds):
             # On a busy host the thread may only lack a CPU, which is not the fault of the process.
