@@ -18,8 +18,9 @@ sighting in seconds, up to a minute early. A name that once led to a directory d
 directory is empty. A directory has a higher number than its parent.
 
 A container has at most `MAX_ENTRIES` rows; further files are not recorded here. If there are more
-than `MAX_CONTAINERS`, or more rows in total than `MAX_CONTENTS`, the containers last seen longest
-ago are removed; each transaction removes more rows than it has added.
+than `MAX_CONTAINERS`, or more rows in total than `MAX_CONTENTS`, the owner with the most (see
+`place_shares`) loses the containers last seen longest ago; each transaction removes more rows than
+it has added. A row without an owner was written by an older version.
 """
 
 from __future__ import annotations
@@ -381,6 +382,7 @@ class ContainerRow(msgspec.Struct, array_like=True):
     called: bytes = b""
     pod: bytes = b""
     namespace: bytes = b""
+    owner: bytes = b""
 
     @property
     def names(self) -> ContainerNames:

@@ -15,6 +15,7 @@ from buildidfs.model import Kind, Trust
 from buildidfs.store import schema
 from buildidfs.store.index import environment
 from buildidfs.store.index.locations import components, spelled
+from buildidfs.store.index.place_shares import APART_MNT
 from buildidfs.store.location_rows import offset_of
 from buildidfs.store.write import containers
 from tests.support.browsed import (
@@ -468,6 +469,23 @@ def test_the_container_goes_that_was_last_seen_longest_ago(
     see(store, b"4", seen_in("box4", at=60_000))
     assert container_names(store) == [b"box0", b"box2", b"box4"]
     assert files_of(store, b"box2") == {b"/usr/bin/app": b"id:2"}
+
+
+@pytest.mark.parametrize("limit", [{"MAX_CONTAINERS": 6}, {"MAX_CONTENTS": 30}], ids=str)
+def test_user_with_many_containers_keeps_the_trees_of_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+) -> None:
+    _limit(monkeypatch, **limit)
+    for name in ("alice", "bob"):
+        group = b"/docker/" + name[:1].encode() * 64
+        see(store, name.encode(), seen_in(name, at=10, apart=APART_MNT, cgroup=group))
+    for number in range(20):
+        at = seen_in(f"evil{number}", at=1000 * number, apart=APART_MNT, owner=1001)
+        see(store, b"evil%d" % number, at)
+    names = container_names(store)
+    assert {b"alice", b"bob", b"evil19"} <= set(names)
+    assert len(names) < 20
+    assert files_of(store, b"alice") == {b"/usr/bin/app": b"id:alice"}
 
 
 def test_a_transaction_with_many_containers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from buildidfs.store.index.locations import (
     names_of,
     token_of,
 )
+from buildidfs.store.index.place_shares import share_at
 from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.location_rows import (
     KEY,
@@ -47,6 +48,7 @@ NOTHING_CALLED: Final[Mapping[tuple[bytes, str], ContainerNames]] = MappingProxy
 
 _NO_CONTAINERS: Final = ("image:", "package:", "host:")
 _EVICTED_AT_ONCE: Final = 2048
+_EXTRA: Final = 128  # this part of the room is made at once
 _STAMP_SLACK_S: Final = schema.LAST_SEEN_SLACK_NS // 1_000_000_000
 
 _Value = tuple[int, int, int, int, int]
@@ -78,6 +80,24 @@ class _ContainerTables:
         row.entries = max(row.entries - entries, 0)
         first, last = TIMES.unpack_from(value)
         self._txn.put(key, pack_container(first, last, row), db=self._containers)
+
+
+class _Owner:
+    """An owner of containers: ``counts`` are the numbers of all containers and their rows,
+    ``others`` are the (last sighting, key) of those without a row in this transaction, the last
+    ones first.
+    """
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.counts = [0, 0]
+        self.others: list[tuple[bytes, bytes]] = []
+
+    def place_in_heap(self, unit: int) -> tuple[int, bytes, bytes, _Owner]:
+        """Return an item that sorts first for the owner with the most, or else with the container
+        last seen longest ago.
+        """
+        return -self.counts[unit], self.others[-1][0], self.name, self
 
 
 class ContainerWriter(_ContainerTables):
@@ -212,6 +232,7 @@ class ContainerWriter(_ContainerTables):
             as_bytes(image),
             b"" if image else as_bytes(origin.host),
             token_of(origin),
+            owner=as_bytes(share_at(origin).owner),
         )
         self._txn.put(name, key, db=self._labels)
         self._rows[number] = (2**63 - 1, 0, row)
@@ -297,27 +318,49 @@ class ContainerWriter(_ContainerTables):
     # --- room ------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Evict the containers last seen longest ago. More rows are removed than this transaction
-        added.
+        """Evict the containers last seen longest ago of the owner with the most. More rows are
+        removed than this transaction added.
+
+        All containers are read, so some room is made for later ones.
         """
         containers = self._txn.stat(self._containers)["entries"] - MAX_CONTAINERS
         rows = self._txn.stat(self._contents)["entries"] - MAX_CONTENTS
         if containers <= 0 and rows <= 0:
             return
+        lack = [
+            excess + most // _EXTRA if excess > 0 else 0
+            for excess, most in ((containers, MAX_CONTAINERS), (rows, MAX_CONTENTS))
+        ]
         budget = max(_EVICTED_AT_ONCE, 2 * (self._added + self._new_containers))
-        for _, key in heapq.nsmallest(budget, self._others()):
-            gone = self._evict(key, budget)
-            rows -= gone
-            containers -= 1
-            budget -= gone + 1
-            if budget <= 0 or (containers <= 0 and rows <= 0):
-                return
+        owners = self._owners()
+        for unit in range(len(lack)):
+            heap = [owner.place_in_heap(unit) for owner in owners if owner.others]
+            heapq.heapify(heap)
+            while heap and lack[unit] > 0 and budget > 0:
+                owner = heapq.heappop(heap)[-1]
+                _, key = owner.others.pop()
+                gone = self._evict(key, budget)
+                budget -= gone + 1
+                for each, count in enumerate((1, gone)):
+                    lack[each] -= count
+                    owner.counts[each] -= count
+                if owner.others:
+                    heapq.heappush(heap, owner.place_in_heap(unit))
 
-    def _others(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (last sighting, key) of the containers without a row in this transaction."""
+    def _owners(self) -> list[_Owner]:
+        """Return all owners with their containers."""
+        owners: dict[bytes, _Owner] = {}
         for key, value in prefixed(self._txn, self._containers, b""):
+            row = _row_in(value)
+            name = b"" if row is None else row.owner or row.label
+            owner = owners.setdefault(name, _Owner(name))
+            owner.counts[0] += 1
+            owner.counts[1] += 0 if row is None else row.entries
             if int.from_bytes(key, "big") not in self._rows:
-                yield value[8:16], key
+                owner.others.append((value[8:16], key))
+        for owner in owners.values():
+            owner.others.sort(reverse=True)
+        return list(owners.values())
 
     def _evict(self, key: bytes, most: int) -> int:
         """Remove a container, or ``most`` of its rows; return the number of removed rows.
