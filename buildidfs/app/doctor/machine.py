@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
+from buildidfs.capture.process.gate import ProcessGate
 from buildidfs.formats import proc_text
 from buildidfs.linux import (
     credentials,
@@ -191,14 +192,14 @@ def kernel_probes() -> list[Probe]:
 
 
 def _processes() -> Answer:
-    refused, seen = [], 0
+    refused, seen, gate = [], 0, ProcessGate()
     for pid in procfs.pids():
         try:
             pid_fd = procfs.open_pid(pid)
         except OSError:
             continue  # the process ended
         try:
-            os.close(procfs.open_maps(pid_fd))
+            os.close(gate.ask(pid_fd, pid, procfs.open_maps, os.close))
             seen += 1
         except PermissionError:
             refused.append(pid)
