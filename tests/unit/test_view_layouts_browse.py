@@ -634,6 +634,19 @@ def test_no_more_than_so_many_are_kept(store: Store) -> None:
     assert len(list(misses.children(0))) == 10
 
 
+def test_user_who_looks_up_many_names_keeps_those_of_others(store: Store) -> None:
+    misses = browse.Misses(store, most=8)
+    asked = {b"0aaa": 0, b"0bbb": 1002}
+    for name, uid in asked.items():
+        misses.note(View.ROOT, name, b"gdb", uid)
+    for number in range(40):
+        misses.note(View.ROOT, b"01%04d" % number, b"evil", 1001)
+        if number % 3 == 0:
+            assert len(misses.every()) <= 8
+    names = [name for name, _, _ in misses.children(0)]
+    assert {*asked, b"010039"} <= set(names)
+
+
 # --- extended attributes -------------------------------------------------------------------------
 
 

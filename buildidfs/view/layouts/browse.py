@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.model import BuildId, Kind
+from buildidfs.shares import FairTable, of_user
 from buildidfs.view import nodes
 from buildidfs.view.attributes import CONTROL, Attributes, FileContent, moment, stale
 from buildidfs.view.layouts.by_path import ByName, ByPath
@@ -192,6 +193,9 @@ _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _INSTEAD: Final = 1 << Kind.VDSO | 1 << Kind.KALLSYMS
 """The kinds that perf uses instead of an executable."""
 
+#: Directory, name, program, and user.
+_Key = tuple[int, bytes, bytes, int]
+
 #: The number of lookups of a name, the first and the last time.
 _Question = tuple[int, float, float]
 
@@ -241,7 +245,8 @@ class Miss:
 class Misses:
     """The build IDs that clients looked up in vain: how often, when first, and when last.
 
-    The latest `MOST` are kept in memory. A front door records the names that it did not find; a
+    `MOST` are kept in memory: the users divide the room, a quarter is for root only, and the
+    latest of each user are kept. A front door records the names that it did not find; a
     listing of ``missing`` converts them to build IDs, because listings are rare. A build ID that
     has arrived is no longer listed. Thread-safe.
     """
@@ -250,23 +255,30 @@ class Misses:
         self._store = store
         self._most = most
         self._serials = itertools.count(1)
-        self._questions: dict[tuple[int, bytes, bytes], _Question] = {}
-        self._misses: dict[BuildId, Miss] = {}
+        self._questions = self._no_questions()
+        self._misses: FairTable[BuildId, Miss] = FairTable(most, most // 4)
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
 
-    def note(self, directory: int, name: bytes, client: bytes) -> None:
-        """Record that ``client`` looked up ``name``, which does not exist. For one thread."""
+    def _no_questions(self) -> FairTable[_Key, tuple[_Key, _Question]]:
+        return FairTable(self._most, self._most // 4)
+
+    def note(self, directory: int, name: bytes, client: bytes, uid: int = 0) -> None:
+        """Record that ``client``, a program of a user, looked up ``name``, which does not exist."""
         if directory >= _BUCKETS_END and directory >> nodes.TAG_SHIFT != nodes.TAG_ID:
             return  # not names of artifacts, and a client that tries paths tries many
-        questions = self._questions
-        key = (directory, name, client)
+        key = (directory, name, client, uid)
         now = time.time()
-        count, first, _ = questions.pop(key, (0, now, now))
-        if len(questions) >= self._most:
-            questions.pop(next(iter(questions), key), None)
-        questions[key] = (count + 1, first, now)
+        with self._asking:
+            if known := self._questions.get(key):
+                count, first, _ = known[1]
+                self._questions.renew(key, (key, (count + 1, first, now)))
+            else:
+                self._questions.put(key, of_user(uid), (key, (1, now, now)))
 
-    def note_build_id(self, build_id: BuildId, kind: int, client: bytes = b"") -> None:
+    def note_build_id(
+        self, build_id: BuildId, kind: int, client: bytes = b"", uid: int = 0
+    ) -> None:
         """Record that ``client`` requested a missing build ID; ``kind`` 0 means any kind."""
         first, rest = names.split(build_id)
         directory = nodes.DEBUG_BUCKET + build_id[0]
@@ -274,34 +286,34 @@ class Misses:
             directory, rest = nodes.ROOT, first + rest
         elif kind == Kind.DEBUGINFO:
             rest += names.DEBUG_SUFFIX
-        self.note(directory, rest, client)
+        self.note(directory, rest, client, uid)
 
     def every(self) -> list[Miss]:
         """Return all build IDs that were looked up in vain, including those that have arrived
         since.
         """
         self._answer()
-        return list(self._misses.values())
+        with self._lock:
+            return self._misses.values()
 
     def lookup(self, name: bytes) -> int:
         """Return the node of an entry of ``missing``, `nodes.ABSENT` if there is none."""
         self._answer()
         build_id = names.parse(name)
-        miss = None if build_id is None else self._misses.get(build_id)
+        with self._lock:
+            miss = None if build_id is None else self._misses.get(build_id)
         return nodes.ABSENT if miss is None or self._has_come(miss) else _node(miss)
 
     def children(self, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Yield the entries of ``missing`` whose offset is beyond ``after``: name, node, offset."""
-        self._answer()
-        for miss in list(self._misses.values()):
+        for miss in sorted(self.every(), key=lambda each: each.serial):
             if miss.serial > after and not self._has_come(miss):
                 yield names.spell(miss.build_id), _node(miss), miss.serial
 
     def text(self, node: int) -> bytes:
         """Return the text of a file in ``missing``; empty if the build ID has arrived."""
-        self._answer()
         serial = nodes.number_of(node)
-        for miss in list(self._misses.values()):
+        for miss in self.every():
             if miss.serial == serial and not self._has_come(miss):
                 return miss.text()
         return b""
@@ -309,20 +321,20 @@ class Misses:
     def _answer(self) -> None:
         """Convert the names that were looked up into build IDs, if they are names of artifacts."""
         with self._lock:
-            questions, self._questions = self._questions, {}
-            # A list, because `note` may change them at this moment.
-            for (directory, name, client), question in list(questions.items()):
+            with self._asking:
+                questions, self._questions = self._questions, self._no_questions()
+            for (directory, name, client, uid), question in questions.values():
                 asked = self._asked(directory, name)
                 if asked is not None:
-                    self._miss(asked[0], question[1]).asked(asked[1], client, question)
+                    miss = self._miss(asked[0], question[1], uid)
+                    miss.asked(asked[1], client, question)
 
-    def _miss(self, build_id: BuildId, first: float) -> Miss:
+    def _miss(self, build_id: BuildId, first: float, uid: int) -> Miss:
         miss = self._misses.get(build_id)
-        if miss is None:
-            if len(self._misses) >= self._most:
-                self._misses.pop(next(iter(self._misses), build_id), None)
-            miss = Miss(build_id, next(self._serials) & nodes.NUMBER_MASK, first)
-            self._misses[build_id] = miss
+        if miss is None or not uid:  # what root looks up is root's
+            known = self._misses.pop(build_id)
+            miss = known or Miss(build_id, next(self._serials) & nodes.NUMBER_MASK, first)
+            self._misses.put(build_id, of_user(uid), miss)
         return miss
 
     def _asked(self, directory: int, name: bytes) -> tuple[BuildId, int] | None:
@@ -349,7 +361,8 @@ class Misses:
             kinds |= 1 << Kind.EXECUTABLE
         if not kinds or miss.wanted & ~kinds:
             return False
-        self._misses.pop(miss.build_id, None)
+        with self._lock:
+            self._misses.pop(miss.build_id)
         return True
 
 
