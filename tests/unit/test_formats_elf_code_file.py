@@ -68,6 +68,11 @@ def test_lines_without_end_are_not_read_to_the_end() -> None:
     assert code_file.instructions(endless, 0x1000, 3) == [Instruction(0x1000, "nop")] * 3
 
 
+def test_line_of_white_space_is_no_instruction() -> None:
+    lines = [b"    1000:      \x1c", "    1000:  \u3000".encode(), b" 1001: ret"]
+    assert code_file.instructions(lines, 0x1000, 4) == [Instruction(0x1001, "ret")]
+
+
 def test_debug_id_of_breakpad_is_the_beginning_of_a_build_id() -> None:
     # The example of rust-debugid for a little-endian file.
     build_id = BuildId.from_hex("f1c3bcc0279865fe3058404b2831d9e64135386c")

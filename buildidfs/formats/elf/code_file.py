@@ -110,5 +110,7 @@ def instructions(lines: Iterable[bytes], address: int, size: int) -> list[Instru
         target = _TARGET.fullmatch(text)
         # llvm-objdump prints a target relative to the section, the only name that it knows.
         text = _WHERE.sub("", text)
+        if not text:  # white space of Unicode only
+            continue
         found.append(Instruction(at, text, int(target[1], 16) if target else 0))
     return found
