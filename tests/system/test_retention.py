@@ -402,9 +402,13 @@ def test_files_on_this_host_go_first(buildidfs: BuildIdFs, directory: Path) -> N
 def test_flood_from_mount_namespaces_displaces_no_container(
     buildidfs: BuildIdFs, directory: Path
 ) -> None:
-    """Two containers ran one program each; then 30 mount namespaces run one new program each."""
+    """Two containers ran one program each; then 30 mount namespaces run one new program each.
+
+    Each container has half of the C library and its debug file, 4.5 MiB in all. The flood has more
+    when the store is full.
+    """
     settings = directory / "settings.toml"
-    settings.write_text('[retention]\nmax-size = "14MiB"\n')
+    settings.write_text('[retention]\nmax-size = "24MiB"\n')
     source, template, mark = directory / "echo.c", directory / "echo", "ee" * 20
     source.write_text(_ECHO)
     run([tool("gcc"), f"-Wl,--build-id=0x{mark}", "-o", template, source], check=True)
@@ -419,7 +423,10 @@ def test_flood_from_mount_namespaces_displaces_no_container(
                 path.chmod(0o755)
                 enter = _ENTER.replace("GROUP", group % number) if group else ""
                 words = [tool("unshare"), "-m", "sh", "-c", f"{enter}exec {path}"]
-                pids += ["--pid", str(stack.enter_context(running(words)).pid)]
+                pid = stack.enter_context(running(words)).pid
+                exe = Path(f"/proc/{pid}/exe")
+                until(lambda: exe.readlink() == path, "the program")  # noqa: B023
+                pids += ["--pid", str(pid)]
             buildidfs("--config", settings, "scan", "proc", *pids, check=False)
         for number in numbers:
             (directory / str(number)).unlink()

@@ -51,6 +51,8 @@ REMEDY: Final = "end them, or the server of the filesystem that they wait for"
 """The remedy for processes that do not answer."""
 
 _BUSY_S: Final = 5.0
+_AGAIN_S: Final = 0.02
+"""Seconds after which a thread that the kernel holds is looked at a second time."""
 _SHORT_S: Final = ANSWER_S / 10
 _MOST_SHORT: Final = 16
 _NAMED: Final = 12
@@ -216,10 +218,14 @@ class ProcessGate:
         except IndexError:
             worker = _Worker()
         worker.todo.put(attempt.run)
-        while not attempt.finished(seconds):
-            # On a busy host the thread may only lack a CPU, which is not the fault of the process.
-            if threads.is_held(worker.thread) or time.monotonic() - since > _BUSY_S:
+        was_held = False
+        while not attempt.finished(_AGAIN_S if was_held else seconds):
+            # On a busy host the thread may only lack a CPU, or a page of memory for a moment, which
+            # is not the fault of the process.
+            is_held = threads.is_held(worker.thread)
+            if (is_held and was_held) or time.monotonic() - since > _BUSY_S:
                 break
+            was_held = is_held
         else:
             self._idle.append(worker)
             return attempt.result()
