@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may change what this process obeys: its configuration and its store.
+"""Owners of the files that this process obeys: its configuration and its store.
 
 The user of the process and root may, and the user who became root with sudo(8): they can make this
 process do anything as it is.

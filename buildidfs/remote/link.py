@@ -291,7 +291,7 @@ def _parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _write_all(fd: int, data: bytes, limits: Limits) -> None:
-    """Write to a pipe. Raises TimeoutError if nobody reads it, BrokenPipeError."""
+    """Write to a pipe. Raises TimeoutError if no process reads it, BrokenPipeError."""
     os.set_blocking(fd, False)
     rest = memoryview(data)
     while rest:

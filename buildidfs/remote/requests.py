@@ -121,7 +121,7 @@ class _Requests:
         except FileNotFoundError as error:
             return Reply(*_missing(error))
         except BrokenPipeError:
-            return Reply(UNAVAILABLE)  # nobody reads the answer
+            return Reply(UNAVAILABLE)  # the reader of the answer is gone
         except (failures.BaseError, OSError, ValueError, OverflowError) as error:
             return Reply(*_failure(error))
 

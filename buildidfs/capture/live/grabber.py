@@ -187,7 +187,7 @@ class State:
     def send_reports(self) -> None:
         """Send the reports of generated code; takes no lock, because sending takes a while.
 
-        A report counts as one of the new files of its container or user, so whoever starts such
+        A report counts as one of the new files of its container or user, so a user who starts such
         processes without end uses up that share.
         """
         if not self._reports:

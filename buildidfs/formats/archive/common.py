@@ -19,7 +19,7 @@ NAME_MAX_BYTES: Final = 4096
 """PATH_MAX: no installed file has a longer name."""
 
 MEMBER_STEPS: Final = 24
-"""What a member of an archive costs, see `work_of`."""
+"""The cost of a member of an archive, see `work_of`."""
 
 _STEPS_LEAST: Final = 1 << 19
 _NAME_STEP_BYTES: Final = 16  # names are kept, so that their memory counts

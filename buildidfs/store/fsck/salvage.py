@@ -3,8 +3,8 @@
 
 The data beside each blob (`provenance`) decides which build IDs, trust and readers a blob has. The
 old index adds the rows that no blob has: pins, journal, history, further places, and the order of
-uses. A row that does not decode is dropped. A wrong bit in a place may change it, but gives nobody
-more rights: the place gets at most the trust and the readers that the blob has already.
+uses. A row that does not decode is dropped. A wrong bit may change a place, but gives no user more
+rights: the place gets at most the trust and the readers that the blob has already.
 """
 
 from __future__ import annotations

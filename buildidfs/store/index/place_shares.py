@@ -33,7 +33,7 @@ def _share_of(
 ) -> Share:
     """Return the share of a file that was seen in the control group ``group``.
 
-    Nobody gets a larger share of the store by making more places. A control group in a container
+    More places give no user a larger share of the store. A control group in a container
     belongs to the container, and all containers and mount namespaces that a user has made are one
     place. The other mount namespaces without a container are one place, and so are the claims in
     bundles. A label proves nothing, so two containers with one label are two places. ``container``
