@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator
 
 from buildidfs.linux import machine, syscalls
-from buildidfs.linux.file_ops import closing_fd
 
 # In the order of linux/capability.h: the index is the number.
 _NAMES = (
@@ -30,6 +29,7 @@ _NAMES = (
 # By measurement the least with which an unprivileged process can open the mapped files of others:
 # to inspect the process, to read the file, to use map_files (CAP_SYS_ADMIN also allows that).
 _FOR_SCAN = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_CHECKPOINT_RESTORE")
+_NO_ID = 0xFFFFFFFF
 
 
 def capability_names(mask: int) -> frozenset[str]:
@@ -153,47 +153,3 @@ def _set_groups(groups: list[int]) -> None:
     number = _SYS_SETGROUPS.get(os.uname().machine, _SYS_SETGROUPS_GENERIC)
     given = (ctypes.c_uint32 * len(groups))(*groups)
     syscalls.syscall(number, len(groups), ctypes.addressof(given))
-
-
-_CLONE_NEWUSER = 0x10000000
-_NO_ID = 0xFFFFFFFF
-_CAPABILITY_SETS = (b"CapInh", b"CapPrm", b"CapEff", b"CapAmb")
-
-
-def become(uid: int, gid: int, user_namespace: int = -1) -> tuple[int, int]:
-    """Make this process, which must have one thread, an ordinary user for the rest of its life.
-
-    The process keeps no capability, no supplementary group and no saved ID; no program that it
-    executes can restore one, and no process of that user may trace it. With a ``user_namespace`` (a
-    descriptor of another process's /proc/PID/ns/user) the IDs are those of that namespace. Returns
-    the user and group ID in the terms of the caller's namespace.
-
-    Raises OSError: EPERM without CAP_SETUID, CAP_SETGID and, for a namespace, CAP_SYS_ADMIN, or if
-    the user is root; EINVAL for an ID that the namespace does not have. After an error the process
-    has an undefined part of its rights, and should end.
-    """
-    # A file opened before setns(2) still shows IDs of the old namespace.
-    with closing_fd(os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)) as status:
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-        os.setgroups([])
-        if user_namespace >= 0 and syscalls.libc.setns(user_namespace, _CLONE_NEWUSER):
-            raise syscalls.last_error()
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-        # Entering a namespace gives all capabilities there, and root of the namespace keeps them.
-        syscalls.drop_capabilities()
-        return _checked(os.read(status, 1 << 16))
-
-
-def _checked(status: bytes) -> tuple[int, int]:
-    """Return the user and group ID of a status text; raise OSError if it shows rights of root."""
-    fields = {
-        key: value.split()
-        for key, _, value in (line.partition(b":") for line in status.splitlines())
-    }
-    uids, gids = set(fields[b"Uid"]), set(fields[b"Gid"])
-    powers = [name for name in _CAPABILITY_SETS if int(fields[name][0], 16)]
-    if b"0" in uids or len(uids) != 1 or len(gids) != 1 or fields[b"Groups"] or powers:
-        raise OSError(errno.EPERM, "this would not give up what root may")
-    return int(uids.pop()), int(gids.pop())
