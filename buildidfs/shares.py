@@ -12,7 +12,8 @@ Nothing here takes a lock.
 from __future__ import annotations
 
 import bisect
-from collections import deque
+import functools
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ HOST: Final = Share("")
 """The share of root in the host's mount namespace."""
 
 
+@functools.lru_cache(1024)
 def of_user(uid: int) -> Share:
     """Return the share of a user in the host's mount namespace."""
     return Share(f"uid {uid}") if uid else HOST
@@ -114,6 +116,7 @@ class Seats:
         self._shares = Shares()
         self._hosts = 0
         self._count = 0
+        self._exchanged: Share | None = None
         self.refused = 0
 
     def __len__(self) -> int:
@@ -125,28 +128,45 @@ class Seats:
         If ``first`` (by default ``share`` itself) has as many as any other, it has to. The caller
         then removes an entry, and calls `leave` for it.
         """
+        self._exchanged = None
         self._count += 1
         if share == HOST:
             self._hosts += 1
         if share != HOST or self._hosts > self._reserve:
             self._shares.add(share, 1)
-        free = max(self._reserve - self._hosts, 0)
-        if self._count + free <= self._most:
+        if self._is_free(0):
             return None
         self.refused += 1
         first = share if first is None else first
         full = self._shares.largest()
         if full is None or self._shares.rank(first) >= self._shares.rank(full):
-            return first
+            full = first
+        if full == share:
+            self._exchanged = share
         return full
+
+    def exchange(self, share: Share) -> bool:
+        """Return True if `take` has just returned ``share`` for an entry of ``share``, and would
+        do so once more: the caller then replaces an entry, and calls neither `take` nor `leave`.
+        """
+        if share != self._exchanged or self._is_free():
+            return False
+        self.refused += 1
+        return True
 
     def leave(self, share: Share) -> None:
         """Remove an entry."""
+        if share != self._exchanged:
+            self._exchanged = None
         self._count -= 1
         if share != HOST or self._hosts > self._reserve:
             self._shares.add(share, -1)
         if share == HOST:
             self._hosts -= 1
+
+    def _is_free(self, count: int = 1) -> bool:
+        """Return True if so many more entries find room beside the reserve."""
+        return self._count + count + max(self._reserve - self._hosts, 0) <= self._most
 
 
 class Turns:
@@ -232,14 +252,15 @@ class FairTable(Generic[Name, Item]):
     """At most ``most`` items by name, in the order in which they were put.
 
     If it is full, the share that `Seats` names loses its first item, or with ``keep_first`` its
-    last one.
+    last one. A table that never was full is a dictionary, and counts no shares.
     """
 
     def __init__(self, most: int, reserve: int = 0, *, keep_first: bool = False) -> None:
         self._seats = Seats(most, reserve)
+        self._undivided = most - reserve
         self._keep_first = keep_first
         self._items: dict[Name, tuple[Share, Item]] = {}
-        self._names: dict[Share, dict[Name, None]] = {}
+        self._names: dict[Share, OrderedDict[Name, None]] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -265,17 +286,22 @@ class FairTable(Generic[Name, Item]):
         """Return all items."""
         return [item for _, item in self._items.values()]
 
+    def items(self) -> list[tuple[Name, Item]]:
+        """Return all names with their items."""
+        return [(name, item) for name, (_, item) in self._items.items()]
+
     def pop(self, name: Name) -> Item | None:
         """Remove an item and return it; None if there is none."""
         found = self._items.pop(name, None)
         if found is None:
             return None
         share, item = found
-        names = self._names[share]
-        del names[name]
-        if not names:
-            del self._names[share]
-        self._seats.leave(share)
+        if self._names:
+            names = self._names[share]
+            del names[name]
+            if not names:
+                del self._names[share]
+            self._seats.leave(share)
         return item
 
     def renew(self, name: Name, item: Item) -> bool:
@@ -285,15 +311,26 @@ class FairTable(Generic[Name, Item]):
             return False
         share = found[0]
         self._items[name] = share, item
-        names = self._names[share]
-        del names[name]
-        names[name] = None
+        if self._names:
+            self._names[share].move_to_end(name)
         return True
 
     def put(self, name: Name, share: Share, item: Item) -> Item | None:
         """Add an item, whose name must be new; return the one that had to go, perhaps itself."""
+        if not self._names:
+            if len(self._items) < self._undivided:
+                self._items[name] = share, item
+                return None
+            for known, (owner, _) in self._items.items():
+                self._names.setdefault(owner, OrderedDict())[known] = None
+                self._seats.take(owner)
         self._items[name] = share, item
-        self._names.setdefault(share, {})[name] = None
+        self._names.setdefault(share, OrderedDict())[name] = None
+        if self._seats.exchange(share):
+            old, _ = self._names[share].popitem(last=self._keep_first)
+            if not self._names[share]:
+                del self._names[share]
+            return self._items.pop(old)[1]
         first = share if self._keep_first else next(iter(self._items.values()))[0]
         full = self._seats.take(share, first)
         if full is None:

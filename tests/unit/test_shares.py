@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+
 from buildidfs.shares import HOST, FairQueue, FairTable, Share, Shares, Turns, of_user
 
 VICTIM = Share("/docker/victim", "/docker/victim")
@@ -44,6 +46,26 @@ def test_full_table_drops_the_first_or_the_last_item() -> None:
     assert (oldest.values(), newest.values()) == ([2, 3], [1, 2])
     assert (oldest.renew(2, 4), oldest.renew(7, 7), oldest.values()) == (True, False, [3, 4])
     assert (oldest.first(), newest.pop(1), newest.pop(1), 1 in newest) == (3, 1, None, False)
+
+
+def test_owner_who_fills_a_table_in_any_order_takes_no_room_of_others() -> None:
+    chosen = random.Random(4)
+    for keep_first in (False, True):
+        table: FairTable[int, Share] = FairTable(40, 10, keep_first=keep_first)
+        few = {chosen.randrange(400): share for share in places(6, "uid 7")}
+        for number in range(400):
+            share = few.get(number) or chosen.choice([HOST, VICTIM, of_user(1)])
+            gone = table.put(number, share, share)
+            assert gone is None or gone.owner != "uid 7"
+            if not number % 7 and table.pop(number - 3) == few.get(number - 3):
+                few.pop(number - 3, None)
+        assert sum(each.owner == "uid 7" for each in table.values()) == len(few)
+        assert len(table) <= 40
+        counts = [sum(each == share for each in table.values()) for share in (VICTIM, of_user(1))]
+        assert max(counts) - min(counts) <= 2
+        for number in range(400):
+            table.pop(number)
+        assert (len(table), table.put(1, HOST, HOST), table.items()) == (0, None, [(1, HOST)])
 
 
 def test_owners_take_turns_and_then_their_places() -> None:

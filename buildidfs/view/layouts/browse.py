@@ -260,7 +260,7 @@ class Misses:
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
-    def _no_questions(self) -> FairTable[_Key, tuple[_Key, _Question]]:
+    def _no_questions(self) -> FairTable[_Key, _Question]:
         return FairTable(self._most, self._most // 4)
 
     def note(self, directory: int, name: bytes, client: bytes, uid: int = 0) -> None:
@@ -271,10 +271,9 @@ class Misses:
         now = time.time()
         with self._asking:
             if known := self._questions.get(key):
-                count, first, _ = known[1]
-                self._questions.renew(key, (key, (count + 1, first, now)))
+                self._questions.renew(key, (known[0] + 1, known[1], now))
             else:
-                self._questions.put(key, of_user(uid), (key, (1, now, now)))
+                self._questions.put(key, of_user(uid), (1, now, now))
 
     def note_build_id(
         self, build_id: BuildId, kind: int, client: bytes = b"", uid: int = 0
@@ -323,7 +322,7 @@ class Misses:
         with self._lock:
             with self._asking:
                 questions, self._questions = self._questions, self._no_questions()
-            for (directory, name, client, uid), question in questions.values():
+            for (directory, name, client, uid), question in questions.items():
                 asked = self._asked(directory, name)
                 if asked is not None:
                     miss = self._miss(asked[0], question[1], uid)
