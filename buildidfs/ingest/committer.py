@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Generic
 
+from buildidfs.backoff import Attempts, Backoff
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreError, StoreFull
 from buildidfs.ingest.batch import BATCH_FILES, BATCH_ROWS, Batch, Job, Sightings, discard
@@ -363,23 +364,15 @@ class Committer(Generic[Job]):
         return None
 
 
-FIRST_DELAY_S: Final = 1.0
-LAST_DELAY_S: Final = 10.0
+ROW_DELAYS: Final = Backoff(1.0, 10.0)
+"""The delays between attempts to write rows."""
 
 # The scan after a recovery is expensive, and a store that is full only for one huge file recovers
 # again and again.
-_FIRST_PAUSE_S: Final = 10.0
-_LAST_PAUSE_S: Final = 600.0
+_SEARCHES: Final = Backoff(10.0, 600.0)
 _TELL_EVERY_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-def delay(tries: int) -> float:
-    """Return the seconds until the next attempt after a number of failures: 1, 2, 4, 8,
-    10, 10...
-    """
-    return min(FIRST_DELAY_S * 2.0 ** min(tries, 16), LAST_DELAY_S)
 
 
 class Trouble:
@@ -396,27 +389,29 @@ class Trouble:
         self._told: dict[type, float] = {}
         self._tell_end = False
         self._bytes = self._rows = False
-        self._row_tries = 0
+        self._row_attempts = Attempts(ROW_DELAYS)
         self._lost = False
-        self._pause = _FIRST_PAUSE_S
-        self._quiet_since = -math.inf
+        self._searches = Attempts(_SEARCHES)
         self.probe_at = math.inf
-        self.rows_at = 0.0
         self.recover_at = math.inf
 
     def __bool__(self) -> bool:
         return self._bytes or self._rows
+
+    @property
+    def rows_at(self) -> float:
+        """The time of ``time.monotonic()`` at which to write rows."""
+        return self._row_attempts.due
 
     def failed(self, error: BuildIdFsError, *, rows: bool = False) -> None:
         """Record that bytes, or ``rows``, could not be written."""
         now = time.monotonic()
         if rows:
             self._rows = True
-            self.rows_at = now + delay(self._row_tries)
-            self._row_tries += 1
+            self._row_attempts.failed()
         else:
             self._bytes = True
-            self.probe_at = now + LAST_DELAY_S
+            self.probe_at = now + ROW_DELAYS.most
         counters = self._counters
         counters.store_error = str(error)
         if isinstance(error, StoreFull) and not counters.store_full_since:
@@ -431,7 +426,8 @@ class Trouble:
         if not self:
             return
         if rows:
-            self._rows, self.rows_at, self._row_tries = False, 0.0, 0
+            self._rows = False
+            self._row_attempts.succeeded()
         else:
             self._bytes, self.probe_at = False, math.inf
         if not self:
@@ -444,7 +440,7 @@ class Trouble:
     def recovered(self) -> None:
         """Record that a scan now searches for the lost files."""
         self._lost, self.recover_at = False, math.inf
-        self._quiet_since = time.monotonic()
+        self._searches.failed()  # the next search comes later, as after a failure
 
     def _over(self) -> None:
         counters = self._counters
@@ -454,10 +450,4 @@ class Trouble:
             _log.warning("the store can be written again")
         if not self._lost:
             return
-        now = time.monotonic()
-        if now - self._quiet_since > _LAST_PAUSE_S:
-            self._pause = _FIRST_PAUSE_S
-            self.recover_at = now
-        else:
-            self.recover_at = self._quiet_since + self._pause
-            self._pause = min(self._pause * 2, _LAST_PAUSE_S)
+        self.recover_at = max(self._searches.due, time.monotonic())

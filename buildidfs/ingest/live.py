@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.backoff import Backoff
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Found, PinnedFile, Unreadable, seen_again
 from buildidfs.capture.live.pending_files import LetGo, PendingFile, PendingFiles
@@ -27,7 +28,7 @@ from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreError
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import Counters
-from buildidfs.ingest.committer import Trouble, delay
+from buildidfs.ingest.committer import ROW_DELAYS, Trouble
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.ingest.scan import StoreMemo
 from buildidfs.linux import openat2, procfs
@@ -55,8 +56,7 @@ _POLL_S: Final = 0.01
 # The worker for filesystems that may not answer is abandoned.
 _SLOW_END_S: Final = 1.0
 # If a file is being written to, attempts are frequent at first, because most writers end soon.
-_FIRST_DELAY_S: Final = 0.1
-_LAST_DELAY_S: Final = 1.0
+_DELAYS: Final = Backoff(0.1, 1.0)
 # Seconds between two checks if a noted file still exists.
 _NOTED_S: Final = 1.0
 # Errors of reading a file that may pass.
@@ -300,7 +300,7 @@ class Live(Pipeline):
         may last, for longer after each attempt.
         """
         if reason:
-            wait = min(_FIRST_DELAY_S * 2.0 ** min(pending.tries, 16), _LAST_DELAY_S)
+            wait = _DELAYS.delay(pending.tries)
             pending.tries += 1
             self._count(retried=1)
             self._keep_id(pending.file, pending)
@@ -382,7 +382,7 @@ class Live(Pipeline):
             self._keep_id(job.file, job.pending)
             pending = job.pending
             if pending is not None:
-                wait, pending.tries = delay(pending.tries), pending.tries + 1
+                wait, pending.tries = ROW_DELAYS.delay(pending.tries), pending.tries + 1
                 self._count(retried=1)
                 self._pending.give_back(pending, wait, str(error))
             else:

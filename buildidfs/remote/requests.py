@@ -31,6 +31,7 @@ import obstore
 from obstore import exceptions as failures
 from obstore import store as stores
 
+from buildidfs.backoff import Backoff
 from buildidfs.linux.file_ops import write_fully_at
 from buildidfs.remote import listings
 from buildidfs.remote.link import (
@@ -65,7 +66,7 @@ _EMPTY: Final = "InvalidRange"
 _LIST_ROWS: Final = 1000
 _MOST_EMPTY: Final = 100
 _SIGNED: Final = datetime.timedelta(minutes=15)
-_RETRY_S: Final = 0.1
+_PAUSES: Final = Backoff(0.1, 1.0)
 _CHUNK: Final = 1 << 20
 _PART_BYTES: Final = 8 << 20
 _PARTS_AT_ONCE: Final = 4
@@ -254,7 +255,7 @@ class _Requests:
             except OSError as error:
                 if attempt == limits.retries or not _is_passing(error):
                     raise
-                time.sleep(_RETRY_S * 2**attempt)
+                time.sleep(_PAUSES.delay(attempt))
         raise AssertionError
 
 

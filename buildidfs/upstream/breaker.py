@@ -6,10 +6,11 @@ Without it each of hundreds of missing files would wait for a hanging server.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Final
+
+from buildidfs.backoff import Attempts, Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,20 +21,17 @@ FAILURES: Final = 3
 """The number of failures in a row after which a server is not asked any more. One is enough if the
 server hangs or refuses us.
 """
-_FIRST_S: Final = 15.0
+_PAUSES: Final = Backoff(15.0, 600.0, jitter=0.2)
 _REFUSED_S: Final = 300.0
-_LONGEST_S: Final = 600.0
 
 
 class Breaker:
     """The state of one server. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
-        self._pause = _FIRST_S
-        self._until = 0.0
+        self._probes = Attempts(_PAUSES, clock)
         self._probing = False
         self.why = ""
         """The last failure as a text, while the server is not asked."""
@@ -46,9 +44,9 @@ class Breaker:
         request is done.
         """
         with self._lock:
-            if not self._until:
+            if not self._probes.failures:
                 return True
-            if self._probing or self._clock() < self._until:
+            if self._probing or not self._probes.is_due:
                 return False
             self._probing = True
             return True
@@ -57,8 +55,7 @@ class Breaker:
         """Record that the server has answered, even if only that a file is absent."""
         with self._lock:
             self._failures = 0
-            self._pause = _FIRST_S
-            self._until = 0.0
+            self._probes.succeeded()
             self._probing = False
             self.why = ""
 
@@ -69,11 +66,8 @@ class Breaker:
             was_probe, self._probing = self._probing, False
             if not (error.hangs or error.lasting or was_probe or self._failures >= FAILURES):
                 return
-            if self._until and not was_probe and self._clock() < self._until:
+            if not was_probe and not self._probes.is_due:
                 return  # of several requests that failed together, the first one counted
             least = _REFUSED_S if error.lasting else 0.0
-            pause = max(self._pause, least, min(error.after, _LONGEST_S))
-            # Clients must not all retry at the same moment.
-            self._until = self._clock() + pause * random.uniform(0.8, 1.2)
-            self._pause = min(2 * self._pause, _LONGEST_S)
+            self._probes.failed(max(least, min(error.after, _PAUSES.most)))
             self.why = str(error)

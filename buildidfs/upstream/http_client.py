@@ -16,7 +16,6 @@ import contextlib
 import email.utils
 import logging
 import os
-import random
 import socket
 import ssl
 import threading
@@ -28,6 +27,7 @@ import httpx2
 import msgspec
 
 from buildidfs import __version__
+from buildidfs.backoff import Backoff
 from buildidfs.linux import file_ops
 from buildidfs.upstream.server import NotThere, Unacceptable, Unavailable
 
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _ATTEMPTS: Final = 3
-_FIRST_DELAY_S: Final = 0.25
-_LONGEST_DELAY_S: Final = 5.0
+_PAUSES: Final = Backoff(0.25, 5.0, jitter=0.5)
 _REDIRECTS: Final = 5
 _PROGRESS_BYTES: Final = 100 << 10
 _PACKED_MORE: Final = 1 << 20
@@ -84,17 +83,15 @@ class HttpClient:
         Temporary failures are tried again. Raises `NotThere`, `Unacceptable`, `Unavailable`, and
         OSError of the file.
         """
-        delay = _FIRST_DELAY_S
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(_ATTEMPTS):
             try:
                 request = _Request(self, url, (*headers,), self._timeout_s)
                 return request.run(fd, most, progress)
             except Unavailable as error:
-                is_hopeless = not error.transient or error.after > _LONGEST_DELAY_S
-                if is_hopeless or attempt == _ATTEMPTS or self._closed:
+                is_hopeless = not error.transient or error.after > _PAUSES.most
+                if is_hopeless or attempt + 1 == _ATTEMPTS or self._closed:
                     raise
-                time.sleep(max(delay * random.uniform(0.5, 1.5), error.after))
-                delay *= 2
+                time.sleep(max(_PAUSES.delay(attempt), error.after))
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
         raise AssertionError("the last attempt returns or raises")

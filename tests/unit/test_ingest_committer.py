@@ -11,14 +11,9 @@ import pytest
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import committer as module
 from buildidfs.ingest.batch import Counters
-from buildidfs.ingest.committer import Trouble, delay
+from buildidfs.ingest.committer import Trouble
 
 FULL = StoreFull("store /s: full")
-
-
-def test_delays_grow_to_ten_seconds() -> None:
-    assert [delay(tries) for tries in range(6)] == [1, 2, 4, 8, 10, 10]
-    assert delay(10**6) == 10
 
 
 def test_it_is_over_when_bytes_and_rows_can_be_written() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from buildidfs.backoff import Backoff
 from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.live.pending_files import PendingFile, PendingFiles
 from buildidfs.errors import StoreError, StoreFull
@@ -557,8 +558,8 @@ def test_silent_filesystem_delays_nobody(directory: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer, "FIRST_DELAY_S", 0.05)
-    monkeypatch.setattr(committer, "LAST_DELAY_S", 0.2)
+    for module in (committer, live):
+        monkeypatch.setattr(module, "ROW_DELAYS", Backoff(0.05, 0.2))
 
 
 @pytest.mark.root

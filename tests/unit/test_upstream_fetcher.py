@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.backoff import Backoff
 from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind, Quality, Standing, Trust
 from buildidfs.upstream import http_client
@@ -66,7 +67,7 @@ def nothing_came(store: Store) -> bool:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again at once."""
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(http_client, "_PAUSES", Backoff(0.001, 5))
 
 
 # --- what comes ----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.backoff import Backoff
 from buildidfs.errors import BuildIdFsError
 from buildidfs.names import printable
 from buildidfs.shares import HOST, FairQueue, FairTable
@@ -46,7 +47,7 @@ _MOST_FILES: Final = 4  # of a process, which may run one program after another
 _MOST_BYTES_OF_A_SHARE: Final = 64 << 20
 _MOST_BYTES: Final = 256 << 20
 _END_S: Final = 5.0
-_PAUSE_S: Final = 0.1
+_PAUSES: Final = Backoff(0.1, EACH_S)
 
 _log = logging.getLogger(__name__)
 
@@ -134,18 +135,18 @@ class JitFollower:
     def _run(self) -> None:
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        pause = _PAUSE_S
+        failures = 0
         while not self._ending.is_set():
             try:
                 self._turn()
-                pause = _PAUSE_S
+                failures = 0
             except Exception:
                 # The top of this thread: an error with one process must not end the work for the
                 # others.
                 _log.exception("names of generated code could not be kept")
                 # A lasting error must not use a CPU and fill the log.
-                self._ending.wait(pause)
-                pause = min(2 * pause, EACH_S)
+                self._ending.wait(_PAUSES.delay(failures))
+                failures += 1
         for followed in self._followed.values():
             self._end(followed)
         self._epoll.close()

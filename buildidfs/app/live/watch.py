@@ -37,6 +37,7 @@ from buildidfs.app.live.state import (
     added,
     as_facts,
 )
+from buildidfs.backoff import Attempts, Backoff
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.pending_files import PendingFiles
@@ -92,7 +93,7 @@ END_S: Final = 14.0
 """Seconds after which a watch that was asked to end drops the files that are not committed."""
 _NAMING_S: Final = 1.0
 _MOST_FLOODING: Final = 256
-_FIRST_SEARCH_S: Final = 2.0
+_SEARCHES: Final = Backoff(2.0, 60.0)
 
 _SCANNED: Final = Share("processes that a scan has found")
 
@@ -264,7 +265,7 @@ class Watch(Listener):
         self._degraded: tuple[str, ...] = ()
         self._counts = self._earlier = Counts()
         self._silent = Silent((), 0)
-        self._search_at, self._search_pause = -math.inf, _FIRST_SEARCH_S
+        self._searches = Attempts(_SEARCHES)
         self._losses = Losses()
         self._sources = Sources()
         self._unreadable: deque[Unreadable] = deque(maxlen=MOST_UNREADABLE)
@@ -459,13 +460,9 @@ class Watch(Listener):
         """Scan all processes, less and less often, while some do not answer, because the others
         of their owners may not answer either.
         """
-        now = time.monotonic()
-        if not self._silent.count and not len(self._gate.silent):
-            if now > self._search_at + _LAST_PAUSE_S:
-                self._search_pause = _FIRST_SEARCH_S
-        elif now >= self._search_at:
-            self._search_at = now + self._search_pause
-            self._search_pause = min(2 * self._search_pause, _LAST_PAUSE_S)
+        is_silent = self._silent.count or len(self._gate.silent)
+        if is_silent and self._searches.is_due:
+            self._searches.failed()
             self._scans.everything("processes do not answer")
 
     def _flooded(self, message: Flooded) -> None:
