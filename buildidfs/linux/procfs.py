@@ -5,6 +5,10 @@ The kernel may reuse a pid at any moment, but a descriptor of the directory stay
 All functions take the descriptor that `open_pid` returns: once the process is gone, they fail with
 ENOENT or ESRCH, and never show a later process with the same pid. EACCES is usual for processes of
 other users, and even root may get it. Source: proc(5).
+
+The first thread of a process may end before the others. Its directory then has no maps, map_files,
+exe, root, namespaces and open files any more, but those of the other threads do. `open_pid` returns
+the directory of such a thread, so all readers of a process go through it.
 """
 
 from __future__ import annotations
@@ -33,9 +37,58 @@ def pids() -> list[int]:
 def open_pid(pid: int) -> int:
     """Pin the process: return a descriptor of its directory in /proc, for the functions below.
 
-    Raises OSError; FileNotFoundError if there is no such process.
+    If the first thread has ended, the directory is that of the oldest thread that lives. Waits for
+    no process. Raises OSError; FileNotFoundError if there is no such process.
     """
-    return os.open(b"/proc/%d" % pid, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _open_task(pid)
+    if _is_empty(fd):
+        with contextlib.suppress(OSError):
+            for thread in _threads(fd):
+                if thread != pid and (other := _open_thread(thread, pid)) >= 0:
+                    os.close(fd)
+                    return other
+    return fd
+
+
+def _open_task(number: int) -> int:
+    # The directories of threads are not listed in /proc, but have map_files, which those in
+    # /proc/PID/task lack.
+    return os.open(b"/proc/%d" % number, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _is_empty(pid_fd: int) -> bool:
+    """Return True for a thread without memory: one that has ended, or one of the kernel."""
+    try:
+        exe(pid_fd)
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ESRCH)
+    return False
+
+
+def _threads(pid_fd: int) -> list[int]:
+    """Return the threads of a process, the oldest first; some may have ended. Raises OSError."""
+    fd = os.open(b"task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
+    try:
+        return [int(name) for name in os.listdir(fd)]
+    finally:
+        os.close(fd)
+
+
+def _open_thread(thread: int, pid: int) -> int:
+    """Return the directory of a living thread of process ``pid``, or -1."""
+    try:
+        fd = _open_task(thread)
+    except OSError:
+        return -1
+    with contextlib.suppress(OSError):
+        if not _is_empty(fd) and _process_of(fd) == pid:
+            return fd
+    os.close(fd)
+    return -1
+
+
+def _process_of(pid_fd: int) -> int:
+    return _status_numbers(pid_fd, b"Tgid:")[0]
 
 
 def read_text(pid_fd: int, name: bytes) -> bytes:
@@ -99,8 +152,20 @@ def cgroup(pid_fd: int) -> bytes:
 
 
 def comm(pid_fd: int) -> bytes:
-    """Return the name of the process: at most 15 bytes, any bytes. Raises OSError."""
-    return read_text(pid_fd, b"comm").removesuffix(b"\n")
+    """Return the name of the process, which is that of its first thread even if this has ended: at
+    most 15 bytes, any bytes. Raises OSError.
+    """
+    return _of_first_thread(pid_fd, b"comm").removesuffix(b"\n")
+
+
+def thread_name(thread: int) -> bytes:
+    """Return the name of a thread as `comm` does. Raises OSError."""
+    with open(b"/proc/%d/comm" % thread, "rb") as file:
+        return file.read().removesuffix(b"\n")
+
+
+def _of_first_thread(pid_fd: int, name: bytes) -> bytes:
+    return read_text(pid_fd, b"task/%d/%b" % (_process_of(pid_fd), name))
 
 
 def exe(pid_fd: int) -> bytes:
@@ -119,7 +184,7 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     try:
-        return _stat_fields(pid_fd)[0] in (b"T", b"t")
+        return _stat_fields(read_text(pid_fd, b"stat"))[0] in (b"T", b"t")
     except OSError:
         return False
     finally:
@@ -128,14 +193,14 @@ def is_stopped(pid: int) -> bool:
 
 def is_kernel_thread(pid_fd: int) -> bool:
     """Return True for a kernel thread, which maps no files. Raises OSError."""
-    return bool(int(_stat_fields(pid_fd)[6]) & _PF_KTHREAD)
+    return bool(int(_stat_fields(read_text(pid_fd, b"stat"))[6]) & _PF_KTHREAD)
 
 
-def _stat_fields(pid_fd: int) -> list[bytes]:
+def _stat_fields(text: bytes) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third on; the second, comm, may contain any
-    bytes.
+    bytes. Raises OSError if the text is empty, because the process is gone.
     """
-    fields = read_text(pid_fd, b"stat").rpartition(b")")[2].split()
+    fields = text.rpartition(b")")[2].split()
     if len(fields) < 20:
         raise _gone()
     return fields
@@ -160,12 +225,12 @@ def groups(pid_fd: int) -> list[int]:
 
 def innermost_pid(pid_fd: int) -> int:
     """Return the process ID in the process's own PID namespace. Raises OSError."""
-    return _status_numbers(pid_fd, b"NSpid:")[-1]
+    return _status_numbers(pid_fd, b"NStgid:")[-1]
 
 
 def start_ticks(pid_fd: int) -> int:
     """Return the start time of the process in clock ticks since boot. Raises OSError."""
-    return int(_stat_fields(pid_fd)[19])
+    return int(_stat_fields(_of_first_thread(pid_fd, b"stat"))[19])
 
 
 def root_user(pid_fd: int) -> int:

@@ -541,11 +541,7 @@ class Callers:
 
 def _name(pid: int) -> bytes:
     try:
-        pid_fd = procfs.open_pid(pid)
-        try:
-            return procfs.comm(pid_fd) or UNKNOWN
-        finally:
-            os.close(pid_fd)
+        return procfs.thread_name(pid) or UNKNOWN
     except OSError:
         return UNKNOWN
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from buildidfs.capture.live.client import Watcher
@@ -51,6 +51,8 @@ static int step(const char *word)
         return unshare(CLONE_NEWNS) != 0;
     if (strncmp(word, "map=", 4) == 0)
         return mmap(0, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, atoi(word + 4), 0) == MAP_FAILED;
+    if (strncmp(word, "name=", 5) == 0)
+        return pthread_setname_np(pthread_self(), word + 5);
     if (strcmp(word, "here") == 0)
         here();
     else if (dlopen(word, RTLD_NOW) == NULL)
@@ -89,8 +91,8 @@ class Program:
 
     ``probe`` takes words: ``here`` prints "ID INODE" of its mount namespace (so does no word at
     all), ``wait`` waits for a byte, ``unshare`` makes a mount namespace, ``map=N`` maps what is
-    open as N, ``leaderless`` in front has a thread do the rest after the first one is gone, and
-    anything else is a library to load.
+    open as N, ``name=N`` names the thread, ``leaderless`` in front has a thread do the rest after
+    the first one is gone, and anything else is a library to load.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -109,6 +111,18 @@ class Program:
         path.write_bytes(self.exe.read_bytes())
         path.chmod(0o755)
         return path
+
+
+@contextlib.contextmanager
+def started(argv: Sequence[Argument]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``probe`` until the block ends, which begins when it has printed a line."""
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            lines(child.stdout, lambda got: len(got) == 1)
+            yield child
+        finally:
+            child.kill()
 
 
 class Held:

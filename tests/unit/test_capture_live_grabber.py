@@ -23,8 +23,9 @@ from buildidfs.model import NamespaceSet
 from buildidfs.shares import Share
 from tests.support.scans import open_descriptors
 
-GONE = 4194303
 CODE = mmap.PROT_READ | mmap.PROT_EXEC
+
+GONE = 4194303
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +49,15 @@ def test_where_a_mapping_ends_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyP
         start, end = (int(part, 16) for part in mapping)
         cut = Mapped(1, os.getpid(), start, end + 0x5000, 0, b"/x", inode=1)
         inside = Mapped(1, os.getpid(), start + mmap.PAGESIZE, end, 0, b"/x", inode=1)
-        assert (end_now(cut), end_now(inside)) == (end, 0)
+        assert (end_now(pid_fd, cut), end_now(pid_fd, inside)) == (end, 0)
 
         def refused(*_: object) -> None:
             raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
 
         monkeypatch.setattr(procfs, "executable_at", refused)
-        assert (end_now(cut), end_now(inside)) == (end, 0)
+        assert (end_now(pid_fd, cut), end_now(pid_fd, inside)) == (end, 0)
+    assert end_now(pid_fd, cut) == 0
     os.close(pid_fd)
-    assert end_now(cut) == 0
-    assert end_now(Mapped(1, GONE, start, end, 0, b"/x", inode=1)) == 0
 
 
 # --- generated code ------------------------------------------------------------------------------

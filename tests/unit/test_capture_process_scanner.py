@@ -16,6 +16,7 @@ import pytest
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container
+from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
@@ -24,6 +25,7 @@ from buildidfs.formats.elf import identify
 from buildidfs.linux import mounts, procfs
 from buildidfs.model import EVERYBODY, OWNER, BuildId, Kind, NamespaceSet, Trust
 from tests.support import silentfs
+from tests.support.catches import Program, started
 from tests.support.children import cat_program, copied_cat, needs_root, running
 from tests.support.elfwriter import TEXT, TEXT_SPLIT, Section, debuglink, elf_file
 from tests.support.filereader import FileReader
@@ -78,6 +80,22 @@ def test_everything_that_is_mapped(tmp_path: Path, query: bool, map_files: bool)
     assert (origin.host, origin.scanner, origin.container) == ("here", "proc", "")
     assert origin.namespaces.mnt == os.stat("/proc/self/ns/mnt").st_ino
     assert origin.identity.size == cat_program().stat().st_size
+
+
+@pytest.mark.root
+def test_a_process_without_its_first_thread_is_scanned(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    with started([program.exe, "leaderless", program.lib, "here", "wait"]) as child:
+        result = scanned(child.pid)
+        (found,) = [
+            each
+            for each in Mappers(lambda _, mapping: mapping.path == os.fsencode(program.lib))
+            if isinstance(each, Mapper)
+        ]
+    assert not result.unreadable
+    assert result.data(program.exe) == program.exe.read_bytes()
+    assert result.data(program.lib) == program.lib.read_bytes()
+    assert (found.pid, found.comm) == (child.pid, b"probe")
 
 
 def test_met_in_two_processes_pinned_once(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ def test_no_import_cycles() -> None:
 
 
 READERS_OF_PROC = {
-    "live/grabber.py": "/proc/PID/maps",
     "scan/kernel.py": "/proc/kallsyms, /proc/modules, notes below /sys",
     "unresponsive/helper_process.py": "a copy of its own",
 }

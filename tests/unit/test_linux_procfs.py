@@ -14,6 +14,7 @@ import pytest
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import openat2, procfs
+from tests.support.catches import Program, started
 from tests.support.children import cat_program, copied_cat, needs_root, private_cat, running
 from tests.support.clients import run, tool
 
@@ -130,6 +131,32 @@ def test_a_zombie_has_no_memory_map() -> None:
             assert procfs.comm(fd) == os.fsencode(cat_program().name)
             with contextlib.suppress(ProcessLookupError):
                 assert procfs.maps(fd) == b""
+        finally:
+            os.close(fd)
+
+
+def test_a_process_is_read_through_a_living_thread_after_its_first_one_ended(
+    tmp_path: Path,
+) -> None:
+    program = Program(tmp_path)
+    with started([program.exe, "leaderless", "name=worker", "here", "wait"]) as child:
+        assert Path(f"/proc/{child.pid}/maps").read_bytes() == b""
+        (thread,) = set(os.listdir(f"/proc/{child.pid}/task")) - {str(child.pid)}
+        fd = procfs.open_pid(child.pid)
+        try:
+            assert procfs.maps(fd) == Path(f"/proc/{thread}/maps").read_bytes()
+            assert procfs.exe(fd) == os.fsencode(program.exe)
+            assert os.readlink("ns/mnt", dir_fd=fd) == os.readlink("/proc/self/ns/mnt")
+            assert os.readlink("root", dir_fd=fd) == "/"
+            start, end = _mapping_of(fd, program.exe)
+            if os.geteuid() == 0:
+                file = procfs.open_map_file(fd, start, end)
+                assert _read_and_close(file) == program.exe.read_bytes()
+            # These are properties of the process, not of the thread.
+            assert (procfs.comm(fd), procfs.innermost_pid(fd)) == (b"probe", child.pid)
+            fields = Path(f"/proc/{child.pid}/stat").read_bytes().rpartition(b")")[2].split()
+            assert procfs.start_ticks(fd) == int(fields[19])
+            assert procfs.thread_name(int(thread)) == b"worker"
         finally:
             os.close(fd)
 

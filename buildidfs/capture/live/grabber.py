@@ -52,33 +52,32 @@ if TYPE_CHECKING:
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
 
 
-def end_now(record: Mapped) -> int:
+def end_now(pid_fd: int, record: Mapped) -> int:
     """Return the present end of the mapping that begins at ``record.start``; 0 if it is gone.
 
     In files without separate pages for code and data (all that were linked before 2018), the first
     mapping spans the whole file, and the data is mapped over its end at once.
     """
     try:
-        maps_fd = os.open(b"/proc/%d/maps" % record.pid, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        found = procfs.executable_at(maps_fd, record.start)
+        with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
+            found = procfs.executable_at(maps_fd, record.start)
         return found[1] if found is not None and found[0] == record.start else 0
     except OSError as error:
-        return _end_in_listing(record) if error.errno in _NO_QUERY else 0
-    finally:
-        os.close(maps_fd)
+        return _end_in_listing(pid_fd, record) if error.errno in _NO_QUERY else 0
 
 
-def _end_in_listing(record: Mapped) -> int:
+def _end_in_listing(pid_fd: int, record: Mapped) -> int:
     """Do as `end_now`, on kernels before Linux 6.11."""
     begin = b"%x-" % record.start
     try:
-        names = os.listdir(b"/proc/%d/map_files" % record.pid)
+        names = os.listdir(_directory(pid_fd) + b"/map_files")
     except OSError:
         return 0
     return next((int(name[len(begin) :], 16) for name in names if name.startswith(begin)), 0)
+
+
+def _directory(pid_fd: int) -> bytes:
+    return b"/proc/self/fd/%d" % pid_fd
 
 
 # A mapping, the home of its process, and an O_PATH descriptor of the file. Instead of the
@@ -352,14 +351,16 @@ class Lookout:
             # First by the thread, because the first thread of its process may be gone; then by the
             # process, because the thread may be gone.
             try:
-                fd = self._open(record, home, record.tid or record.pid, record.end)
+                task = b"/proc/%d" % (record.tid or record.pid)
+                fd = self._open(record, home, task, record.end)
             except FileNotFoundError:
                 if not self._admits(record, home, 0):  # the lookups in other places take longest
                     return
-                end = end_now(record)
-                if not end:
-                    raise
-                fd = self._open(record, home, record.pid, end)
+                with closing_fd(procfs.open_pid(record.pid)) as pid_fd:
+                    end = end_now(pid_fd, record)
+                    if not end:
+                        raise
+                    fd = self._open(record, home, _directory(pid_fd), end)
         except OSError as error:
             state.grips.put((record, home, state.held.borrow(home), error))
         else:
@@ -382,14 +383,14 @@ class Lookout:
         except OSError:
             return False  # it is gone
 
-    def _open(self, record: Mapped, home: Home, pid: int, end: int) -> int:
-        """Return an O_PATH descriptor of the file that ``pid`` maps from ``record.start`` to
-        ``end``.
+    def _open(self, record: Mapped, home: Home, task: bytes, end: int) -> int:
+        """Return an O_PATH descriptor of the file that a task maps from ``record.start`` to
+        ``end``; ``task`` is the path of its directory in /proc.
 
         Returns -1 if the file is known, is another than the record names, or exceeds its share.
         Raises OSError.
         """
-        link = b"/proc/%d/map_files/%x-%x" % (pid, record.start, end)
+        link = task + b"/" + procfs.map_file_name(record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
             return -1
