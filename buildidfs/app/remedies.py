@@ -24,6 +24,9 @@ ANONYMOUS: Final = "memory without a file: generated code (JIT)"
 MEMFD: Final = "a memfd that was never captured: a program run from memory, or generated code (JIT)"
 NO_KERNEL: Final = "the profile names no build ID of its kernel"
 GUEST: Final = "a virtual machine, into which a profile of the host does not see"
+OTHER_CONTEXT: Final = (
+    "neither a process, the kernel nor a guest: a hypervisor, or a context unknown to this version"
+)
 
 SHARED: Final = "unrelated programs have this build ID, and nothing tells which one it was"
 NOT_CAPTURED: Final = "never captured"
@@ -122,6 +125,11 @@ _OF_REASON: Final = {
         " kernel",
     ),
     GUEST: Remedy("guest", "record inside the guest, or with perf kvm --guest on the host"),
+    OTHER_CONTEXT: Remedy(
+        "other-context",
+        "record with a perf that marks call chains as this version reads them; code of a hypervisor"
+        " is in no file of this machine",
+    ),
     NOT_CAPTURED: Remedy(
         "not-captured",
         "capture it where it still is, on this host or in an image, or fetch it from a debuginfod"

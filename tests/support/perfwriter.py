@@ -152,6 +152,12 @@ class PerfWriter:
             fields += self.pack(f"{1 + len(addresses)}Q", len(addresses), *addresses)
         return self.record(9, fields, misc)
 
+    def deferred(self, pid: int, number: int, chain: Iterable[int], time: int) -> bytes:
+        """PERF_RECORD_CALLCHAIN_DEFERRED."""
+        addresses = list(chain)
+        body = self.pack(f"{2 + len(addresses)}Q", number, len(addresses), *addresses)
+        return self.record(22, body + self.trailer(pid, time))
+
     def build_id(
         self, name: bytes, build_id: bytes, misc: int = USER, *, sized: bool = True
     ) -> bytes:

@@ -394,6 +394,43 @@ def test_far_away_from_when_the_file_was_written() -> None:
     assert aligned(BY_FILE_TIME, far) is None
 
 
+# --- mappings without an inode -------------------------------------------------------------------
+
+
+def _pathless(path: bytes = PATH) -> File:
+    return file(path, dev=(0, 0), inode=0)
+
+
+def test_path_and_time_suffice_if_one_file_fits(store: Store) -> None:
+    seen(store, RED, -300)
+    assert matcher(store).answer(_pathless(), AT).build_id == RED
+    seen(store, BLUE, 300, ino=3, mnt_ns_id=200)
+    assert matcher(store).answer(_pathless(), AT).build_id == RED
+    seen(store, GREEN, -200, ino=4, mnt_ns_id=300)
+    assert matcher(store).answer(_pathless(), AT).why == AMBIGUOUS
+
+
+def test_file_that_was_replaced_before_the_mapping_does_not_fit(store: Store) -> None:
+    seen(store, RED, -300)
+    seen(store, BLUE, -200, ino=3)
+    assert matcher(store).answer(_pathless(), AT).build_id == BLUE
+    assert matcher(store).answer(_pathless(), AT - 250 * SECOND).build_id == RED
+
+
+def test_path_alone_does_not_identify_a_file_of_another_day(store: Store) -> None:
+    seen(store, RED, -3 * 86400)
+    answer = matcher(store).answer(_pathless(), AT)
+    assert (answer.build_id, answer.why, answer.is_other) == (None, OTHER_FILE, False)
+
+
+def test_file_seen_later_fits_if_it_has_not_changed_since(store: Store) -> None:
+    for build_id, path, ctime in ((RED, b"/old", 1), (BLUE, b"/new", NOW + 30 * SECOND)):
+        at = sighting(path, seen_ns=NOW + 60 * SECOND, ctime_ns=ctime)
+        store.commit([capture(store, path, build_id, at=at)])
+    assert matcher(store).answer(_pathless(b"/old"), AT).build_id == RED
+    assert matcher(store).answer(_pathless(b"/new"), AT).build_id is None
+
+
 # --- build IDs that are not to be believed -------------------------------------------------------
 
 _KERNEL_MODE = 1

@@ -16,6 +16,7 @@ from buildidfs.app.profile import reading as profile_reading
 from buildidfs.app.profile import scan as profile_scan
 from buildidfs.app.profile.repair import Repaired, repair
 from buildidfs.app.remedies import (
+    GUEST,
     MAY_BE_HERE,
     NO_BUILD_ID,
     NO_EXECUTABLE,
@@ -23,6 +24,7 @@ from buildidfs.app.remedies import (
     NO_SYMBOLS,
     NOT_CAPTURED,
     NOTHING_RECORDED,
+    OTHER_CONTEXT,
     OTHER_HOST,
     STRIPPED,
 )
@@ -31,7 +33,7 @@ from buildidfs.config import Settings
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.records import KERNEL_PID, Events, Mapped
-from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.model import BuildId, Kind, Quality, Trust
 from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, sighting
 from tests.support.perfwriter import CALLCHAIN, KERNEL, USUAL, PerfWriter
@@ -236,6 +238,67 @@ def test_call_chains(tmp_path: Path, store: Store) -> None:
         leaves = {reading.describe(hit)[0]: n for hit, n in reading.hits().items()}
     assert whole == {b"[kernel.kallsyms]": 1, b"/app": 1, b"/lib": 1}
     assert leaves == {b"[kernel.kallsyms]": 1}
+
+
+def test_deferred_chains_count_where_usual_ones_do(
+    tmp_path: Path, store: Store, write: PerfWriter
+) -> None:
+    """The user part comes behind the samples or before them; one of the parts was lost."""
+    write = PerfWriter(write.order, USUAL | CALLCHAIN)
+    mapped = write.mmap2(1, 0x10000, 0x1000, b"/app", time=START)
+    mapped += write.mmap2(1, 0x20000, 0x1000, b"/lib", time=START, inode=6)
+    user, kernel, deferred = (1 << 64) - 512, (1 << 64) - 128, (1 << 64) - 640
+    own, whole = [kernel, KERNEL_TEXT], [user, 0x10008, 0x10010, 0x20008]
+
+    def sample(chain: list[int]) -> bytes:
+        return write.sample(1, KERNEL_TEXT, START + 5, misc=KERNEL, chain=chain)
+
+    usual = mapped + sample(own + whole) * 3 + sample(own)
+    parts = mapped + sample([*own, deferred, 7]) * 2 + write.deferred(1, 7, whole, START + 6)
+    parts += sample([*own, deferred, 7]) + sample([*own, deferred, 8])
+    for number, records in enumerate((usual, parts)):
+        path = profile_of(tmp_path / f"{number}", write, records)
+        with Profile(path) as profile:
+            reading = profile_reading.Reading(profile, store)
+            chains = {reading.describe(hit)[0]: n for hit, n in reading.hits(chains=True).items()}
+            called = {reading.describe(hit)[0]: n for hit, n in reading.hits_at(0x20008).items()}
+        assert chains == {b"[kernel.kallsyms]": 4, b"/app": 3, b"/lib": 3}, number
+        assert called == {b"/lib": 3}, number
+
+
+def test_unknown_context_is_no_guest(tmp_path: Path, store: Store, write: PerfWriter) -> None:
+    write = PerfWriter(write.order, USUAL | CALLCHAIN)
+    unknown, guest = (1 << 64) - 700, (1 << 64) - 2048
+    records = write.sample(1, KERNEL_TEXT, START, misc=KERNEL, chain=[unknown, 0x30008])
+    records += write.sample(1, KERNEL_TEXT, START, misc=KERNEL, chain=[guest, 0x30008]) * 2
+    records += write.sample(1, 0x30008, START, misc=3) * 4
+    with Profile(profile_of(tmp_path / "p", write, records)) as profile:
+        reading = profile_reading.Reading(profile, store)
+        found = {reading.describe(hit)[1].why: n for hit, n in reading.hits(chains=True).items()}
+    assert (found[OTHER_CONTEXT], found[GUEST]) == (5, 2)
+
+
+def test_repair_names_modules_of_the_kernel(
+    tmp_path: Path, store: Store, write: PerfWriter
+) -> None:
+    """perf finds their build IDs in the table of the profile, by path."""
+    module = b"/lib/modules/6.1.0-9/kernel/fs/ext4.ko.xz"
+    for build_id, path, content in (
+        (RED, b"/usr" + module, b"own"),
+        (BLUE, module.replace(b"-9", b"-8"), b"other"),
+    ):
+        at = sighting(path, seen_ns=NOW - 90 * 86400 * SECOND, ino=9)
+        store.commit([capture(store, content, build_id, at=at, trust=Trust.HOST)])
+    records = b"".join(
+        write.mmap(KERNEL_PID, start, 0x1000, name, misc=KERNEL)
+        for start, name in ((0xFFFFFFFFA0000000, module), (0xFFFFFFFFA0002000, b"[ext4]"))
+    )
+    records += write.sample(1, 0xFFFFFFFFA0000010, START + 5, misc=KERNEL)
+    records += write.sample(1, 0xFFFFFFFFA0002010, START + 5, misc=KERNEL)
+    path = profile_of(tmp_path / "p", write, records, OSRELEASE=write.text(b"6.1.0-9"))
+    result, out = repaired(store, path)
+    assert result.unresolved == []
+    assert table_of(out) == {module: bytes(RED), b"[ext4]": bytes(RED)}
 
 
 def test_profile_without_times(tmp_path: Path, store: Store) -> None:

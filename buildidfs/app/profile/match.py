@@ -11,6 +11,7 @@ mapped, so the same difference between the two clocks occurs again and again.
 from __future__ import annotations
 
 import os
+import re
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ from buildidfs.model import BuildId, FileIdentity, Trust, is_shared
 from buildidfs.store.index.locations import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from buildidfs.capture.scan.perf_data import Profile
     from buildidfs.formats.perf.address_spaces import File
@@ -42,6 +43,7 @@ KALLSYMS: Final = b"[kernel.kallsyms]"
 _MOST_NAMESAKES: Final = 3
 _MOST_MODULES: Final = 64
 _MOST_LOOKED_AT: Final = 1 << 16
+_RELEASE_OF: Final = re.compile(rb"(?:/usr)?/lib/modules/([^/]+)/.*\.ko(?:\.xz|\.zst|\.gz)?\Z")
 _MODULE_SUFFIXES: Final = (b".ko", b".ko.xz", b".ko.zst", b".ko.gz")
 _DELETED: Final = b" (deleted)"
 SHARP_NS: Final = 2 * _SECOND
@@ -101,7 +103,8 @@ class Matcher:
     ``files`` are its files, each with the time it was first mapped (0: before the recording, or
     unknown). ``clock`` is None if times of the profile cannot be converted. ``host`` is the name of
     the machine that recorded it, empty if unknown. ``start`` is the time (of the profile) at which
-    the recording began; earlier events have a time of 0. ``assigned`` are build IDs that a user
+    the recording began; earlier events have a time of 0. ``release`` is the release of its kernel,
+    empty if unknown. ``assigned`` are build IDs that a user
     gives to paths; they override the store.
     """
 
@@ -113,9 +116,11 @@ class Matcher:
         clock: Clock | None = None,
         host: str = "",
         start: int = 0,
+        release: bytes = b"",
         assigned: Mapping[bytes, BuildId] | None = None,
     ) -> None:
         self._store = store
+        self._release = release
         self._assigned = assigned or {}
         self._host = host
         self._start = start
@@ -194,15 +199,16 @@ class Matcher:
             left = self._at(equal or same, time, one_at_a_time=bool(equal))
         elif file.path.startswith(b"["):
             left = list(pool)
-        elif file.build_id and not file.inode:
-            # A record with a build ID has no device and inode.
-            left = self._at(pool, time, one_at_a_time=False)
+        elif not file.inode:
+            # A record with a build ID has no device and inode, nor has one of an old kernel.
+            there = pool if file.build_id or _is_module(file) else self._there(pool, time)
+            left = self._at(there, time, one_at_a_time=not file.build_id and _is_one_place(there))
         else:
             left = [each for each in pool if each.identity is None and self._is_near(each, time)]
         if mounts and any(each.mnt_ns_id in mounts for each in left):
             left = [each for each in left if each.mnt_ns_id in mounts]
         if not left:
-            is_other = any(each.identity for each in pool)
+            is_other = bool(file.inode) and any(each.identity for each in pool)
             return Answer(None, why=OTHER_FILE if pool else NO_BUILD_ID, is_other=is_other)
         ids = {each.build_id for each in left}
         if len(ids) > 1:
@@ -286,6 +292,22 @@ class Matcher:
         error, offset = self.clock.error_ns, self.clock.offset_ns
         return not self._start + offset + error < each.first_ns < first + offset - error
 
+    def _there(self, pool: Sequence[Candidate], time: int) -> list[Candidate]:
+        """Return the candidates that may have been at the path at that time, by path and time only.
+
+        They were seen by then or had not changed since, and were seen not long before.
+        """
+        moment = self.unix_time(time)
+        if moment is None or self.clock is None:
+            return list(pool)
+        by = moment + self.clock.error_ns + _LATE_NS
+        return [
+            each
+            for each in pool
+            if each.last_ns >= moment - _STALE_NS
+            and (each.first_ns <= by or (each.identity and each.identity.ctime_ns <= moment))
+        ]
+
     def _is_near(self, each: Candidate, time: int) -> bool:
         moment = self.unix_time(time)
         if moment is None or self.clock is None:
@@ -296,7 +318,10 @@ class Matcher:
     def _look_up(self, path: bytes) -> Iterable[Candidate]:
         seen = set()
         if path.startswith(b"[") and path != KALLSYMS:
-            yield from _modules(self._store, path)
+            yield from _modules(self._store, path, self._release)
+        elif _RELEASE_OF.match(path):
+            yield from _modules(self._store, path, self._release)
+            return
         for each in _origins(self._store, path):
             seen.add((each.build_id, each.mnt_ns_id, each.container))
             yield each
@@ -380,24 +405,57 @@ def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Can
     )
 
 
-def _modules(store: Store, name: bytes) -> Iterable[Candidate]:
-    """Return the captures of a kernel module that a profile names in brackets.
+def _modules(store: Store, name: bytes, release: bytes) -> list[Candidate]:
+    """Return the captures of a kernel module that a profile names: in brackets, or by its path.
 
-    Files of containers and users do not count: anybody can call a file as a module of the kernel.
+    A path contains the release of the kernel; ``release`` is that of the profile, if known. Files
+    of containers and users do not count: anybody can call a file as a module of the kernel.
     """
-    stem = name.strip(b"[]")
-    for spelled in {stem, stem.replace(b"_", b"-")}:
-        for suffix in _MODULE_SUFFIXES:
-            number = store.paths.child(NAMES, spelled + suffix)
-            if number is None:
-                continue
-            ordinals = islice(store.file_names.ids(number), _MOST_LOOKED_AT)
-            for worth, ordinal in store.index.most_believed(ordinals, _MOST_MODULES):
-                if worth < Trust.PACKAGE:
-                    break
-                for record in store.index.origins(ordinal):
-                    if os.path.basename(record.origin.path) == spelled + suffix:
-                        yield from _candidate(store, ordinal, record)
+    by_path = _RELEASE_OF.match(name)
+    if by_path is not None:
+        release = by_path[1]
+        spelled = {os.path.basename(name)}
+    else:
+        stem = name.strip(b"[]")
+        stems = {stem, stem.replace(b"_", b"-")}
+        spelled = {each + suffix for each in stems for suffix in _MODULE_SUFFIXES}
+    found = [
+        (record.origin.path, candidate)
+        for each in spelled
+        for ordinal, record in _modules_called(store, each)
+        for candidate in _candidate(store, ordinal, record)
+    ]
+    if by_path is not None:
+        return [each for path, each in found if _under_lib(path) == _under_lib(name)]
+    parts = ((_RELEASE_OF.match(path), each) for path, each in found)
+    own = [each for part, each in parts if part is not None and part[1] == release]
+    return own or [each for _, each in found]
+
+
+def _modules_called(store: Store, file_name: bytes) -> Iterator[tuple[int, OriginRecord]]:
+    """Yield the believed files of a name: the ordinal and place of each."""
+    number = store.paths.child(NAMES, file_name)
+    if number is None:
+        return
+    ordinals = islice(store.file_names.ids(number), _MOST_LOOKED_AT)
+    for worth, ordinal in store.index.most_believed(ordinals, _MOST_MODULES):
+        if worth < Trust.PACKAGE:
+            break
+        for record in store.index.origins(ordinal):
+            if os.path.basename(record.origin.path) == file_name:
+                yield ordinal, record
+
+
+def _under_lib(path: bytes) -> bytes:
+    """Return the path of a module without the directory that is a link on some distributions."""
+    return path.removeprefix(b"/usr")
+
+
+def _is_one_place(pool: Sequence[Candidate]) -> bool:
+    """Return True if all candidates were in one mount namespace, where a path has one file at a
+    time.
+    """
+    return len({(each.host, each.mnt_ns_id) for each in pool}) == 1
 
 
 def _is_module(file: File) -> bool:

@@ -24,14 +24,21 @@ from buildidfs.app.remedies import (
     NO_MAPPING,
     NOT_CAPTURED,
     NOTHING_RECORDED,
+    OTHER_CONTEXT,
     OTHER_HOST,
     OTHER_MACHINE,
 )
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.address_spaces import File, Spaces
-from buildidfs.formats.perf.attributes import CONTEXT_KERNEL, CONTEXT_USER, MAX_CONTEXT
-from buildidfs.formats.perf.headers import CPUMODE, KERNEL, USER
+from buildidfs.formats.perf.attributes import (
+    CONTEXT_GUESTS,
+    CONTEXT_KERNEL,
+    CONTEXT_USER,
+    CONTEXT_USER_DEFERRED,
+    MAX_CONTEXT,
+)
+from buildidfs.formats.perf.headers import CPUMODE, GUEST_KERNEL, GUEST_USER, KERNEL, USER
 from buildidfs.formats.perf.records import KERNEL_PID, Events, Executed, Forked, Lost, Mapped
 from buildidfs.model import BuildId
 from buildidfs.names import printable
@@ -51,6 +58,7 @@ _ANONYMOUS_NAMES: Final = (
 )  # fmt: skip
 _MEMFD_NAME: Final = b"/memfd:"
 _SAMPLES: Final = frozenset((records.SAMPLE,))
+_CHAINS: Final = frozenset((records.SAMPLE, records.CALLCHAIN_DEFERRED))
 _TELLING: Final = records.TELLING | {records.HEADER_BUILD_ID}
 _NAMING: Final = frozenset((records.MMAP2, records.HEADER_BUILD_ID))
 _EACH: Final = 16  # samples are so close that some of them show the time span
@@ -58,9 +66,17 @@ _EVERY: Final = 1 << 16  # records between two reports of progress
 UNMAPPED: Final = -1
 IN_KERNEL: Final = -2
 IN_GUEST: Final = -3
+IN_OTHER: Final = -4
 _PAGE_BITS: Final = 12
 _MOST_PAGES: Final = 1 << 18
-_MODES: Final = {CONTEXT_KERNEL: KERNEL, CONTEXT_USER: USER}
+_MOST_DEFERRED: Final = 1 << 15  # call chains, and samples, that wait for the other part
+_OTHER_MODE: Final = 0
+_GUEST_MODES: Final = frozenset((GUEST_KERNEL, GUEST_USER))
+_MODES: Final = {
+    CONTEXT_KERNEL: KERNEL,
+    CONTEXT_USER: USER,
+    **dict.fromkeys(CONTEXT_GUESTS, GUEST_USER),
+}
 
 
 class Reading:
@@ -164,7 +180,14 @@ class Reading:
     def _matcher(self, store: Store) -> Matcher:
         profile, files = self.profile, self.spaces.files
         firsts = dict(zip(files, self._first, strict=True))
-        matcher = Matcher(store, firsts, host=self.host, start=self._start, assigned=self._assigned)
+        matcher = Matcher(
+            store,
+            firsts,
+            host=self.host,
+            start=self._start,
+            release=profile.text(headers.OSRELEASE),
+            assigned=self._assigned,
+        )
         if self._has_time and self._last:
             differences = (
                 (number, candidate.first_ns - first)
@@ -237,11 +260,23 @@ class Reading:
         """Count the samples at each place; with ``chains``, a sample also counts at each place in
         its call chain.
         """
-        hits = Hits(self.spaces)
+        return self._count(Hits(self.spaces), chains=chains)
+
+    def hits_at(self, address: int) -> Counter[Hit]:
+        """Count the samples with an address in their call chain, and find the files at that
+        address.
+        """
+        return self._count(Hits(self.spaces, address), chains=True)
+
+    def _count(self, hits: Hits, *, chains: bool) -> Counter[Hit]:
         layouts = self.profile.layouts
         self.samples = 0
-        for number, raw in self._records("samples", _SAMPLES):
+        for number, raw in self._records("samples", _CHAINS if chains else _SAMPLES):
             kind, misc, data, at, size, _, _ = raw
+            if kind == records.CALLCHAIN_DEFERRED and chains:
+                if (deferred := layouts.deferred(data, at, size)) is not None:
+                    hits.add_deferred(*deferred)
+                continue
             head = layouts.head(data, at, size) if kind == records.SAMPLE else None
             if head is None:
                 continue
@@ -253,27 +288,6 @@ class Reading:
                 hits.add_chain(pid, time, ip, misc & CPUMODE, chain)
             else:
                 hits.add(pid, time, ip, misc & CPUMODE)
-        return hits.result()
-
-    def hits_at(self, address: int) -> Counter[Hit]:
-        """Count the samples with an address in their call chain, and find the files at that
-        address.
-        """
-        hits = Hits(self.spaces)
-        layouts = self.profile.layouts
-        for number, raw in self._records("samples", _SAMPLES):
-            kind, misc, data, at, size, _, _ = raw
-            head = layouts.head(data, at, size) if kind == records.SAMPLE else None
-            if head is None:
-                continue
-            ip, pid, _, moment = head
-            time = (moment or 0) if self._has_time else number
-            mode = misc & CPUMODE
-            for each in (ip, *layouts.chain(data, at, size)):
-                mode = _MODES.get(each, mode)
-                if each == address:
-                    hits.add(pid, time, address, mode)
-                    break
         return hits.result()
 
     def _kernel(self, build_id: bytes) -> Answer:
@@ -299,6 +313,8 @@ class Reading:
             return b"[unknown]", Answer(None, why=NO_MAPPING)
         if hit.file == IN_GUEST:
             return b"[guest]", Answer(None, why=GUEST)
+        if hit.file == IN_OTHER:
+            return b"[unknown]", Answer(None, why=OTHER_CONTEXT)
         if hit.file == IN_KERNEL:
             return KALLSYMS, self._kernel(b"")
         file = self.spaces.files[hit.file]
@@ -386,13 +402,28 @@ class Hit(NamedTuple):
     image: int
 
 
+class _Counted(NamedTuple):
+    """A sample, and the places at which it was counted, by the id() of their counts."""
+
+    pid: int
+    time: int
+    places: set[int]
+
+
 class Hits:
     """Counts samples by their `Hit` in ``spaces``. ``mode`` is the CPUMODE of the
-    sample's record.
+    sample's record. With ``only``, no other address counts.
+
+    A call chain may end with the number of its user part, which is in a record of its own, before
+    or after the samples that refer to it.
     """
 
-    def __init__(self, spaces: Spaces) -> None:
+    def __init__(self, spaces: Spaces, only: int | None = None) -> None:
         self._spaces = spaces
+        self._only = only
+        self._deferred: dict[int, tuple[int, ...]] = {}
+        self._waiting: dict[int, list[_Counted]] = {}
+        self._waiters = 0
         self._counts: dict[Hit, list[int]] = {}
         # Begin and end of the validity of an entry, and the count in a list of one.
         self._pages: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
@@ -403,15 +434,47 @@ class Hits:
 
     def add_chain(self, pid: int, time: int, address: int, mode: int, chain: Iterable[int]) -> None:
         """Count a sample, and each place in its call chain once."""
-        leaf = self._count_of(pid, time, address, mode)
-        counts = {id(leaf): leaf}
-        for each in chain:
+        counted = _Counted(pid, time, set())
+        self._count_at(counted, address, mode)
+        number = self._follow(counted, chain, mode)
+        if number is None:
+            return
+        if (user_part := self._deferred.get(number)) is not None:
+            self._follow(counted, user_part, USER)
+        else:
+            self._waiting.setdefault(number, []).append(counted)
+            self._waiters += 1
+            while self._waiters > _MOST_DEFERRED:
+                self._waiters -= len(self._waiting.pop(next(iter(self._waiting))))
+
+    def add_deferred(self, number: int, chain: tuple[int, ...]) -> None:
+        """Count the user part of the call chains that ended with a number."""
+        for counted in self._waiting.pop(number, ()):
+            self._waiters -= 1
+            self._follow(counted, chain, USER)
+        self._deferred[number] = chain
+        if len(self._deferred) > _MOST_DEFERRED:
+            del self._deferred[next(iter(self._deferred))]
+
+    def _follow(self, counted: _Counted, chain: Iterable[int], mode: int) -> int | None:
+        """Count the places of a chain; return the number of its user part if that is deferred."""
+        addresses = iter(chain)
+        for each in addresses:
+            if each == CONTEXT_USER_DEFERRED:
+                return next(addresses, None)
             if each >= MAX_CONTEXT:
-                mode = _MODES.get(each, 0)
+                mode = _MODES.get(each, _OTHER_MODE)
             else:
-                count = self._count_of(pid, time, each, mode)
-                counts[id(count)] = count
-        for count in counts.values():
+                self._count_at(counted, each, mode)
+        return None
+
+    def _count_at(self, counted: _Counted, address: int, mode: int) -> None:
+        """Count a sample at an address, unless it has counted at that place before."""
+        if self._only not in (None, address):
+            return
+        count = self._count_of(counted.pid, counted.time, address, mode)
+        if id(count) not in counted.places:
+            counted.places.add(id(count))
             count[0] += 1
 
     def result(self) -> Counter[Hit]:
@@ -422,7 +485,7 @@ class Hits:
         if mode == KERNEL:
             pid = KERNEL_PID
         elif mode != USER:
-            return self._new(Hit(IN_GUEST, 0, 0, 0))
+            return self._new(Hit(IN_GUEST if mode in _GUEST_MODES else IN_OTHER, 0, 0, 0))
         known = self._pages.get((pid, address >> _PAGE_BITS))
         if known is not None and known[0] <= time < known[1]:
             return known[2]

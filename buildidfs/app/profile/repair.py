@@ -420,10 +420,10 @@ class Renaming:
         return named is not None and named.build_id == build_id
 
     def _add_special(self, file: File, build_id: BuildId) -> None:
-        """Add kernel and vDSO: they have no file, so perf looks them up in the table."""
+        """Add kernel, modules and vDSO: perf looks them up in the table."""
         name = KALLSYMS if file.path.startswith(KALLSYMS) else file.path
         mode = file.cpumode & CPUMODE
-        if name.startswith(b"[") and mode in (KERNEL, USER):
+        if mode == KERNEL or (name.startswith(b"[") and mode == USER):
             self._table.setdefault(name, Named(name, build_id, mode))
 
     def _keeper(self, path: bytes, ids: dict[BuildId | None, bool]) -> BuildId | None:

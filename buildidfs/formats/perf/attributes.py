@@ -113,6 +113,9 @@ MAX_CONTEXT: Final = (1 << 64) - 4095
 """PERF_CONTEXT_MAX: all addresses are lower than the markers in a call chain."""
 CONTEXT_KERNEL: Final = (1 << 64) - 128
 CONTEXT_USER: Final = (1 << 64) - 512
+CONTEXT_USER_DEFERRED: Final = (1 << 64) - 640
+"""The user part of the chain is in a record of its own, found by the number after the marker."""
+CONTEXT_GUESTS: Final = frozenset((1 << 64) - each for each in (2048, 2176, 2560))
 
 
 class _Layout:
@@ -187,6 +190,17 @@ class Layouts:
         if not layout.chain:
             return ()
         return self._chain(layout, data, at + _HEADER_SIZE + layout.size, at + size)
+
+    def deferred(self, data: bytes, at: int, size: int) -> tuple[int, tuple[int, ...]] | None:
+        """Return the number of a deferred call chain and the chain, from its record at ``at``."""
+        begin, end = at + _HEADER_SIZE, at + size
+        if begin + 16 > end:
+            return None
+        (number,) = self._word.unpack_from(data, begin)
+        (count,) = self._word.unpack_from(data, begin + 8)
+        if count > (end - begin - 16) // 8:
+            return None
+        return number, Struct(f"{self._order}{count}Q").unpack_from(data, begin + 16)
 
     def _layout(self, data: bytes, at: int, size: int) -> _Layout:
         """Return the layout of a sample's event, by the number at its beginning."""

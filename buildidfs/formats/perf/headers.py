@@ -30,6 +30,7 @@ ReadAt = Callable[[int, int], bytes]
 
 BUILD_ID: Final = 2
 HOSTNAME: Final = 3
+OSRELEASE: Final = 4
 AUXTRACE: Final = 18
 SAMPLE_TIME: Final = 21
 DIR_FORMAT: Final = 24
@@ -60,6 +61,8 @@ MAX_ID: Final = 20
 CPUMODE: Final = 7
 KERNEL: Final = 1
 USER: Final = 2
+GUEST_KERNEL: Final = 4
+GUEST_USER: Final = 5
 
 
 class Header(msgspec.Struct):

@@ -33,6 +33,7 @@ MMAP2: Final = 10
 _LOST_SAMPLES: Final = 13
 NAMESPACES: Final = 16
 _CGROUP: Final = 19
+CALLCHAIN_DEFERRED: Final = 22  # since Linux 6.19
 HEADER_ATTR: Final = 64
 HEADER_BUILD_ID: Final = 67
 HEADER_FEATURE: Final = 80
