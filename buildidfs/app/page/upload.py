@@ -9,8 +9,8 @@ server then looks up the build IDs in files that every user may read.
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 import resource
 import select
 import signal
@@ -20,6 +20,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from buildidfs.app import coverage, inputs, remedies
 from buildidfs.app.coverage import Coverage, Holdings
@@ -47,11 +49,10 @@ _MOST_FILES: Final = 64
 _MOST_WRITTEN: Final = 64 << 20
 _MOST_REPLY: Final = 8 << 20
 _MOST_PARTS: Final = 8
-_MOST_HEAD: Final = 4096
 _GRACE_S: Final = 5.0
 
-_BOUNDARY: Final = re.compile(rb'multipart/form-data\s*;.*?boundary="?([^"\s;,]{1,70})', re.I)
-_NAME: Final = re.compile(rb'\bname="([^"\r\n]*)"')
+# Its warnings are about the bytes of strangers.
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())
 
 _ENVIRONMENT: Final = ("TMPDIR",)
 """The variables that the process which reads an upload gets; others may be keys and passwords."""
@@ -83,16 +84,30 @@ def file_in(body: bytes, content_type: bytes) -> bytes:
 
     Raises `BadRequest`.
     """
-    if not content_type.lower().startswith(b"multipart/"):
+    kind, options = parse_options_header(content_type)
+    if not kind.startswith(b"multipart/"):
         return body
-    found = _BOUNDARY.match(content_type)
-    if found is None:
-        raise BadRequest("the form has no boundary between its parts")
-    for part in (b"\r\n" + body).split(b"\r\n--" + found[1], _MOST_PARTS)[1:]:
-        head, _, content = part.partition(b"\r\n\r\n")
-        name = _NAME.search(head[:_MOST_HEAD])
-        if name is not None and name[1] == b"file":
-            return content
+    parts: list[Field | File] = []
+
+    def add(part: Field | File) -> None:
+        parts.append(part)
+        if len(parts) > _MOST_PARTS:
+            raise FormParserError("too many parts")
+
+    boundary = options.get(b"boundary")
+    config = {"MAX_MEMORY_FILE_SIZE": MOST_BYTES, "UPLOAD_ERROR_ON_BAD_CTE": True}
+    try:
+        form = FormParser(kind.decode("latin-1"), add, add, boundary=boundary, config=config)
+        form.write(body)
+        form.finalize()
+    except FormParserError as error:
+        raise BadRequest(f"the form cannot be read: {error}") from None
+    for part in parts:
+        if part.field_name == b"file":
+            if isinstance(part, File):
+                part.file_object.seek(0)
+                return part.file_object.read()
+            return part.value or b""
     raise BadRequest("the form has no part with the name file")
 
 
