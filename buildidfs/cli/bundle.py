@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from buildidfs.app.answers import Removed
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import (
     counted,
-    evicted_fields,
     json_line,
     one_line,
     path_fields,
@@ -263,7 +263,7 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
                 "copied_bytes": summary.copied_bytes,
                 "new_build_ids": summary.new_ids,
                 "unreadable": len(summary.unreadable),
-                "evicted": evicted_fields(summary.removed, summary.removed.named),
+                "evicted": Removed.of(summary.removed, summary.removed.named),
             }
         )
     elif not session.is_quiet:

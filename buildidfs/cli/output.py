@@ -14,18 +14,20 @@ import click
 import msgspec
 
 from buildidfs import names
+from buildidfs.app.answers import Removed
 from buildidfs.cli import terminal
 from buildidfs.errors import IncompleteError
 from buildidfs.names import one_line as one_line
 from buildidfs.names import printable as printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
+    from buildidfs.app.answers import EvictedFile, Limits
     from buildidfs.app.inputs import Named
     from buildidfs.ingest import Summary
     from buildidfs.store.retention.eviction import Policy
-    from buildidfs.store.retention.tally import Evicted, Evictions, Tally
+    from buildidfs.store.retention.tally import Tally
 
 
 _encode = msgspec.json.Encoder().encode
@@ -46,7 +48,7 @@ def path_fields(raw: bytes, name: str = "path") -> dict[str, str]:
         return {name: raw.decode("utf-8", "replace"), f"{name}_b64": encoded}
 
 
-def json_line(values: Mapping[str, object]) -> None:
+def json_line(values: Mapping[str, object] | msgspec.Struct) -> None:
     """Print one JSON object on a line of its own, without characters that a terminal interprets."""
     sys.stdout.buffer.write(names.json_escaped(_encode(values)) + b"\n")
 
@@ -74,62 +76,33 @@ def age(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-def eviction(what: Tally | Evictions) -> str:
+def eviction(what: Removed) -> str:
     """Describe the blobs that were removed to make room; empty if there are none."""
-    said = []
-    if what.again:
-        said.append(f"{what.again} that can be captured again ({size(what.again_bytes)})")
-    if what.losses:
-        said.append(f"{what.losses} that cannot be captured again ({size(what.lost_bytes)})")
-    return ", ".join(said)
+    clauses = []
+    if what.recapturable:
+        again = f"{what.recapturable} that can be captured again"
+        clauses.append(f"{again} ({size(what.recapturable_bytes)})")
+    if what.lost:
+        clauses.append(f"{what.lost} that cannot be captured again ({size(what.lost_bytes)})")
+    return ", ".join(clauses)
 
 
-def evicted_line(each: Evicted) -> str:
+def evicted_line(each: EvictedFile) -> str:
     """Return a line about one blob that was removed to make room."""
     again = f": {each.again}" if each.again else ""
-    return f"{each.build_id.hex()} {printable(each.path) or '-'} ({size(each.size)}){again}"
+    return f"{each.build_id} {printable(each.raw_path) or '-'} ({size(each.stored_bytes)}){again}"
 
 
-def evicted_fields(what: Tally | Evictions, named: Iterable[Evicted]) -> dict[str, object]:
-    """Return the data of `eviction` for programs, with the blobs ``named``."""
-    return {
-        "recapturable": what.again,
-        "recapturable_bytes": what.again_bytes,
-        "lost": what.losses,
-        "lost_bytes": what.lost_bytes,
-        "named": [
-            {
-                "build_id": each.build_id.hex(),
-                **path_fields(each.path),
-                "stored_bytes": each.size,
-                "time": each.when,
-                "again": each.again,
-            }
-            for each in named
-        ],
-    }
-
-
-def limits(policy: Policy) -> str:
+def limits(policy: Policy | Limits) -> str:
     """Describe the limits of a store in a sentence."""
-    said = [] if policy.max_size is None else [f"{size(policy.max_size)} at most"]
+    clauses = [] if policy.max_size is None else [f"{size(policy.max_size)} at most"]
     if policy.keep_free:
-        said.append(f"{size(policy.keep_free)} free")
+        clauses.append(f"{size(policy.keep_free)} free")
     if policy.max_age is not None:
-        said.append(f"what was used within {age(policy.max_age)}")
+        clauses.append(f"what was used within {age(policy.max_age)}")
     if policy.min_age:
-        said.append(f"in any case what was used within {age(policy.min_age)}")
-    return ", ".join(said) or "everything"
-
-
-def limits_fields(policy: Policy) -> dict[str, int | None]:
-    """Return the data of `limits` for programs: bytes and seconds."""
-    return {
-        "max_size": policy.max_size,
-        "keep_free": policy.keep_free,
-        "max_age": policy.max_age,
-        "min_age": policy.min_age,
-    }
+        clauses.append(f"in any case what was used within {age(policy.min_age)}")
+    return ", ".join(clauses) or "everything"
 
 
 def moment(nanoseconds: int) -> str:
@@ -162,7 +135,7 @@ def _summary_json(summary: Summary, more: Mapping[str, object]) -> None:
             "copied_bytes": summary.copied_bytes,
             "noted": summary.noted,
             "noted_bytes": summary.noted_bytes,
-            "evicted": evicted_fields(summary.removed, summary.removed.named),
+            "evicted": Removed.of(summary.removed, summary.removed.named),
             "absent": {str(reason): count for reason, count in summary.absent.items()},
             "unreadable": [
                 {
@@ -210,12 +183,13 @@ def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
     """Print the blobs removed to make room, losses first; if ``quiet``, only losses."""
     if not removed.losses and (quiet or not removed.again):
         return
-    click.echo(f"removed to make room: {eviction(removed)}", err=bool(removed.losses))
-    losses = [each for each in removed.named if not each.again]
-    for each in losses or removed.named[:_SHOWN_RECAPTURABLE]:
-        click.echo(f"    {evicted_line(each)}", err=bool(removed.losses))
-    if removed.losses > len(losses):
-        click.echo(f"    and {removed.losses - len(losses)} more, see buildidfs journal", err=True)
+    what = Removed.of(removed, removed.named)
+    click.echo(f"removed to make room: {eviction(what)}", err=bool(what.lost))
+    losses = [each for each in what.named if not each.again]
+    for each in losses or what.named[:_SHOWN_RECAPTURABLE]:
+        click.echo(f"    {evicted_line(each)}", err=bool(what.lost))
+    if what.lost > len(losses):
+        click.echo(f"    and {what.lost - len(losses)} more, see buildidfs journal", err=True)
 
 
 def report_nameless(path: bytes, named: Named) -> bool:

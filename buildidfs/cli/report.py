@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.app.page.answers import NOT_RUNNING
+from buildidfs.app.answers import NOT_RUNNING
 from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, moment, one_line, size
@@ -15,7 +15,7 @@ from buildidfs.errors import needs_extra
 from buildidfs.store.index.locations import is_namespace
 
 if TYPE_CHECKING:
-    from buildidfs.app.page.answers import Container, Health, Missing, Overview, Share
+    from buildidfs.app.answers import Container, Health, Missing, Overview, Share
 
 _CONTAINERS: Final = 20
 _BUILD_IDS: Final = 10
@@ -111,16 +111,20 @@ def _shares(share: Share) -> str:
 
 
 def _print_health(health: Health) -> None:
-    since = "" if health.since is None else f" since {moment(int(health.since * 1e9))}"
-    if health.mode == NOT_RUNNING:
-        click.echo("watch not running: buildidfs up starts it")
-        return
-    terminal.say(
-        f"watch {one_line(health.mode)}{since}: {health.captured} captured, {health.lost} lost,"
-        f" {health.waiting} waiting"
-    )
+    terminal.say(f"capture {health.verdict.value}: watch {one_line(health.mode)}{_counts(health)}")
+    for finding in health.findings:
+        text = f"{finding.reason}; {finding.remedy}"
+        terminal.say(f"    {one_line(text)}", indent=4)
     for each in health.losses:
         text = f"{each.count} lost: {one_line(each.reason)}; {one_line(each.remedy)}"
         terminal.say(f"    {text}", indent=4)
-    for text in health.degraded:
-        terminal.say(f"    {one_line(text)}", indent=4)
+
+
+def _counts(health: Health) -> str:
+    """Return the counts of a watch; empty if none runs, or it has not reported any."""
+    if health.since is None:
+        return "" if health.mode != NOT_RUNNING else ", buildidfs up starts it"
+    return (
+        f" since {moment(int(health.since * 1e9))}: {health.captured} captured,"
+        f" {health.lost} lost, {health.waiting} waiting"
+    )

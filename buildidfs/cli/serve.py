@@ -103,7 +103,7 @@ def serve(
         cors=settings.cors,
         rate=settings.rate,
         timeout=settings.timeout,
-        metrics_of=metrics.of_store,
+        metrics_of=lambda store: metrics.of_store(store, session.settings.retention),
         pages_of=lambda backend: Page(backend, session.settings, drop=settings.drop),
         engine_of=PublicSymbolizer,
         opened=reading.opener(session.settings, private=False),

@@ -13,14 +13,11 @@ from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import (
     counted,
-    evicted_fields,
     evicted_line,
     eviction,
     json_line,
     limits,
-    limits_fields,
     moment,
-    path_fields,
     printable,
     report_scan,
     size,
@@ -31,9 +28,7 @@ from buildidfs.cli.watch import MODES, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from buildidfs.app.service.status import Running, Status, Verdict
-    from buildidfs.store.retention.eviction import Policy
-    from buildidfs.store.retention.tally import Evictions
+    from buildidfs.app.answers import Process, Status, Verdict
 
 
 _PARTLY = 3
@@ -159,23 +154,26 @@ def _metrics(metrics: str | None, no_watch: bool) -> str:
 
 def _report_up(session: Session, *, is_new: bool) -> int:
     """Print which programs run on which store; return the exit status."""
+    from buildidfs.app.live.status import MOUNT, PUSH, SERVE, WATCH
     from buildidfs.app.service import up as daemon_up
 
     path = session.store_path
     report = daemon_up.report(path, _FIRST_SCAN_S if is_new else 0)
-    parts, point = report.parts, printable(report.mountpoint)
+    programs, point = report.parts, printable(report.mountpoint)
     degraded = report.watch.get("degraded")
     for text in degraded if isinstance(degraded, list) else []:
         terminal.complain(_shown(str(text)))
     for name, says in (
-        (daemon_up.WATCH, "following what starts to run"),
-        (daemon_up.MOUNT, f"mounted at {point}"),
-        (daemon_up.SERVE, "serving over HTTP"),
-        (daemon_up.PUSH, "pushing"),
+        (WATCH, "following what starts to run"),
+        (MOUNT, f"mounted at {point}"),
+        (SERVE, "serving over HTTP"),
+        (PUSH, "pushing"),
     ):
-        if name in parts and not report.runs(name):
-            terminal.complain(f"not {says}: {parts[name].reason or f'it is {parts[name].state}'}")
-            if name == daemon_up.WATCH:
+        if name in programs and not report.runs(name):
+            terminal.complain(
+                f"not {says}: {programs[name].reason or f'it is {programs[name].state}'}"
+            )
+            if name == WATCH:
                 _scan_instead(session)
     if not session.is_quiet:
         with session.open_store() as store:
@@ -184,17 +182,17 @@ def _report_up(session: Session, *, is_new: bool) -> int:
             f"{'Up.' if is_new else 'Already up.'} {counted(held.ids, 'build ID')} captured"
             f" ({size(held.blob_bytes)}) in {path}."
         )
-        if report.runs(daemon_up.WATCH):
+        if report.runs(WATCH):
             mode = _WATCHING.get(str(report.watch.get("mode")), "Watching what starts to run")
             waiting = int(report.watch.get("waiting") or 0)
             left = f"; still being copied: {counted(waiting, 'file')}" if waiting else ""
-            click.echo(f"{mode} (pid {parts[daemon_up.WATCH].pid}){left}.")
-        if report.runs(daemon_up.MOUNT):
-            click.echo(f"Mounted at {point} (pid {parts[daemon_up.MOUNT].pid}).")
+            click.echo(f"{mode} (pid {programs[WATCH].pid}){left}.")
+        if report.runs(MOUNT):
+            click.echo(f"Mounted at {point} (pid {programs[MOUNT].pid}).")
             click.echo(_TRY.format(point))
-        if report.runs(daemon_up.SERVE):
+        if report.runs(SERVE):
             where = session.settings.serve.listen
-            click.echo(f"Serving at {where} (pid {parts[daemon_up.SERVE].pid}).")
+            click.echo(f"Serving at {where} (pid {programs[SERVE].pid}).")
     return 0 if report.is_complete else _PARTLY
 
 
@@ -237,6 +235,7 @@ def down(session: Session, timeout: float) -> None:
 
     The store stays.
     """
+    from buildidfs.app.live.status import MOUNT, parts
     from buildidfs.app.service import up
     from buildidfs.errors import CapabilityError
 
@@ -255,14 +254,14 @@ def down(session: Session, timeout: float) -> None:
             terminal.say(f"Nothing runs that buildidfs up has started for {shown}{hint}")
             _name_others(others)
         return
-    running = [part for part in up.parts(supervisor) if part.pid]
+    running = [part for part in parts(supervisor) if part.pid]
     ended = [f"{part.name} (pid {part.pid})" for part in running]
     up.end(supervisor, timeout)
     if session.is_quiet:
         return
     click.echo(f"Ended {' and '.join(ended) or 'what was left'}.")
     kept = f"the store in {printable(os.fsencode(os.path.abspath(path)))} is kept"
-    if (point := supervisor.path("mountpoint")) and any(part.name == up.MOUNT for part in running):
+    if (point := supervisor.path("mountpoint")) and any(part.name == MOUNT for part in running):
         click.echo(f"Unmounted {printable(point)}; {kept}.")
     else:
         click.echo(f"{kept[0].upper()}{kept[1:]}.")
@@ -300,34 +299,36 @@ def status(session: Session, json_: bool) -> int:
     These are the processes that `buildidfs up` has started, and any other watch or mount. Each
     fault has its remedy. buildidfs(1) explains the verdicts.
     """
-    from buildidfs.app import upkeep
-    from buildidfs.app.service import status as daemon_status
+    from buildidfs.app.live import status as daemon_status
 
-    path = session.store_path
-    found = daemon_status.take(path)
-    policy = upkeep.policy(session.settings.retention, path)
+    found = daemon_status.take(session.store_path, session.settings.retention)
     if json_:
-        _print_status_json(path, found, policy)
+        json_line(found)
     else:
-        _print_status(session, found, policy)
-    return found.verdict.exit_code
+        _print_status(session, found)
+    return found.exit_code
 
 
-def _print_status(session: Session, found: Status, policy: Policy) -> None:
+def _print_status(session: Session, found: Status) -> None:
     click.echo(f"{_verdict(found.verdict)}{_doing(found)}")
     for finding in found.findings:
         _say(_verdict(finding.verdict), _shown(finding.reason))
         remedy = _shown(session.as_given(finding.remedy))
         terminal.say(remedy, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
-    held = found.store
     taken = size(found.disk_bytes)
     _say(
         "store",
-        f"{session.store_path}: {counted(held.ids, 'build ID')}, {size(held.blob_bytes)};"
-        f" takes {taken}, free {size(held.free_bytes)}; keeps {limits(policy)};"
-        f" {counted(held.pins, 'pin')}",
+        f"{session.store_path}: {counted(found.build_ids, 'build ID')}, {size(found.blob_bytes)};"
+        f" takes {taken}, free {size(found.free_bytes)}; keeps {limits(found)};"
+        f" {counted(found.pins, 'pin')}",
     )
-    _print_evictions(found.evictions)
+    if found.configured is not None:
+        _say(
+            " ",
+            f"the settings say {limits(found.configured)}: takes effect after"
+            f" {session.as_given('buildidfs down && buildidfs up')}",
+        )
+    _print_evictions(found)
     for each in found.processes:
         _say(each.role, "; ".join(_sentences(each)))
 
@@ -337,61 +338,58 @@ def _say(label: str, text: str) -> None:
 
 
 def _verdict(verdict: Verdict) -> str:
-    name = verdict.name.lower()
-    return terminal.coloured(name, _COLOURS[name])
+    return terminal.coloured(verdict.value, _COLOURS[verdict.value])
 
 
 def _doing(found: Status) -> str:
     """Describe the running processes for the first line; empty if none runs."""
     done = []
     for each in found.processes:
-        if each.present is None or each.state != "running":
+        facts = each.own_facts
+        if not facts or each.state != "running":
             continue
-        if each.role == "watch" and (mode := str(each.present.facts.get("mode", ""))):
+        if each.role == "watch" and (mode := str(facts.get("mode", ""))):
             done.append(_shown(MODES.get(mode, mode)))
         elif each.role == "mount":
-            done.append(f"mounted at {printable(each.present.path('mountpoint'))}")
-        elif each.role == "serve" and isinstance(at := each.present.facts.get("listen"), list):
+            done.append(f"mounted at {printable(each.raw_mountpoint)}")
+        elif each.role == "serve" and isinstance(at := facts.get("listen"), list):
             done.append(f"serving at {_shown(', '.join(map(str, at)))}")
     return f": {', '.join(done)}" if done else ""
 
 
-def _print_evictions(what: Evictions) -> None:
+def _print_evictions(found: Status) -> None:
     """Print the files that were removed, or only noted, for lack of room, if there are any."""
-    said = []
-    if removed := eviction(what):
-        said.append(f"removed to make room: {removed}")
-    if what.noted:
-        said.append(f"{counted(what.noted, 'file')} only noted, which can be captured again")
-    if said:
-        _say("room", "; ".join(said))
-    for each in what.last[:_LOST]:
-        _say(" ", f"{moment(each.when * 1_000_000_000)} lost {evicted_line(each)}")
-    if what.losses > _LOST:
-        _say(" ", f"and {what.losses - _LOST} before, see buildidfs journal")
+    clauses = []
+    if removed := eviction(found.evicted):
+        clauses.append(f"removed to make room: {removed}")
+    if found.noted:
+        clauses.append(f"{counted(found.noted, 'file')} only noted, which can be captured again")
+    if clauses:
+        _say("room", "; ".join(clauses))
+    for each in found.evicted.named[:_LOST]:
+        _say(" ", f"{moment(each.time * 1_000_000_000)} lost {evicted_line(each)}")
+    if found.evicted.lost > _LOST:
+        _say(" ", f"and {found.evicted.lost - _LOST} before, see buildidfs journal")
 
 
-def _sentences(each: Running) -> list[str]:
+def _sentences(each: Process) -> list[str]:
     """Return the parts of the line for one process."""
-    part, present = each.part, each.present
-    since = present.since if present is not None else part.since if part is not None else 0
+    since = int(each.since * 1_000_000_000)
     first = f"{each.state} since {moment(since)}"
     if sys.stdout.isatty():
         first = f"{each.state}, started {ago(since)}"
     elif each.state in ("stopped", "not answering"):
         first = f"{each.state}, started {moment(since)}"
-    said = [f"{first}, pid {each.pid}" if each.pid else first]
-    if part is not None and part.due:
-        said.append(f"starts again at {moment(part.due)}")
-    if part is not None and part.restarts:
-        said.append(f"restarts: {part.restarts}")
-    if part is not None and part.reason:
-        said.append(f"last failure: {_shown(part.reason)}")
-    if present is not None:
-        if point := present.path("mountpoint"):
-            said.append(f"at {printable(point)}")
-        said += _facts(present.facts)
-    return said
+    clauses = [f"{first}, pid {each.pid}" if each.pid else first]
+    if each.due:
+        clauses.append(f"starts again at {moment(int(each.due * 1_000_000_000))}")
+    if each.restarts:
+        clauses.append(f"restarts: {each.restarts}")
+    if each.reason:
+        clauses.append(f"last failure: {_shown(each.reason)}")
+    if point := each.raw_mountpoint:
+        clauses.append(f"at {printable(point)}")
+    return [*clauses, *_facts(each.own_facts)]
 
 
 def _facts(facts: Mapping[str, object]) -> Iterator[str]:
@@ -418,50 +416,3 @@ def _unreadable(facts: Mapping[str, object]) -> Iterator[str]:
 def _shown(text: str) -> str:
     """Return text from other sources in printable characters."""
     return printable(text.encode(errors="replace"))
-
-
-def _print_status_json(path: str, found: Status, policy: Policy) -> None:
-    json_line(
-        {
-            "store": path,
-            "build_ids": found.store.ids,
-            "blob_bytes": found.store.blob_bytes,
-            "stored_bytes": found.store.stored_bytes,
-            "jit_bytes": found.jit_bytes,
-            "index_bytes": found.store.index_bytes,
-            "free_bytes": found.store.free_bytes,
-            "pins": found.store.pins,
-            "evicted": evicted_fields(found.evictions, found.evictions.last),
-            "noted": found.evictions.noted,
-            **limits_fields(policy),
-            "verdict": found.verdict.name.lower(),
-            "well": found.verdict == 0,
-            "findings": [
-                {"verdict": each.verdict.name.lower(), "reason": each.reason, "remedy": each.remedy}
-                for each in found.findings
-            ],
-            "processes": [_fields(each) for each in found.processes],
-        }
-    )
-
-
-def _fields(each: Running) -> dict[str, object]:
-    part, present = each.part, each.present
-    fields: dict[str, object] = {"role": each.role, "state": each.state}
-    if present is not None:
-        fields |= {"pid": present.pid, "since": present.since / 1e9, "version": present.version}
-    if part is not None:
-        fields |= {
-            "pid": part.pid or None,
-            "since": part.since / 1e9,
-            "restarts": part.restarts,
-            "reason": part.reason,
-            "status": part.status,
-            "due": part.due / 1e9 if part.due else None,
-        }
-    if present is not None:
-        if point := present.path("mountpoint"):
-            fields |= path_fields(point, "mountpoint")
-        left_out = ("mountpoint", "mountpoint_b64", "children")
-        fields["facts"] = {x: y for x, y in present.facts.items() if x not in left_out}
-    return fields

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from buildidfs.app.answers import Limits
 from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import counted, json_line, limits, limits_fields, size
+from buildidfs.cli.output import counted, json_line, limits, size
 
 if TYPE_CHECKING:
     from buildidfs.capture.process.inventory import Census
@@ -60,7 +62,7 @@ def stats(session: Session, json_: bool) -> None:
                 "pins": held.pins,
                 "jit_maps": jit_maps,
                 "jit_bytes": jit_bytes,
-                **limits_fields(policy),
+                **msgspec.structs.asdict(Limits.of(policy)),
                 "host_processes": host.processes,
                 "host_refused": host.refused,
                 "host_unseen": host.unseen,

@@ -74,13 +74,13 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
     background it prints the present state once, without rates: lines with a name and a value, then
     a table.
     """
-    from buildidfs.app.service import status
+    from buildidfs.app.live import status
     from buildidfs.app.service.activity import Activity
 
     activity = Activity()
 
     def look() -> View:
-        return activity.add(status.take(session.store_path))
+        return activity.add(status.take(session.store_path, session.settings.retention))
 
     if once or layout.is_for_programs or not _has_terminal():
         view = look()
@@ -143,7 +143,7 @@ def _screen(view: View, columns: Sequence[Column[Row]], layout: table.Layout) ->
     for name, value in _head(view):
         first, *others = textwrap.wrap(value, width)
         lines += [f"{name:{_LABEL}}{first}", *(" " * _LABEL + each for each in others)]
-    state, rest = lines[0][_LABEL:], view.status.verdict.name.lower()
+    state, rest = lines[0][_LABEL:], view.status.verdict.value
     lines[0] = f"{'state':{_LABEL}}{terminal.coloured(rest, _VERDICTS[rest])}{state[len(rest) :]}"
     lines += ["", *layout.lines(columns, view.rows), "", "q ends"]
     if not terminal.has_unicode():
@@ -156,11 +156,11 @@ def _head(view: View) -> Iterator[tuple[str, str]]:
     found, facts = view.status, view.facts
     mode = printable(str(facts.get("mode", "")).encode(errors="replace"))
     mode = f", {MODES.get(mode, mode)}" if mode else ""
-    yield "state", f"{found.verdict.name.lower()}{mode}, at {time.strftime('%H:%M:%S')}"
+    yield "state", f"{found.verdict.value}{mode}, at {time.strftime('%H:%M:%S')}"
     for finding in found.findings[:_FINDINGS]:
         reason = printable(finding.reason.encode(errors="replace"))
         remedy = printable(finding.remedy.encode(errors="replace"))
-        yield finding.verdict.name.lower(), f"{reason} -> {remedy}"
+        yield finding.verdict.value, f"{reason} -> {remedy}"
     if "captured" in facts:
         yield (
             "captured",
@@ -180,16 +180,15 @@ def _head(view: View) -> Iterator[tuple[str, str]]:
             f" {counted(facts.get('records_lost', 0), 'event')} of the kernel,"
             f" {counted(facts.get('restarts', 0), 'gap')}",
         )
-    held = found.store
     growth = ""
     if view.growth is not None:
         sign = "-" if view.growth < 0 else "+"
         growth = f", {sign}{size(int(abs(view.growth)))} a second"
     yield (
         "store",
-        f"{counted(held.ids, 'build ID')}, {size(found.disk_bytes)}"
-        f"{growth}; {size(held.free_bytes)} free;"
-        f" {found.evictions.again + found.evictions.losses} removed for room",
+        f"{counted(found.build_ids, 'build ID')}, {size(found.disk_bytes)}"
+        f"{growth}; {size(found.free_bytes)} free;"
+        f" {found.evicted.recapturable + found.evicted.lost} removed for room",
     )
     for mount in view.mounts:
         done = ""

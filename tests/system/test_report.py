@@ -58,7 +58,7 @@ def test_text_is_folded_on_a_terminal(reporting: BuildIdFs) -> None:
     lines = [line.partition("\x1b[K")[2] or line for line in on_terminal(*words).lines]
     assert max(map(len, lines)) <= 80
     assert "            capture the package itself, or fetch it from a debuginfod server" in lines
-    assert "watch not running: buildidfs up starts it" in lines
+    assert "capture down: watch not running, buildidfs up starts it" in lines
 
 
 def test_namespaces_without_a_container_are_counted(buildidfs: BuildIdFs) -> None:

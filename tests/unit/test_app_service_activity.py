@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
+from buildidfs.app.answers import Process, Removed, Status, Verdict
 from buildidfs.app.service.activity import Activity
-from buildidfs.app.service.status import Running, Status
-from buildidfs.store import StoreStats
-from buildidfs.store.retention.tally import Evictions
-from buildidfs.store.run_files import Present
 
 SOURCE = {"container": "docker:ab", "bytes": 5, "last": 1.0}
 
@@ -29,13 +26,16 @@ def look(
     """A status with a watch and a mount."""
     sources = [{**SOURCE, "captured": captured}]
     facts = {"captured": captured, "sources": sources, **more}
-    mount = {"mountpoint": "/buildid", "requests": requests}
     processes = [
-        Running("watch", "running", None, Present("watch", 7, since, "", "", facts, b"")),
-        Running("mount", "running", None, Present("mount", 8, 1, "", "", mount, b"")),
+        Process("watch", "running", 7, since, facts=facts),
+        Process("mount", "running", 8, 1.0, mountpoint="/buildid", facts={"requests": requests}),
     ]
-    stats = StoreStats(0, {}, 0, 0, 0, 0, 0, 0, 0, 0, stored_bytes=stored)
-    return Status(stats, processes, [], Evictions())
+    return Status(
+        store="/s", build_ids=0, blob_bytes=0, stored_bytes=stored, jit_bytes=0, index_bytes=0,
+        free_bytes=0, pins=0, evicted=Removed(0, 0, 0, 0, []), noted=0, max_size=None, keep_free=0,
+        max_age=None, min_age=0, configured=None, verdict=Verdict.HEALTHY, well=True, findings=[],
+        processes=processes,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -79,5 +79,5 @@ def test_container_that_only_lost_files_has_a_row(clock: Clock) -> None:
 
 def test_facts_of_another_version_are_taken_as_they_are(clock: Clock) -> None:
     status = look(1, losses=[{"container": 5}])
-    status.processes[0].present.facts["sources"] = ["odd", {}]  # type: ignore[union-attr]
+    status.processes[0].own_facts["sources"] = ["odd", {}]
     assert {row.container for row in Activity(clock).add(status).rows} == {"", "5"}

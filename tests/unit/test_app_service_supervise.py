@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from buildidfs.app.live.status import parts
 from buildidfs.app.service import up
 from buildidfs.store.run_files import present
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from buildidfs.app.service.supervise import Part
+    from buildidfs.app.live.status import Part
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,8 +71,8 @@ class Running:
         self.root = root
         self.process = process
 
-    def parts(self) -> dict[str, Part]:
-        return {part.name: part for each in present(self.root, "up") for part in up.parts(each)}
+    def parts(self) -> dict[str]:
+        return {part.name: part for each in present(self.root, "up") for part in parts(each)}
 
     def part(self, name: str) -> Part:
         return self.parts()[name]

@@ -14,10 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
-from buildidfs.app.service import status, up
-from buildidfs.app.service.status import Verdict
-from buildidfs.app.service.supervise import RETRY, Part
+from buildidfs.app.answers import Verdict
+from buildidfs.app.live import status
+from buildidfs.app.live.status import UP, WATCH, Part
+from buildidfs.app.service import up
+from buildidfs.app.service.supervise import RETRY
+from buildidfs.config import RetentionSettings
 from buildidfs.errors import StoreMissing, UsageError
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence, Present, present
@@ -54,28 +58,28 @@ def test_what_is_for_us_is_not_for_them(tmp_path: Path) -> None:
 
 def test_parts_of_a_supervisor(tmp_path: Path) -> None:
     parts = [Part("watch", "waiting", reason="no", due=7), Part("mount", "running", pid=5)]
-    with Presence(tmp_path, up.ROLE, children=parts):
+    with Presence(tmp_path, UP, children=parts):
         supervisor = up.running(tmp_path)
         assert supervisor is not None
-        assert up.parts(supervisor) == parts
+        assert status.parts(supervisor) == parts
     assert up.running(tmp_path) is None
 
 
 @pytest.mark.parametrize("children", [None, 3, [3], [{"name": "x"}], [{"name": "x", "state": "y"}]])
 def test_supervisor_of_another_version_has_no_parts(tmp_path: Path, children: object) -> None:
-    with Presence(tmp_path, up.ROLE, children=children):
+    with Presence(tmp_path, UP, children=children):
         (supervisor,) = present(tmp_path)
-        assert up.parts(supervisor) == []
+        assert status.parts(supervisor) == []
 
 
 def test_second_up_has_to_want_the_same(tmp_path: Path) -> None:
-    with Presence(tmp_path, up.ROLE, mountpoint=b"/a\xff"):
+    with Presence(tmp_path, UP, mountpoint=b"/a\xff"):
         (supervisor,) = present(tmp_path)
         up.refuse_second(supervisor, b"/a\xff")
         for other in (b"/b", None):
             with pytest.raises(UsageError, match="up already"):
                 up.refuse_second(supervisor, other)
-    with Presence(tmp_path, up.ROLE):
+    with Presence(tmp_path, UP):
         (supervisor,) = present(tmp_path)
         up.refuse_second(supervisor, None)
         with pytest.raises(UsageError, match="without a mount"):
@@ -88,7 +92,7 @@ def test_hurry_waits_for_one_that_tells_nothing_yet(
     """Each look finds the supervisor one step further on."""
     running = up.running
     steps: list[list[Part]] = [[], [], [Part("mount", "starting")], [Part("mount", "running")]]
-    with Presence(tmp_path, up.ROLE) as supervisor:
+    with Presence(tmp_path, UP) as supervisor:
 
         def look(path: up.StorePath) -> Present | None:
             if step := steps.pop(0):
@@ -124,7 +128,7 @@ def test_supervisor_that_is_hurried_before_it_waits_for_that(tmp_path: Path) -> 
 def test_settling_is_the_end_of_the_first_scan(tmp_path: Path) -> None:
     start = time.monotonic()
     up.settle(tmp_path, 100)  # nobody watches
-    with Presence(tmp_path, up.WATCH, scans=1, waiting=0) as watch:
+    with Presence(tmp_path, WATCH, scans=1, waiting=0) as watch:
         up.settle(tmp_path, 100)
         assert time.monotonic() - start < 50
         for facts in ({"scans": 0}, {"scans": 1, "waiting": 3}):
@@ -136,25 +140,24 @@ def test_settling_is_the_end_of_the_first_scan(tmp_path: Path) -> None:
 
 def test_status_puts_together_who_belongs_together(tmp_path: Path) -> None:
     with pytest.raises(StoreMissing):
-        status.take(tmp_path / "store")
+        status.take(tmp_path / "store", RetentionSettings())
     root = tmp_path / "store"
     Store.create(root).close()
-    assert status.take(root).processes == []
-    assert status.take(root).verdict is Verdict.DOWN
+    assert status.take(root, RetentionSettings()).processes == []
+    assert status.take(root, RetentionSettings()).verdict is Verdict.DOWN
     pid = os.getpid()
     parts = [Part("watch", "running", pid=pid), Part("mount", "waiting", reason="busy")]
-    with Presence(root, "mount", mountpoint=b"/else"), Presence(root, "watch"):
-        assert status.take(root).verdict is Verdict.HEALTHY
+    with Presence(root, "mount", mountpoint=b"/else"), Presence(root, "watch", mode="following"):
+        assert status.take(root, RetentionSettings()).verdict is Verdict.HEALTHY
         with Presence(root, "up", children=parts) as supervisor:
-            found = status.take(root)
+            found = status.take(root, RetentionSettings())
             assert [each.role for each in found.processes] == ["up", "watch", "mount", "mount"]
             _, watch, failed, other = found.processes
-            assert watch.part == parts[0]
-            assert watch.present is not None
-            assert (failed.part, failed.present) == (parts[1], None)
-            assert other.part is None
+            assert (watch.pid, watch.restarts, watch.facts) == (pid, 0, {"mode": "following"})
+            assert (failed.pid, failed.reason, failed.facts) == (None, "busy", UNSET)
+            assert not other.has_supervisor
             assert failed.state == "waiting"
             assert found.verdict is Verdict.DOWN
             assert found.findings[0].reason == "mount does not run: busy"
             supervisor.update(children=parts[:1])
-            assert status.take(root).verdict is Verdict.HEALTHY
+            assert status.take(root, RetentionSettings()).verdict is Verdict.HEALTHY

@@ -24,20 +24,22 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from buildidfs import __version__
+from buildidfs.app.answers import Verdict, utf8
+from buildidfs.app.live import status
 from buildidfs.app.live.metrics_server import BACKLOG, MetricsServer
 from buildidfs.app.live.state import as_facts
 from buildidfs.errors import BuildIdFsError, UsageError
 from buildidfs.serve import hosts
-from buildidfs.store import run_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.core import Metric
 
+    from buildidfs.app.answers import Status
     from buildidfs.app.coverage import Coverage
     from buildidfs.app.live.state import WatchState
-    from buildidfs.config import Settings
+    from buildidfs.config import RetentionSettings, Settings
     from buildidfs.store import Store
 
 log = logging.getLogger(__name__)
@@ -170,7 +172,7 @@ class Exporter:
         yield from _of_watch(as_facts(state), self._since)
         yield self._lost(state)
         yield from _of_store(self._store)
-        yield from _of_mounts(self._store.path)
+        yield from _of_status(status.of_store(self._store, self._settings.retention, public=True))
         if self._coverage is not None:
             yield from _of_coverage(self._coverage)
 
@@ -245,17 +247,17 @@ class Exporter:
 
         method, _, rest = request.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
-        status, kind, body = "404 Not Found", "text/plain", b"metrics are at /metrics\n"
+        code, kind, body = "404 Not Found", "text/plain", b"metrics are at /metrics\n"
         if method not in (b"GET", b"HEAD"):
-            status, body = "405 Method Not Allowed", b"only GET\n"
+            code, body = "405 Method Not Allowed", b"only GET\n"
         elif not self._is_own(request):
-            status, body = "421 Misdirected Request", b"see hosts in buildidfs.toml\n"
+            code, body = "421 Misdirected Request", b"see hosts in buildidfs.toml\n"
         elif path == b"/metrics":
             try:
-                status, kind, body = "200 OK", CONTENT_TYPE_LATEST, self.text()
+                code, kind, body = "200 OK", CONTENT_TYPE_LATEST, self.text()
             except (BuildIdFsError, OSError) as error:
-                status, body = "500 Internal Server Error", f"{error}\n".encode()
-        head = f"HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+                code, body = "500 Internal Server Error", f"{error}\n".encode()
+        head = f"HTTP/1.0 {code}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + (b"" if method == b"HEAD" else body)
 
     def _is_own(self, request: bytes) -> bool:
@@ -292,7 +294,7 @@ def _not_written(path: str, error: OSError) -> UsageError:
     return UsageError(f"--metrics: cannot write {path}: {error.strerror}")
 
 
-def of_store(store: Store) -> bytes:
+def of_store(store: Store, retention: RetentionSettings) -> bytes:
     """Return the metrics of a store, its watch and its mounts, as another process sees them.
 
     The result is empty if prometheus-client is not installed.
@@ -303,12 +305,13 @@ def of_store(store: Store) -> bytes:
         return b""
 
     def families() -> Iterator[Metric]:
-        for each in run_files.present(store.path, "watch")[:1]:
+        found = status.of_store(store, retention, public=True)
+        if found.watch is not None:
             # the process is just starting, or is of another version
             with contextlib.suppress(KeyError):
-                yield from list(_of_watch(each.facts, each.since / 1e9))
+                yield from list(_of_watch(found.watch.own_facts, found.watch.since))
         yield from _of_store(store)
-        yield from _of_mounts(store.path)
+        yield from _of_status(found)
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
@@ -399,18 +402,24 @@ def _of_store(store: Store) -> Iterator[Metric]:
     yield sizes
 
 
-def _of_mounts(root: bytes) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily
+def _of_status(found: Status) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    mounts = [each for each in run_files.present(root) if each.role == "mount"]
+    health = GaugeMetricFamily(
+        "buildidfs_health", "1 for the present verdict of status.", labels=["verdict"]
+    )
+    for verdict in Verdict:
+        health.add_metric([verdict.value], verdict is found.verdict)
+    yield health
+    mounts = [each for each in found.processes if each.role == status.MOUNT and each.own_facts]
     yield _gauge("mounts", "Mounts of the store.", len(mounts))
     requests = CounterMetricFamily(
         "buildidfs_mount_requests", "Requests of the kernel that a mount has answered.",
         labels=["mountpoint"],
     )  # fmt: skip
     for each in mounts:
-        if isinstance(count := each.facts.get("requests"), int):
-            requests.add_metric([each.path("mountpoint").decode("utf-8", "replace")], count)
+        if isinstance(count := each.own_facts.get("requests"), int):
+            requests.add_metric([utf8(each.raw_mountpoint)], count)
     yield requests
 
 

@@ -24,6 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.app import upkeep
+from buildidfs.app.answers import Limits
 from buildidfs.app.live.history_writer import Minutes
 from buildidfs.app.live.jit import JitFollower
 from buildidfs.app.live.state import (
@@ -153,7 +154,12 @@ def run(
                 upkeep.Upkeep(store, compress_after=upkeep.compress_after(settings)),
                 upkeep.Scrubbing(store, settings),
                 Minutes(store, watch.state),
-                run_files.Presence(store.path, "watch", mode="starting") as presence,
+                run_files.Presence(
+                    store.path,
+                    "watch",
+                    mode="starting",
+                    limits=Limits.of(upkeep.policy(settings.retention, store.path)),
+                ) as presence,
                 _exporting(metrics, store, settings, watch),
             ):
                 watch.start()

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from buildidfs import __version__, names
-from buildidfs.app.page import answers
+from buildidfs.app import answers
 
 _encode = msgspec.json.Encoder().encode
 

@@ -12,8 +12,7 @@ import heapq
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.app import catalog
-from buildidfs.app.page import answers
+from buildidfs.app import answers, catalog
 from buildidfs.app.page.overview import text
 from buildidfs.app.why import Explainer
 from buildidfs.errors import IntegrityError

@@ -20,7 +20,7 @@ from buildidfs.app.page import charts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from buildidfs.app.page import answers
+    from buildidfs.app import answers
 
 _HERE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 _MOST_TEXT: Final = 300

@@ -12,41 +12,36 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from buildidfs import __version__
-from buildidfs.app import containers, remedies, upkeep
+from buildidfs.app import answers, containers, remedies
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings
+from buildidfs.app.live import status
 from buildidfs.app.live.history_writer import group_name
-from buildidfs.app.live.state import fact_number, fact_rows
-from buildidfs.app.page import answers
 from buildidfs.app.survey import STEP, image_of, severity, why_lacking
 from buildidfs.app.survey import take as take_survey
 from buildidfs.model import Kind
 from buildidfs.names import kept_for
-from buildidfs.store import run_files
 from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from buildidfs.app.answers import Overview
     from buildidfs.app.containers import Contents
     from buildidfs.app.coverage import Row
-    from buildidfs.app.page.answers import Overview
     from buildidfs.app.survey import Counted, Survey
     from buildidfs.capture.base import Progress
-    from buildidfs.config import Settings
+    from buildidfs.config import RetentionSettings, Settings
     from buildidfs.serve.counters import Asked
     from buildidfs.store import ContainerEntry, Store
-    from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.schema import HistoryRow
 
 MOST_ASKED: Final = 50
 MOST_FILES: Final = 200
 """The number of files that the page of a container names."""
-_MOST_LOSSES: Final = 10
-_MOST_DEGRADED: Final = 10
 SPAN_S: Final = 30 * 86_400
 _STEPS: Final = 360
 _TREND_STEPS: Final = 60
@@ -67,18 +62,19 @@ def overview(
     survey: Survey | None,
     names: Names,
     *,
-    policy: Policy | None,
+    retention: RetentionSettings,
     misses: Iterable[Asked] = (),
     history: Iterable[HistoryRow] = (),
 ) -> answers.Overview:
     """Return the contents of the first page. Raises `StoreError`, `IntegrityError`."""
     history = list(history)
+    present = status.of_store(store, retention, public=True)
     known = _trends(history)
     return answers.Overview(
         version=__version__,
         time=time.time(),
         counted=None if survey is None else survey.time,
-        store=_holdings(store, policy),
+        store=_holdings(store, present),
         coverage=answers.Share() if survey is None else _share(survey.all),
         host=answers.Share() if survey is None else _share(survey.host),
         containers=[container(each, known) for each in (survey.containers if survey else ())],
@@ -95,11 +91,11 @@ def overview(
             )
             for each in (survey.going if survey else ())
         ],
-        health=_health(store),
+        health=status.health(present),
     )
 
 
-def _holdings(store: Store, policy: Policy | None) -> answers.Holdings:
+def _holdings(store: Store, limits: answers.Limits) -> answers.Holdings:
     held = store.stats()
     return answers.Holdings(
         build_ids=held.ids,
@@ -111,8 +107,8 @@ def _holdings(store: Store, policy: Policy | None) -> answers.Holdings:
         index_bytes=held.index_bytes,
         free_bytes=held.free_bytes,
         pins=held.pins,
-        limit_bytes=None if policy is None else policy.max_size,
-        keep_free_bytes=0 if policy is None else policy.keep_free,
+        limit_bytes=limits.max_size,
+        keep_free_bytes=limits.keep_free,
     )
 
 
@@ -212,40 +208,6 @@ def is_served(store: Store, ordinal: int | None) -> bool:
     if ordinal is None:
         return False
     return any(is_public(store.index.artifact(ordinal, kind)) for kind in Kind)
-
-
-def _health(store: Store) -> answers.Health:
-    """Return the facts of the watch on a store, without names of containers and files."""
-    watch = next(iter(run_files.present(store.path, "watch", looks=1)), None)
-    if watch is None:
-        return answers.Health(answers.NOT_RUNNING)
-    facts = watch.facts
-    losses: dict[str, answers.Loss] = {}
-    for row in fact_rows(facts, "losses"):
-        reason = str(row.get("reason", ""))[:200]
-        loss = losses.setdefault(reason, answers.Loss(reason, remedies.of_loss(reason), 0, 0))
-        loss.count += fact_number(row, "count")
-        loss.recent += fact_number(row, "recent")
-    degraded = facts.get("degraded")
-    return answers.Health(
-        mode=str(facts.get("mode", "starting"))[:40],
-        since=watch.since / 1e9,
-        captured=fact_number(facts, "captured"),
-        lost=sum(each.count for each in losses.values()),
-        waiting=fact_number(facts, "waiting"),
-        lag=_seconds(facts, "lag"),
-        events_lost=fact_number(facts, "events_lost"),
-        losses=sorted(losses.values(), key=lambda each: -each.count)[:_MOST_LOSSES],
-        degraded=[str(each)[:1000] for each in degraded[:_MOST_DEGRADED]]
-        if isinstance(degraded, list)
-        else [],
-        store_error="the store cannot be written" if facts.get("store_error") else "",
-    )
-
-
-def _seconds(row: dict[str, Any], name: str) -> float:
-    value = row.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 # --- the history -------------------------------------------------------------------------------
@@ -348,7 +310,7 @@ def take(store: Store, settings: Settings, progress: Progress | None) -> Overvie
         store,
         take_survey(store, go_on),
         Names(store),
-        policy=upkeep.policy(settings.retention, store.path),
+        retention=settings.retention,
         history=Trends(store).rows(),
     )
 

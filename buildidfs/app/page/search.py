@@ -18,7 +18,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.app.page import answers
+from buildidfs.app import answers
 from buildidfs.app.page.build_id import public_variants
 from buildidfs.app.page.overview import is_served, text
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from buildidfs import names
-from buildidfs.app import upkeep
+from buildidfs.app import answers
 from buildidfs.app.containers import Names
-from buildidfs.app.page import answers, api, build_id, html, overview, search, upload
+from buildidfs.app.page import api, build_id, html, overview, search, upload
 from buildidfs.app.page.overview import Trends
 from buildidfs.app.survey import Surveyor
 from buildidfs.app.why import Explainer
@@ -154,7 +154,7 @@ class Page:
             self._store,
             self._surveyor.latest,
             Names(self._store),
-            policy=upkeep.policy(self._settings.retention, self._store.path),
+            retention=self._settings.retention,
             misses=self._backend.misses.every(),
             history=self._trends.rows(),
         )

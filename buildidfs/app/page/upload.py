@@ -23,9 +23,8 @@ import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
-from buildidfs.app import coverage, inputs, remedies
+from buildidfs.app import answers, coverage, inputs, remedies
 from buildidfs.app.coverage import Coverage, Holdings
-from buildidfs.app.page import answers
 from buildidfs.app.page.overview import text
 from buildidfs.errors import BuildIdFsError, UsageError
 from buildidfs.linux import child

@@ -10,12 +10,12 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from buildidfs.app.live.state import fact_number, fact_rows
-from buildidfs.app.service import up
+from buildidfs.app.live.status import MOUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from buildidfs.app.service.status import Running, Status
+    from buildidfs.app.answers import Status
 
 _WINDOW_S: Final = 30.0
 
@@ -74,24 +74,23 @@ class Activity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._samples: deque[_Sample] = deque()
-        self._watch: tuple[int, int] | None = None
+        self._watch: tuple[int | None, float] | None = None
 
     def add(self, status: Status) -> View:
         """Add a status, and return the activity since the oldest remembered one."""
-        watch = _running(status, up.WATCH)
-        present = watch[0].present if watch else None
-        which = None if present is None else (present.pid, present.since)
+        watch = status.watch
+        facts: Mapping[str, Any] = {} if watch is None else watch.own_facts
+        which = None if watch is None else (watch.pid, watch.since)
         if which != self._watch:
             self._watch = which
             self._samples.clear()
-        facts: Mapping[str, Any] = {} if present is None else present.facts
         sources = fact_rows(facts, "sources")
-        mounts = [each.present for each in _running(status, up.MOUNT) if each.present is not None]
+        mounts = [each for each in status.processes if each.role == MOUNT and each.own_facts]
         now = _Sample(
             self._clock(),
             status.disk_bytes,
             Counter({_text(each, "container"): fact_number(each, "captured") for each in sources}),
-            Counter({each.pid: fact_number(each.facts, "requests") for each in mounts}),
+            Counter({each.pid or 0: fact_number(each.own_facts, "requests") for each in mounts}),
         )
         now.captured["\0all"] = fact_number(facts, "captured")
         self._samples.append(now)
@@ -110,9 +109,9 @@ class Activity:
             (now.stored - first.stored) / seconds if seconds else None,
             [
                 MountActivity(
-                    each.path("mountpoint"),
-                    now.requests[each.pid] if "requests" in each.facts else None,
-                    rate(now.requests[each.pid], first.requests[each.pid]),
+                    each.raw_mountpoint,
+                    now.requests[each.pid or 0] if "requests" in each.own_facts else None,
+                    rate(now.requests[each.pid or 0], first.requests[each.pid or 0]),
                 )
                 for each in mounts
             ],
@@ -122,10 +121,6 @@ class Activity:
                 {key: rate(now.captured[key], first.captured[key]) for key in now.captured},
             ),
         )
-
-
-def _running(status: Status, role: str) -> list[Running]:
-    return [each for each in status.processes if each.role == role]
 
 
 def _rows(

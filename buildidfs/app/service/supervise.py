@@ -14,11 +14,12 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs import errors
+from buildidfs.app.live.status import Part
 from buildidfs.errors import IncompleteError
 from buildidfs.linux import child as processes
 from buildidfs.linux.sdnotify import Inbox
@@ -67,24 +68,6 @@ class Program(msgspec.Struct, frozen=True):
     needed: bool = False
     grace: float = 15
     cleanup: Callable[[], object] = lambda: None
-
-
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a program for ``status``. Times are Unix time in nanoseconds.
-
-    The state is ``starting`` until the program reports that it is ready, then ``running``. After a
-    failure it is ``waiting`` until ``due``, with the ``reason`` of the failure. It is ``ended`` if
-    the program was asked to end.
-    """
-
-    name: str
-    state: Literal["starting", "running", "waiting", "ended"]
-    pid: int = 0
-    since: int = 0
-    restarts: int = 0
-    reason: str = ""
-    status: str = ""
-    due: int = 0
 
 
 class SupervisedProgram:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import buildidfs
-from buildidfs.app.service.supervise import Part, Program
+from buildidfs.app.live.status import MOUNT, PUSH, SERVE, UP, WATCH, Part, parts
+from buildidfs.app.service.supervise import Program
 from buildidfs.capture.process.gate import ProcessGate
 from buildidfs.errors import CapabilityError, MountError, UsageError
 from buildidfs.linux import procfs
@@ -28,12 +29,6 @@ from buildidfs.store.run_files import Presence, Present
 
 if TYPE_CHECKING:
     StorePath = str | bytes | os.PathLike[str]
-
-ROLE = "up"
-WATCH = "watch"
-MOUNT = "mount"
-SERVE = "serve"
-PUSH = "push"
 
 _WATCH_GRACE_S = 30.0  # a commit in progress may take that long on a slow disk
 _MOUNT_GRACE_S = 15.0
@@ -109,7 +104,7 @@ def start(
         # Another process may find us and send the signal early: all programs are just being
         # started.
         signal.signal(RETRY, signal.SIG_IGN)
-        with Presence.only(root, ROLE, **facts) as known:
+        with Presence.only(root, UP, **facts) as known:
             Supervisor(list(wanted), known, _environment(environ)).run(told)
 
     if ready is not None:
@@ -122,7 +117,7 @@ def start(
 
 def running(store_path: StorePath) -> Present | None:
     """Return the supervisor of a store, if one runs."""
-    return next(iter(run_files.present(store_path, ROLE)), None)
+    return next(iter(run_files.present(store_path, UP)), None)
 
 
 def elsewhere(store_path: StorePath) -> list[bytes]:
@@ -138,7 +133,7 @@ def elsewhere(store_path: StorePath) -> list[bytes]:
         try:
             if b"buildidfs" not in gate.ask(pid_fd, pid, _command_line):
                 continue
-            root = run_files.store_with_role(procfs.open_files(pid_fd), ROLE, pid)
+            root = run_files.store_with_role(procfs.open_files(pid_fd), UP, pid)
         except OSError:
             continue
         finally:
@@ -150,14 +145,6 @@ def elsewhere(store_path: StorePath) -> list[bytes]:
 
 def _command_line(pid_fd: int) -> bytes:
     return procfs.read_text(pid_fd, b"cmdline")
-
-
-def parts(supervisor: Present) -> list[Part]:
-    """Return the states of the programs that a supervisor reports."""
-    try:
-        return msgspec.convert(supervisor.facts.get("children", []), list[Part])
-    except msgspec.ValidationError:
-        return []  # its version is another one
 
 
 def hurry(store_path: StorePath, seconds: float) -> None:

@@ -7,12 +7,223 @@ not UTF-8 are replaced; each form escapes these texts in its own way.
 
 from __future__ import annotations
 
-from typing import Final
+import base64
+import enum
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from buildidfs import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Self
+
+    from buildidfs.store.retention.eviction import Policy
+    from buildidfs.store.retention.tally import Evicted as EvictedBlob
+    from buildidfs.store.retention.tally import Evictions, Tally
 
 NOT_RUNNING: Final = "not running"
 """The mode if no watch runs."""
+
+
+class Verdict(enum.Enum):
+    """The health of the processes of a store, the best first."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    """The processes work, but with restrictions: some of the starting programs may be missed."""
+    LOSING = "losing"
+    """Files were lost in the last ten minutes, or no events are followed just now."""
+    DOWN = "down"
+    """No process runs, or a process that should run does not run or does not answer."""
+
+    @property
+    def rank(self) -> int:
+        """Return 0 for the best verdict, and a larger number for each worse one."""
+        return list(Verdict).index(self)
+
+
+def utf8(raw: bytes) -> str:
+    """Return a path as text; bytes that are not UTF-8 are replaced."""
+    return raw.decode("utf-8", "replace")
+
+
+def base64_of(raw: bytes) -> str | UnsetType:
+    """Return a path in base64 if it is not UTF-8, else nothing."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(raw).decode()
+    return UNSET
+
+
+class Located(msgspec.Struct, frozen=True, kw_only=True):
+    """A path as text, and in base64 if its bytes are not UTF-8."""
+
+    path: str
+    path_b64: str | UnsetType = UNSET
+
+    @property
+    def raw_path(self) -> bytes:
+        """Return the path as bytes."""
+        if self.path_b64 is UNSET:
+            return self.path.encode()
+        return base64.b64decode(self.path_b64)
+
+
+class EvictedFile(Located, frozen=True):
+    """A blob that was removed to make room at a ``time`` (Unix time in seconds).
+
+    ``again`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
+    """
+
+    build_id: str
+    stored_bytes: int
+    time: int
+    again: str
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Counts of the blobs that were removed to make room, and the ``named`` ones of them."""
+
+    recapturable: int
+    recapturable_bytes: int
+    lost: int
+    lost_bytes: int
+    named: list[EvictedFile]
+
+    @classmethod
+    def of(cls, counts: Tally | Evictions, named: Iterable[EvictedBlob]) -> Self:
+        """Return the counts of a store or a process."""
+        return cls(
+            counts.again,
+            counts.again_bytes,
+            counts.losses,
+            counts.lost_bytes,
+            [
+                EvictedFile(
+                    path=utf8(each.path),
+                    path_b64=base64_of(each.path),
+                    build_id=each.build_id.hex(),
+                    stored_bytes=each.size,
+                    time=each.when,
+                    again=each.again,
+                )
+                for each in named
+            ],
+        )
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of a store in bytes and seconds; None is no limit."""
+
+    max_size: int | None
+    keep_free: int
+    max_age: int | None
+    min_age: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> Self:
+        """Return the limits of a policy."""
+        return cls(policy.max_size, policy.keep_free, policy.max_age, policy.min_age)
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A long-running process of a store, or one that should run. Times are Unix time.
+
+    ``state`` is ``starting``, ``running``, ``waiting`` or ``ended`` according to its supervisor,
+    ``stopped`` if a signal has stopped the process, ``not answering`` if it does not do its work.
+    A process has ``restarts``, ``reason`` (of its last failure), ``status`` and ``due`` if it has a
+    supervisor, and ``version`` and ``facts`` if it runs.
+    """
+
+    role: str
+    state: str
+    pid: int | None
+    since: float
+    version: str | UnsetType = UNSET
+    restarts: int | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    due: float | UnsetType | None = UNSET
+    mountpoint: str | UnsetType = UNSET
+    mountpoint_b64: str | UnsetType = UNSET
+    facts: dict[str, Any] | UnsetType = UNSET
+
+    @property
+    def has_supervisor(self) -> bool:
+        """Return True if `buildidfs up` runs it."""
+        return self.restarts is not UNSET
+
+    @property
+    def own_facts(self) -> dict[str, Any]:
+        """Return the report of the process; empty if there is none."""
+        return {} if self.facts is UNSET else self.facts
+
+    @property
+    def raw_mountpoint(self) -> bytes:
+        """Return the path of a mount; empty for other processes."""
+        if self.mountpoint_b64 is not UNSET:
+            return base64.b64decode(self.mountpoint_b64)
+        return b"" if self.mountpoint is UNSET else self.mountpoint.encode()
+
+
+_EXIT_CODES: Final = {
+    Verdict.HEALTHY: 0,
+    Verdict.DEGRADED: errors.DEGRADED,
+    Verdict.LOSING: errors.LOSING,
+    Verdict.DOWN: errors.IncompleteError.exit_code,
+}
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault of the processes of a store and its remedy; both are clauses for a person."""
+
+    verdict: Verdict
+    reason: str
+    remedy: str
+
+
+class Status(Limits, frozen=True, kw_only=True):
+    """A store and its processes, each supervisor before those that it runs.
+
+    ``evicted`` and ``noted`` count the blobs and files that found no room since the store was made.
+    The limits are those in effect; ``configured`` are those of the settings, None if they are the
+    same. ``findings`` has the faults, the worst first.
+    """
+
+    store: str
+    build_ids: int
+    blob_bytes: int
+    stored_bytes: int
+    jit_bytes: int
+    index_bytes: int
+    free_bytes: int
+    pins: int
+    evicted: Removed
+    noted: int
+    configured: Limits | None
+    verdict: Verdict
+    well: bool
+    findings: list[Fault]
+    processes: list[Process]
+
+    @property
+    def disk_bytes(self) -> int:
+        """Return the bytes that blobs, index and names of generated code take on disk."""
+        return self.stored_bytes + self.index_bytes + self.jit_bytes
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit status for the verdict."""
+        return _EXIT_CODES[self.verdict]
+
+    @property
+    def watch(self) -> Process | None:
+        """Return the watch, if one runs or should run."""
+        return next((each for each in self.processes if each.role == "watch"), None)
 
 
 class Share(msgspec.Struct):
@@ -162,8 +373,14 @@ class Loss(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """The state of the capture. ``mode`` is that of the watch, or `NOT_RUNNING`."""
+    """The verdict and the faults of ``buildidfs status`` without names of containers and files, and
+    the counts of the watch.
 
+    ``mode`` is that of the watch, or its state if it does not work, or `NOT_RUNNING`.
+    """
+
+    verdict: Verdict
+    findings: list[Fault]
     mode: str
     since: float | None = None
     captured: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.app.service.status: the verdict on what runs, its reasons, and what to do."""
+"""buildidfs.app.live.status: the verdict on what runs, its reasons, and what to do."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from buildidfs import errors
+from buildidfs.app.answers import Fault, Status, Verdict
+from buildidfs.app.live import status
 from buildidfs.app.live.state import STOPPED
-from buildidfs.app.service import status, up
-from buildidfs.app.service.status import Finding, Status, Verdict
-from buildidfs.app.service.supervise import Part
+from buildidfs.app.live.status import MOUNT, UP, WATCH, Part
+from buildidfs.config import RetentionSettings
 from buildidfs.linux import machine
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
@@ -28,24 +28,13 @@ def root(tmp_path: Path) -> Path:
 
 
 def _status(root: Path, **facts: object) -> Status:
-    with Presence(root, up.WATCH, **{**WELL, "told": time.monotonic(), **facts}):
-        return status.take(root)
+    with Presence(root, WATCH, **{**WELL, "told": time.monotonic(), **facts}):
+        return status.take(root, RetentionSettings())
 
 
-def _finding(root: Path, **facts: object) -> Finding:
+def _finding(root: Path, **facts: object) -> Fault:
     (finding,) = _status(root, **facts).findings
     return finding
-
-
-def test_each_verdict_has_an_exit_status() -> None:
-    codes = {verdict: verdict.exit_code for verdict in Verdict}
-    assert codes == {
-        Verdict.HEALTHY: 0,
-        Verdict.DEGRADED: errors.DEGRADED,
-        Verdict.LOSING: errors.LOSING,
-        Verdict.DOWN: 3,
-    }
-    assert max(Verdict) is Verdict.DOWN
 
 
 def test_watch_that_follows_is_healthy(root: Path) -> None:
@@ -104,7 +93,7 @@ def test_blind_spot_comes_with_its_own_remedy(root: Path, monkeypatch: pytest.Mo
     spot = machine.blind_spot()
     assert spot is not None
     finding = _finding(root, mode="confined", degraded=[f"{spot.unseen}: {spot.remedy}"])
-    assert finding == Finding(Verdict.DEGRADED, spot.unseen, spot.remedy)
+    assert finding == Fault(Verdict.DEGRADED, spot.unseen, spot.remedy)
 
 
 def test_watch_that_tells_nothing_any_more_does_not_answer(root: Path) -> None:
@@ -115,8 +104,8 @@ def test_watch_that_tells_nothing_any_more_does_not_answer(root: Path) -> None:
 
 
 def test_the_worst_comes_first(root: Path) -> None:
-    parts = [Part(up.MOUNT, "waiting", reason="busy"), Part("other", "starting")]
-    with Presence(root, up.ROLE, children=parts):
+    parts = [Part(MOUNT, "waiting", reason="busy"), Part("other", "starting")]
+    with Presence(root, UP, children=parts):
         found = _status(root, degraded=["half blind"], store_error="disk full")
     verdicts = [finding.verdict for finding in found.findings]
     assert verdicts == [Verdict.DOWN, Verdict.LOSING, Verdict.DEGRADED, Verdict.DEGRADED]
