@@ -18,6 +18,18 @@ _MOST_BYTES = 4096
 _UCRED = struct.Struct("iII")  # pid, uid, gid; credentials(7)
 
 
+def encoded(*assignments: str) -> bytes:
+    """Return the message with some assignments ``NAME=VALUE``."""
+    lines = "\n".join(" ".join(each.split("\n")) for each in assignments)
+    return lines.encode("utf-8", "replace")[:_MOST_BYTES]
+
+
+def decoded(message: bytes) -> dict[str, str]:
+    """Return the values in a message, by name."""
+    lines = message.decode("utf-8", "replace").split("\n")
+    return {name: text for name, _, text in (each.partition("=") for each in lines)}
+
+
 class Notifier:
     """The side of the service. Without a ``NOTIFY_SOCKET`` its methods do nothing.
 
@@ -49,11 +61,10 @@ class Notifier:
     def _send(self, *assignments: str) -> None:
         if not self._address:
             return
-        lines = "\n".join(" ".join(each.split("\n")) for each in assignments)
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sender:
             sender.settimeout(_PATIENCE_S)
-            sender.sendto(lines.encode("utf-8", "replace")[:_MOST_BYTES], self._address)
+            sender.sendto(encoded(*assignments), self._address)
 
 
 class Inbox:
@@ -90,8 +101,7 @@ class Inbox:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 _, uid, _ = _UCRED.unpack(payload)
                 if uid in (0, os.geteuid()):
-                    lines = data.decode("utf-8", "replace").split("\n")
-                    return {name: text for name, _, text in (x.partition("=") for x in lines)}
+                    return decoded(data)
         return {}
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 """`Link`: the process that makes the requests to one bucket (`requests`), and the way to it.
 
 The process has a limit of memory, and is started with the first request. If it ends, requests fail
-until it is started again, after a pause that grows. Each request in progress has a channel, a
+until it is started again. Each request in progress has a channel, a
 socket of packets, so that requests do not wait for each other.
 """
 
@@ -13,28 +13,22 @@ import os
 import select
 import socket
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.linux import child as child_process
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from buildidfs.linux.child import Child
 
 PACKET: Final = 200 << 10
 """The size of a packet, which the kernel limits."""
 INLINE: Final = 128 << 10
 """The bytes of an object that are in a packet; more bytes go to a descriptor."""
 
-_FIRST_RESTART_S: Final = 0.25
-_LAST_RESTART_S: Final = 5.0
-_START_S: Final = 20.0
 _SPARE_S: Final = 5.0
 _MOST_IDLE: Final = 64
 _MOST_LINE: Final = 16 << 10
@@ -122,13 +116,10 @@ _replies = msgspec.msgpack.Decoder(Reply)
 class _Process:
     """A running process: its socket, and its idle channels."""
 
-    def __init__(self, introduction: bytes) -> None:
-        self.child: Child
-        self.child, self.control = child_process.start_with_socket(
-            "buildidfs.remote.requests", quiet=True
-        )
-        self.control.settimeout(_START_S)
-        self.control.send(introduction)
+    def __init__(self, program: Supervised) -> None:
+        """Start the process. Raises OSError."""
+        self._program = program
+        self._control = program.start()
         self.idle: list[socket.socket] = []
         self.lock = threading.Lock()
 
@@ -140,7 +131,7 @@ class _Process:
             ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with its:
                 try:
-                    socket.send_fds(self.control, [b"."], [its.fileno()])
+                    socket.send_fds(self._control, [b"."], [its.fileno()])
                 except OSError:
                     ours.close()
                     raise
@@ -157,29 +148,28 @@ class _Process:
     def end(self) -> None:
         """Kill the process."""
         with self.lock:
-            for channel in (*self.idle, self.control):
+            for channel in self.idle:
                 channel.close()
             self.idle.clear()
-        self.child.end(0)
+            self._program.kill(0)
 
 
 class Link:
     """Sends requests to the process of a bucket. Thread-safe."""
 
     def __init__(self, introduction: Introduction) -> None:
-        self._introduction = _encode(introduction)
+        self._program = Supervised(
+            "buildidfs.remote.requests", introduction=_encode(introduction), quiet=True
+        )
         self._lock = threading.Lock()
         self._uploading = threading.Lock()
         self._process: _Process | None = None
         self._finalizer: weakref.finalize[[], Link] | None = None
-        self._not_before = 0.0
-        self._pause = _FIRST_RESTART_S
 
     @property
     def pid(self) -> int:
         """The number of the process, 0 while there is none."""
-        process = self._process
-        return 0 if process is None else process.child.pid
+        return self._program.pid
 
     def ask(self, request: Request, fd: int = -1) -> Reply:
         """Send a request, and wait for its answer. Raises `LinkDown`."""
@@ -229,7 +219,7 @@ class Link:
         data = channel.recv(PACKET)
         if not data:
             raise ConnectionResetError
-        self._pause = _FIRST_RESTART_S
+        self._program.restarts.succeeded()
         return _replies.decode(data)
 
     @contextlib.contextmanager
@@ -257,13 +247,10 @@ class Link:
         with self._lock:
             if self._process is not None:
                 return self._process
-            now = time.monotonic()
-            if now < self._not_before:
-                raise LinkDown(_ENDED)
-            self._not_before = now + self._pause
-            self._pause = min(2 * self._pause, _LAST_RESTART_S)
             try:
-                self._process = _Process(self._introduction)
+                self._process = _Process(self._program)
+            except BlockingIOError:
+                raise LinkDown(_ENDED) from None
             except OSError as error:
                 raise LinkDown(
                     f"the process that asks it cannot start: {error.strerror}"
@@ -278,6 +265,7 @@ class Link:
                 self._process = None
                 if self._finalizer is not None:
                     self._finalizer()
+                self._program.restarts.failed()
 
 
 _ENDED: Final = "its answers took too much memory, or the process that asks it was killed"

@@ -32,6 +32,7 @@ from obstore import exceptions as failures
 from obstore import store as stores
 
 from buildidfs.backoff import Backoff
+from buildidfs.linux import supervised
 from buildidfs.linux.file_ops import write_fully_at
 from buildidfs.remote import listings
 from buildidfs.remote.link import (
@@ -364,6 +365,7 @@ def main(words: Sequence[str]) -> None:
     threading.excepthook = lambda _: os._exit(1)  # it lacks memory
     with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as control:
         requests = _Requests(msgspec.msgpack.decode(control.recv(PACKET), type=Introduction))
+        supervised.report_ready(control)
         while True:
             data, fds, _, _ = socket.recv_fds(control, PACKET, 1)
             if not data:

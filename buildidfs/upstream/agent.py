@@ -2,8 +2,8 @@
 """A separate process that fetches for a mount or a server, and the client for it.
 
 A mount and a server only read the store, and must answer even if an upstream server hangs. So
-another process downloads and commits. It is started with the first request, ends when its socket is
-closed, and is restarted after a fault.
+another process downloads and commits. It is started with the first request, and ends when its
+socket is closed.
 
 The first packet goes to the module that has the ``main`` of the process. Each further packet is one
 question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.errors import BuildIdFsError
-from buildidfs.linux import child as child_process
+from buildidfs.linux import supervised
+from buildidfs.linux.supervised import Supervised
 from buildidfs.model import BuildId, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from buildidfs.linux.child import Child
     from buildidfs.store import Store
     from buildidfs.upstream.fetcher import Upstreams
 
@@ -45,8 +45,6 @@ LATE: Final = "late"
 
 INTRODUCTION_MAX: Final = 192 << 10
 _PACKET: Final = 64 << 10
-_FIRST_RESTART_S: Final = 0.25
-_LAST_RESTART_S: Final = 5.0
 _END_S: Final = 5.0
 _ABSENT_S: Final = 300.0
 _UNAVAILABLE_S: Final = 15.0
@@ -104,15 +102,10 @@ class Agent:
         """
         self.token = token
         self._absent_s = min(absent_s, _ABSENT_S)
-        self._command = module, tuple(words)
-        self._introduction = introduction
+        self._program = Supervised(module, *words, introduction=introduction)
         self.wait_s = wait_s
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._pipe: socket.socket | None = None
-        self._child: Child | None = None
-        self._not_before = 0.0
-        self._pause = _FIRST_RESTART_S
         self._waits_from = 0.0
         self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[Answer]]] = {}
         self._asked: dict[tuple[bytes, Kind], Future[Answer]] = {}
@@ -157,75 +150,67 @@ class Agent:
         """End the process, and all waits for it."""
         with self._lock:
             self._closed = True
-            child = self._child
-            self._drop()
-        if child is not None and child.wait(_END_S) is None:
-            log.warning("the process that fetches did not end in time, and is killed")
-            child.end(_END_S)
+            self._fail_waiting()
+            if not self._program.close(_END_S):
+                log.warning("the process that fetches did not end in time, and was killed")
 
     def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[Answer]:
         """Send a question; the caller holds the lock."""
         future: Future[Answer] = Future()
-        if len(self._waiting) >= _MOST_WAITING or not self._is_running():
+        pipe = self._started() if len(self._waiting) < _MOST_WAITING else None
+        if pipe is None:
             future.set_result(Answer(0, UNAVAILABLE))
             return future
         number = next(self._numbers)
         build_id, kind = key
         self._waiting[number] = key, future
         self._asked[key] = future
-        assert self._pipe is not None
         try:
-            self._pipe.send(_encode(Question(number, build_id.hex(), int(kind), hops, via[:1024])))
+            pipe.send(_encode(Question(number, build_id.hex(), int(kind), hops, via[:1024])))
         except OSError:
             self._drop()
         return future
 
-    def _is_running(self) -> bool:
-        """Start the process if it does not run; return False if that is not possible now."""
-        now = time.monotonic()
-        if self._pipe is not None:
-            return True
-        if self._closed or now < self._not_before:
-            return False
-        self._not_before = now + self._pause
-        self._pause = min(2 * self._pause, _LAST_RESTART_S)
-        module, words = self._command
-        if self._child is not None:
-            self._child.end(0)
+    def _started(self) -> socket.socket | None:
+        """Return the socket of the process; None if it cannot be started now."""
+        if self._closed:
+            return None
+        if self._program.channel is not None:
+            return self._program.channel
         try:
-            self._child, self._pipe = child_process.start_with_socket(module, *words)
-            self._pipe.send(self._introduction)
+            pipe = self._program.start()
+        except BlockingIOError:
+            return None
         except OSError as error:
             log.warning("cannot start the process that fetches: %s", error.strerror)
-            self._drop()
-            return False
-        self._pipe.settimeout(_END_S)  # for sending, because a stopped process must not block us
+            return None
+        pipe.settimeout(_END_S)  # for sending, because a stopped process must not block us
         reader = threading.Thread(
-            target=self._read, args=(self._pipe.dup(),), daemon=True, name="buildidfs-fetch"
+            target=self._read, args=(pipe, pipe.dup()), daemon=True, name="buildidfs-fetch"
         )
         reader.start()
-        return True
+        return pipe
 
-    def _read(self, pipe: socket.socket) -> None:
-        pipe.settimeout(None)
-        with pipe:
+    def _read(self, pipe: socket.socket, own: socket.socket) -> None:
+        own.settimeout(None)
+        with own:
             while True:
                 try:
-                    packet = pipe.recv(_PACKET)
+                    packet = own.recv(_PACKET)
                     if not packet:
                         break
                     self._take(_answers.decode(packet))
                 except (OSError, msgspec.MsgspecError):
                     break
         with self._lock:
-            if not self._closed:
+            if self._program.channel is pipe:
                 log.warning("the process that fetches has ended; the next request starts it again")
-            self._drop()
+                self._drop()
 
     def _take(self, answer: Answer) -> None:
         now = time.monotonic()
         with self._lock:
-            self._pause = _FIRST_RESTART_S
+            self._program.restarts.succeeded()
             waiting = self._waiting.pop(answer.number, None)
             if waiting is None:
                 return
@@ -253,15 +238,13 @@ class Agent:
             log.warning("cannot fetch a file that the store lacks: %s", why)
 
     def _drop(self) -> None:
-        """Answer all open questions, because the process does not any more; the caller holds the
-        lock.
-        """
-        if self._pipe is not None:
-            with contextlib.suppress(OSError):
-                # The reading thread has another descriptor of it, which close() leaves open.
-                self._pipe.shutdown(socket.SHUT_RDWR)
-            self._pipe.close()
-        self._pipe = None
+        """Kill the process, which does not answer any more; the caller holds the lock."""
+        self._program.kill(0)
+        self._program.restarts.failed()
+        self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        """Answer all open questions; the caller holds the lock."""
         waiting, self._waiting = self._waiting, {}
         self._asked.clear()
         for _, future in waiting.values():
@@ -278,6 +261,7 @@ def serve(
 
     ``opened`` opens the store; its errors are raised.
     """
+    supervised.report_ready(pipe)
     with contextlib.closing(opened()) as store, upstreams_of(store) as upstreams:
         pool = ThreadPoolExecutor(workers, "fetch")
 

@@ -116,11 +116,10 @@ def _seed_messages() -> Iterator[bytes]:
     yield protocol.encode(protocol.Caught(b"k", 1, 2, b"/x", at.identity, place, BuildId(b"abcd")))
     yield protocol.encode(protocol.Missed(1, b"/x", "gone", 2))
     yield protocol.encode(protocol.Lost(3, "x"))
-    yield protocol.encode(protocol.Ready(("x", "y")))
     yield protocol.encode(protocol.Counts(1, 2, 3, 4, 5))
     yield protocol.encode(protocol.Forget((b"a", b"b")))
     yield protocol.encode(protocol.Flooded(place, 5, (b"/x",)))
-    yield protocol.encode(protocol.Failed("x", privilege=True))
+    yield protocol.encode(protocol.Failed("x"))
 
 
 def _huge_messages() -> Iterator[bytes]:

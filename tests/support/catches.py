@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from buildidfs.capture.live.client import Watcher
-from buildidfs.capture.live.protocol import Caught, Message, Ready
+from buildidfs.capture.live.protocol import Caught, Message
 from tests.support import quiet
 from tests.support.clients import Argument, run, tool
 from tests.support.waiting import lines, until
@@ -153,7 +153,7 @@ class Catches:
         self._others: list[Message] = []
         quiet.expect_alone()
         self.watcher = Watcher(self._receive, self.ended.append)
-        self.ready: Ready = self.watcher.start()
+        self.ready = self.watcher.start()
 
     def __enter__(self) -> Catches:
         return self

@@ -18,7 +18,6 @@ import msgspec
 import pytest
 
 from buildidfs.app.live import watch
-from buildidfs.app.live import watch as watch_module
 from buildidfs.app.live.state import OTHERS, Event, Losses, WatchOptions
 from buildidfs.app.live.watch import Scans, Watch
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Message, Missed, Place
@@ -258,19 +257,6 @@ def test_gaps_and_refusals_are_looked_at(make: Callable[..., Caughts]) -> None:
     caughts.hear(Missed(2, b"/closed", "Permission denied", 13))
     caughts.hear(Lost(7, "too fast"))
     assert caughts.scanned == [2, "too fast"]
-
-
-def test_pauses_before_restarts_get_longer(make: Callable[..., Caughts]) -> None:
-    watch = make().watch
-    pauses = []
-    for _ in range(10):
-        watch._ended("it was killed")
-        pauses.append(watch._pause)
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
-    watch._mode = "following"  # for a long time: monotonic time is that of the boot
-    watch._followed_since = -watch_module._LAST_PAUSE_S
-    watch._ended("it was killed")
-    assert watch._pause == 1
 
 
 # --- scans ---------------------------------------------------------------------------------------

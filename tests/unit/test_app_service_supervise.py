@@ -36,8 +36,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _RUNNER = """
 import json, os, sys
 from buildidfs import errors, log
-from buildidfs.app.service.supervise import Backoff, Program
+from buildidfs.app.service.supervise import Program
 from buildidfs.app.service.supervise import Supervisor
+from buildidfs.backoff import Backoff
 from buildidfs.store.run_files import Presence
 log.setup(1)
 root, programs, patience = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
@@ -48,7 +49,8 @@ for values in programs:
     made.append(Program(argv=argv, cleanup=lambda done=done: open(done, "x").close(), **values))
 with Presence.only(root, "up") as known:
     try:
-        supervisor = Supervisor(made, known, os.environ, Backoff(**patience))
+        backoff = Backoff(**{"first": 0.5, "most": 60, **patience})
+        supervisor = Supervisor(made, known, os.environ, backoff)
         supervisor.run(lambda: print("ready", flush=True))
     except errors.BuildIdFsError as error:
         print(type(error).__name__, error, flush=True)
@@ -181,14 +183,6 @@ def test_what_fails_is_started_again_later_each_time(tmp_path: Path) -> None:
     assert all(wait >= least for wait, least in zip(waits, (0.1, 0.2, 0.4, 0.4), strict=False))
     assert max(waits) < 10
     assert "warning: bad: broken; again in 0.1 s" in running.log()
-
-
-def test_after_a_good_run_it_begins_again(tmp_path: Path) -> None:
-    with _running(tmp_path, {"name": "a", "sh": GOOD}, first=0.01, most=1000, good=0) as running:
-        for restarts in range(20):  # without the reset the next start would be in a day
-            part = running.until("a", state="running", restarts=restarts)
-            os.kill(part.pid, signal.SIGKILL)
-        assert running.until("a", restarts=20).reason == "killed by SIGKILL"
 
 
 def test_reason_without_a_word(tmp_path: Path) -> None:

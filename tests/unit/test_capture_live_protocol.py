@@ -27,7 +27,6 @@ from buildidfs.capture.live.protocol import (
     Missed,
     Outbox,
     Place,
-    Ready,
     receive,
 )
 from buildidfs.model import BuildId, NamespaceSet
@@ -44,9 +43,7 @@ ALL = [
     msgspec.structs.replace(CAUGHT, path=b"/" + b"\xff" * 4095),
     Missed(1, b"/bin/app", "No such file or directory", 2),
     Lost(1972, "too fast"),
-    Ready(()),
-    Ready(("this", "and that")),
-    Failed("no", privilege=True),
+    Failed("no"),
     Generated(7, Share("uid 1000", "mnt:7")),
     Counts(1, 2, 3, 4, 5),
     Forget((b"k" * 16,) * 512),

@@ -91,9 +91,9 @@ def test_errors_are_those_of_the_file(helper: FileHelper, tmp_path: Path) -> Non
 
 def test_helper_that_was_killed_is_started_again(helper: FileHelper, fd: int) -> None:
     helper.look(DEVICE, fd)
-    assert helper._process is not None
-    helper._process.send(signal.SIGKILL)
-    helper._process.wait(30)
+    assert helper._program.process is not None
+    helper._program.process.send(signal.SIGKILL)
+    helper._program.process.wait(30)
     with pytest.raises(OSError, match="was ended"):
         helper.look(DEVICE, fd)
     assert helper.look(DEVICE, fd) == statx.identity(fd)
@@ -166,7 +166,7 @@ def test_closing_does_not_wait_for_an_answer(file: Path, tmp_path: Path) -> None
 
         thread = threading.Thread(target=ask)
         thread.start()
-        until(lambda: helper._process is not None, "a question")
+        until(lambda: helper._program.process is not None, "a question")
         begun = time.monotonic()
         helper.close()
         thread.join(30)

@@ -86,8 +86,6 @@ POLL_S: Final = 2.0
 _TURN_S: Final = 0.25
 _TOLD_S: Final = 2.0
 _SWITCH_INTERVAL_S: Final = 0.0005
-_FIRST_PAUSE_S: Final = 0.5
-_LAST_PAUSE_S: Final = 60.0
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
 END_S: Final = 14.0
@@ -279,9 +277,7 @@ class Watch(Listener):
         self._flooding: set[str] = set()
         self._restarts = 0
         self._why_ended = ""
-        self._pause = _FIRST_PAUSE_S
-        self._restart_at: float | None = None
-        self._followed_since = 0.0
+        self._is_interrupted = False
         self._named = 0
         self._named_since = 0.0
 
@@ -308,9 +304,9 @@ class Watch(Listener):
         self._live.check()
         self._log_losses()
         self._find_silent()
-        if self._restart_at is None or time.monotonic() < self._restart_at:
+        if not self._is_interrupted or not self._watcher.is_due:
             return
-        self._restart_at = None
+        self._is_interrupted = False
         _log.warning("the catcher ended (%s): starting it again", self._why_ended)
         self._watcher.close()
         try:
@@ -382,7 +378,7 @@ class Watch(Listener):
 
         Safe to call twice. Does not raise.
         """
-        self._restart_at = None
+        self._is_interrupted = False
         self._watcher.close()
         self._scans.close()
         self._jit.close()
@@ -406,11 +402,10 @@ class Watch(Listener):
     # --- the catcher -----------------------------------------------------------------------
 
     def _begin_to_follow(self) -> None:
-        ready = self._watcher.start()
+        degraded = self._watcher.start()
         blind_spots = _blind_spots()
         self._mode = "confined" if blind_spots else "following"
-        self._followed_since = time.monotonic()
-        self._less((*blind_spots, *ready.degraded))
+        self._less((*blind_spots, *degraded))
 
     def _less(self, degraded: tuple[str, ...]) -> None:
         """Record all restrictions, and log each once."""
@@ -420,18 +415,12 @@ class Watch(Listener):
                 _log.warning("%s", text)
 
     def _ended(self, reason: str) -> None:
-        """Handle the end of the catcher: start it again after a delay, which grows unless the
-        catcher worked for a while.
-        """
-        now = time.monotonic()
-        if self._mode != "interrupted" and now - self._followed_since > _LAST_PAUSE_S:
-            self._pause = _FIRST_PAUSE_S
+        """Handle the end of the catcher: `tend` starts it again when that is due."""
         self._mode, self._why_ended = "interrupted", reason
         self._earlier, self._counts = added(self._earlier, self._counts), Counts()
         self._silent = Silent((), 0)
         self._restarts += 1
-        self._restart_at = now + self._pause
-        self._pause = min(self._pause * 2, _LAST_PAUSE_S)
+        self._is_interrupted = True
 
     def _heard(self, message: Message, fd: int) -> None:
         if isinstance(message, Caught):

@@ -20,6 +20,7 @@ import msgspec
 
 from buildidfs import errors
 from buildidfs.app.live.status import Part
+from buildidfs.backoff import Attempts, Backoff
 from buildidfs.errors import IncompleteError
 from buildidfs.linux import child as processes
 from buildidfs.linux.sdnotify import Inbox
@@ -44,18 +45,6 @@ RETRY: Final = signal.SIGUSR1
 _END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Backoff(msgspec.Struct, frozen=True):
-    """The delay in seconds before a failed program is started again.
-
-    The first delay is ``first`` seconds; each further failure doubles it, up to ``most``. After the
-    program ran for ``good`` seconds, the next delay is ``first`` again.
-    """
-
-    first: float = 0.5
-    most: float = 60
-    good: float = 60
-
-
 class Program(msgspec.Struct, frozen=True):
     """A program to be kept running.
 
@@ -78,11 +67,7 @@ class SupervisedProgram:
         self.part = Part(program.name, "waiting")
         self.code: int | None = None
         """The result of the last process: an exit status, or minus the number of a signal."""
-        self.due = 0.0
-        """The time to start it (time.monotonic())."""
-        self._backoff = backoff
-        self._delay = backoff.first
-        self._started = 0.0
+        self.starts = Attempts(backoff)
         self._inbox = Inbox()
         self._environ = {**environ, "NOTIFY_SOCKET": self._inbox.name}
         self._process: processes.Child | None = None
@@ -95,7 +80,6 @@ class SupervisedProgram:
     def start(self) -> None:
         """Start the program now."""
         log.info("%s: starting", self.program.name)
-        self._started = time.monotonic()
         self._line, self._last_line, self.code = b"", "", None
         self._output, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writing, True)
@@ -138,7 +122,7 @@ class SupervisedProgram:
     def hurry(self) -> None:
         """If the program does not run, start it as soon as possible."""
         if self._process is None:
-            self.due, self._delay = time.monotonic(), self._backoff.first
+            self.starts.succeeded()
             self._change(state="waiting", due=time.time_ns())
 
     @property
@@ -218,15 +202,12 @@ class SupervisedProgram:
             self._failed(self._last_line or f"ended with exit status {self.code}")
 
     def _failed(self, reason: str) -> None:
-        if time.monotonic() - self._started >= self._backoff.good:
-            self._delay = self._backoff.first
-        log.warning("%s: %s; again in %g s", self.program.name, reason, self._delay)
-        self.due = time.monotonic() + self._delay
+        delay = self.starts.failed()
+        log.warning("%s: %s; again in %g s", self.program.name, reason, delay)
         self._change(
             state="waiting", pid=0, since=time.time_ns(), reason=reason, status="",
-            due=time.time_ns() + int(self._delay * 1e9),
+            due=time.time_ns() + int(delay * 1e9),
         )  # fmt: skip
-        self._delay = min(self._delay * 2, self._backoff.most)
 
     def _change(self, **values: object) -> None:
         self.part = msgspec.structs.replace(self.part, **values)
@@ -244,7 +225,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-BACKOFF: Final = Backoff()
+BACKOFF: Final = Backoff(0.5, 60.0)
 
 
 class Supervisor:
@@ -298,14 +279,13 @@ class Supervisor:
         return all(child.part.state == "ended" for child in self._children)
 
     def _start_what_is_due(self) -> None:
-        now = time.monotonic()
         for child in self._children:
-            if child.part.state == "waiting" and child.due <= now:
+            if child.part.state == "waiting" and child.starts.is_due:
                 child.start()
         self._show()
 
     def _next_start(self) -> float | None:
-        due = [child.due for child in self._children if child.part.state == "waiting"]
+        due = [child.starts.due for child in self._children if child.part.state == "waiting"]
         return min(due, default=None)
 
     def _give_up_if_pointless(self) -> None:

@@ -45,13 +45,12 @@ from buildidfs.capture.live.protocol import (
     Flooded,
     Lost,
     Outbox,
-    Ready,
     Silent,
 )
 from buildidfs.capture.live.recent_files import Met
 from buildidfs.capture.process.gate import MOST, STUCK_S
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import credentials, syscalls, threads
+from buildidfs.linux import credentials, supervised, syscalls, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,8 +88,8 @@ class Catcher:
         self._said = Counts()
         self._silent = Silent((), 0)
 
-    def run(self) -> None:
-        """Work until the other end is closed."""
+    def begin(self) -> None:
+        """Start the threads, and report that from now on no mapping is missed."""
         state = self._state
         self._socket.setblocking(False)
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
@@ -99,8 +98,11 @@ class Catcher:
             self._look_out()
             threading.Thread(target=self._settle, daemon=True).start()
             threading.Thread(target=self._guard, daemon=True).start()
-            self._outbox.put(Ready((hurry,) if hurry else ()))
-            self._outbox.flush()
+            supervised.report_ready(self._socket, hurry)
+
+    def run(self) -> None:
+        """Work until the other end is closed."""
+        state = self._state
         # The code below makes no reference cycles; a collection would take longer than a process
         # may live.
         gc.collect()
@@ -277,7 +279,6 @@ _SWITCH_INTERVAL_S = 0.00002
 _STACK_BYTES = 256 << 10
 # More than it has open at any time, see `State`.
 _DESCRIPTORS = 1 << 14
-_PRIVILEGE = frozenset((errno.EACCES, errno.EPERM))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -296,20 +297,23 @@ def main(argv: Sequence[str]) -> None:
     threads.reserve_descriptors(_DESCRIPTORS)
     try:
         syscalls.end_with(owner, signal.SIGKILL)
-        Catcher(sock).run()
-    except (OSError, CapabilityError) as error:
-        _tell(sock, error)
-
-
-def _tell(sock: socket.socket, error: OSError | CapabilityError) -> None:
-    """Send the owner the reason why the catcher cannot work."""
-    if isinstance(error, OSError):
-        reason, privilege = error.strerror or str(error), error.errno in _PRIVILEGE
-        if privilege:
+        catcher = Catcher(sock)
+        catcher.begin()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.EACCES, errno.EPERM):
             reason += f"; {credentials.remedy('CAP_PERFMON', 'CAP_SYS_ADMIN')}"
-        message = Failed(reason, privilege)
+        supervised.report_failure(sock, error.errno or errno.EIO, reason)
+    except CapabilityError as error:
+        supervised.report_failure(sock, errno.EPERM, str(error))
     else:
-        message = Failed(str(error), privilege=True)
-    with contextlib.suppress(OSError):  # the other end is closed
-        sock.setblocking(True)
-        protocol.send(sock, protocol.encode(message))
+        _run(catcher, sock)
+
+
+def _run(catcher: Catcher, sock: socket.socket) -> None:
+    try:
+        catcher.run()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the other end is closed
+            sock.setblocking(True)
+            protocol.send(sock, protocol.encode(Failed(error.strerror or str(error))))

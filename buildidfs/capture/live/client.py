@@ -8,6 +8,7 @@ the files that were mapped meanwhile with a scan.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -15,10 +16,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.backoff import Backoff
 from buildidfs.capture.live import protocol
-from buildidfs.capture.live.protocol import Failed, Forget, Ready
+from buildidfs.capture.live.protocol import Failed, Forget
 from buildidfs.errors import BuildIdFsError, CapabilityError
-from buildidfs.linux import child, procfs
+from buildidfs.linux import procfs
+from buildidfs.linux.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,9 +31,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PROGRAM: Final = "buildidfs.capture.live.catcher"
-_START_S: Final = 20.0
 _END_S: Final = 5.0
+_PRIVILEGE: Final = frozenset((errno.EACCES, errno.EPERM))
 _BUFFER: Final = 4 << 20
+_RESTARTS: Final = Backoff(0.5, 60.0)
 _KEYS: Final = 512  # in one message, which may have protocol.MAX_BYTES
 
 
@@ -48,37 +52,42 @@ class Watcher:
     ) -> None:
         self._receive = receive
         self._ended = ended
-        self._process: child.Child | None = None
-        self._socket: socket.socket | None = None
+        self._program = Supervised(_PROGRAM, str(os.getpid()), restarts=_RESTARTS, buffer=_BUFFER)
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._since = 0.0
 
-    def start(self) -> Ready:
-        """Start the catcher; return as soon as it catches every mapping.
+    def start(self) -> tuple[str, ...]:
+        """Start the catcher; return as soon as it catches every mapping, with a sentence for each
+        restriction.
 
         Raises `CapabilityError` if the kernel refuses events, `BuildIdFsError` for other reasons.
         """
-        self._process, ours = child.start_with_socket(_PROGRAM, str(os.getpid()), buffer=_BUFFER)
-        self._socket = ours
         try:
-            ready = self._first(ours)
-        except BaseException:  # the catcher would go on
-            self.close()
-            raise
-        self._thread = threading.Thread(target=self._hear, args=(ours,), name="buildidfs-hear")
+            sock = self._program.start()
+        except OSError as error:
+            if error.errno in _PRIVILEGE:
+                raise CapabilityError(f"cannot follow what is mapped: {error.strerror}") from error
+            raise BuildIdFsError(f"the catcher did not start: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._hear, args=(sock,), name="buildidfs-hear")
         self._thread.start()
-        return ready
+        return (self._program.status,) if self._program.status else ()
+
+    @property
+    def is_due(self) -> bool:
+        """True if a catcher that ended by itself may be started again."""
+        return self._program.restarts.is_due
 
     @property
     def pid(self) -> int:
         """Return the process ID of the catcher; 0 if there is none."""
-        return self._process.pid if self._process is not None else 0
+        return self._program.pid
 
     @property
     def is_stopped(self) -> bool:
         """True while a signal keeps the catcher from working (SIGSTOP)."""
-        return self._process is not None and procfs.is_stopped(self._process.pid)
+        pid = self._program.pid
+        return pid > 0 and procfs.is_stopped(pid)
 
     @property
     def busy_s(self) -> float:
@@ -88,7 +97,7 @@ class Watcher:
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Make the catcher send these files again when they are mapped again."""
-        sock = self._socket
+        sock = self._program.channel
         if sock is not None:
             every = list(keys)
             with contextlib.suppress(OSError):  # the catcher is gone, and its memory with it
@@ -99,36 +108,14 @@ class Watcher:
     def close(self) -> None:
         """End the catcher; safe to call twice, not from ``receive`` or ``ended``."""
         self._stopping = True
-        if self._socket is not None:
+        if self._program.channel is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self._program.channel.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._process is not None:
-            if self._process.wait(_END_S) is None:
-                self._process.end(_END_S)
-            self._process = None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._program.close(_END_S)
         self._stopping = False
-
-    def _first(self, sock: socket.socket) -> Ready:
-        """Return the first message: the catcher is ready, or the reason why it cannot work."""
-        sock.settimeout(_START_S)
-        try:
-            received = protocol.receive(sock)
-        except (OSError, ValueError) as error:
-            raise BuildIdFsError(f"the catcher did not start: {error}") from error
-        sock.settimeout(None)
-        message = received[0] if received is not None else None
-        if isinstance(message, Ready):
-            return message
-        if isinstance(message, Failed):
-            kind = CapabilityError if message.privilege else BuildIdFsError
-            raise kind(f"cannot follow what is mapped: {message.reason}")
-        raise BuildIdFsError("the catcher ended before it began: its message is above")
 
     def _hear(self, sock: socket.socket) -> None:
         reason = "it was killed"
@@ -154,4 +141,5 @@ class Watcher:
                 _log.exception("a message of the catcher could not be dealt with")
             self._since = 0.0
         if not self._stopping:
+            self._program.restarts.failed()
             self._ended(reason)

@@ -83,17 +83,10 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reason: str
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """From now on no mapping is missed; ``degraded`` has a sentence for each restriction."""
-
-    degraded: tuple[str, ...]
-
-
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The catcher cannot work and ends; ``privilege`` is True if a privilege is missing."""
+    """The catcher cannot work any longer, and ends."""
 
     reason: str
-    privilege: bool = False
 
 
 class Counts(msgspec.Struct, array_like=True, tag=6):
@@ -148,7 +141,7 @@ class Silent(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 MOST_NAMED: Final = 64
 
-Message = Caught | Missed | Lost | Ready | Failed | Counts | Forget | Flooded | Generated | Silent
+Message = Caught | Missed | Lost | Failed | Counts | Forget | Flooded | Generated | Silent
 
 # Build IDs are bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode

@@ -22,8 +22,9 @@ import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.unresponsive.filesystems import Silences, no_answer
-from buildidfs.linux import child, file_ops
+from buildidfs.linux import file_ops, supervised
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.supervised import Supervised
 from buildidfs.shares import HOST, Quota, Share
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ _MOST_LEFT_BEHIND: Final = 16
 _MOST_OF_HOST: Final = 4
 _CHUNK: Final = 1 << 20
 _END_S: Final = 1.0
-_START_S: Final = 20.0
-_STARTED: Final = b"started"
 
 
 class Reply(Protocol):
@@ -101,17 +100,14 @@ _left_behind: Final = LeftBehind()
 class Helper:
     """The client of a helper process; a context manager. Thread-safe: one question at a time.
 
-    ``module`` has the `main` of the program, and ``name`` is for messages. The program is started
-    with the first question, and restarted with the first question after its end.
+    ``module`` has the `main` of the program, and ``name`` is for messages.
     """
 
     def __init__(self, module: str, name: str, silences: Silences) -> None:
-        self._module = module
+        self._program = Supervised(module, quiet=True)
         self._name = name
         self._silences = silences
         self._lock = threading.Lock()
-        self._process: Child | None = None
-        self._channel: socket.socket | None = None
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -123,16 +119,16 @@ class Helper:
     @property
     def pid(self) -> int:
         """The process ID of the helper, 0 while there is none."""
-        return self._process.pid if self._process is not None else 0
+        return self._program.pid
 
     def close(self) -> None:
         """End the helper, or abandon it, even while a question is being answered."""
         self._is_closed = True
-        if (channel := self._channel) is not None:
+        if (channel := self._program.channel) is not None:
             with contextlib.suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)
         with self._lock:
-            self._end(_END_S)
+            self._program.kill(_END_S)
 
     def ask(
         self,
@@ -161,12 +157,13 @@ class Helper:
                 data, got, _, _ = socket.recv_fds(channel, MESSAGE_MAX, 1)
             except TimeoutError:
                 self._silences.add(device)
-                self._end(0, share)
+                if (process := self._program.kill(0)) is not None:
+                    _left_behind.add(process, share)
                 raise no_answer() from None
             except OSError:
                 data, got = b"", []
             if not data:
-                self._end(0)
+                self._program.kill(0)
                 raise OSError(errno.EIO, f"{self._name} was ended")
             answer = msgspec.msgpack.decode(data, type=kind)
             if answer.errno == errno.ETIMEDOUT:
@@ -179,33 +176,11 @@ class Helper:
         """Return the socket of the helper; start the helper if there is none. Raises OSError."""
         if self._is_closed:
             raise OSError(errno.ECANCELED, "the program is ending")
-        if self._channel is None:
-            self._process, self._channel = child.start_with_socket(self._module, quiet=True)
-            self._await_start(self._channel)
-        return self._channel
-
-    def _await_start(self, channel: socket.socket) -> None:
-        """Wait for the program to run: a slow start on a busy machine is not the fault of a
-        filesystem.
-        """
-        channel.settimeout(_START_S)
         try:
-            started = channel.recv(MESSAGE_MAX) == _STARTED
-        except OSError:
-            started = False
-        if not started:
-            self._end(0)
-            raise OSError(errno.EIO, f"{self._name} did not start")
-
-    def _end(self, seconds: float, share: Share | None = None) -> None:
-        """End the helper, which waits for a file of ``share`` if that is given."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._process is not None:
-            if not self._process.end(seconds) and share is not None:
-                _left_behind.add(self._process, share)
-            self._process = None
+            # A slow start on a busy machine is not the fault of a filesystem.
+            return self._program.start()
+        except OSError as error:
+            raise OSError(errno.EIO, f"{self._name} did not start: {error.strerror}") from error
 
 
 def copy_to_scratch(copy: Callable[[int], FileIdentity]) -> tuple[FileIdentity, int]:
@@ -237,7 +212,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program
     with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as channel:
-        channel.send(_STARTED)
+        supervised.report_ready(channel)
         while True:
             data, fds, _, _ = socket.recv_fds(channel, MESSAGE_MAX, most_fds)
             if not data:
