@@ -336,7 +336,8 @@ class Origin(msgspec.Struct, frozen=True):
     of the package file that the file is in, if only root may write to it. ``signature`` is the IMA
     signature that a package has for the bytes, which is not verified here. ``standing`` is not
     stored with the place: it raises the standing of the bytes, as ``trust`` does. ``owner`` is the
-    user who made the container or namespaces, 0 for root and if unknown.
+    user who made the container or namespaces, 0 for root and if unknown; in the host's mount
+    namespace it is the user for whom the file counts (`capture.origin.file_users`).
     """
 
     path: bytes
@@ -420,8 +421,8 @@ class JitProcess(msgspec.Struct, frozen=True):
     ``origin`` is that file; ``pid`` is the process ID here, ``ns_pid`` the process ID in the
     process's own namespace. ``start_ticks`` is the start time of the process in clock ticks since
     the boot, ``boot_id`` the ID of this boot (hexadecimal), and ``start_ns`` the start time as Unix
-    time. ``machine`` is the e_machine of its code, ``owner`` the user who made its container, 0 for
-    root and on the host.
+    time. ``machine`` is the e_machine of its code, ``owner`` the user who made its container, on
+    the host the user of the process.
     """
 
     pid: int

@@ -31,11 +31,10 @@ from buildidfs.ingest.batch import Counters
 from buildidfs.ingest.committer import ROW_DELAYS, Trouble
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.ingest.scan import StoreMemo
-from buildidfs.linux import openat2, procfs
+from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
-from buildidfs.shares import HOST, Share, of_user
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
 from buildidfs.store.retention.recapture import is_fresh
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.filesystems import SlowMounts
     from buildidfs.errors import BuildIdFsError
     from buildidfs.ingest.staging import Outcome as Staging
+    from buildidfs.shares import Share
 
 
 ANSWER_S: Final = 10.0
@@ -448,7 +448,6 @@ _FIRST_LOOK_S: Final = 1.0
 # The catcher closes its copies first, see `protocol.Outbox`.
 _CLOSE_AFTER_S: Final = 0.5
 _CLOSING_S: Final = 10.0
-_OF_ENDED: Final = Share("processes that ended")
 
 
 class CaughtFiles:
@@ -527,9 +526,7 @@ class CaughtFiles:
             else:
                 self._closer.close([fd])
                 fd = readable
-        share = self._sightings.share(caught.place, sighting.origin.identity)
-        if slow and share == HOST:
-            share = _share_of_process(caught.pid)
+        share = self._sightings.share(caught.place)
         now = time.monotonic()
         file = PendingFile(
             PinnedFile(sighting, fd), build_id, caught.key, now, slow=slow, share=share
@@ -560,22 +557,9 @@ class CaughtFiles:
         self._listener.forget(caught.key)
         if error.errno in DENIED:
             # A scan has other ways.
-            self._listener.look_at(
-                caught.pid, self._sightings.share(caught.place, sighting.origin.identity)
-            )
+            self._listener.look_at(caught.pid, self._sightings.share(caught.place))
         else:
             self._listener.failed(sighting, error.strerror or str(error))
-
-
-def _share_of_process(pid: int) -> Share:
-    """Return the share of a process of the host. A server may report root as the owner of its
-    files, so the user of the process counts for them.
-    """
-    try:
-        with closing_fd(procfs.open_pid(pid)) as pid_fd:
-            return of_user(procfs.uids(pid_fd)[1])
-    except OSError:
-        return _OF_ENDED
 
 
 def _opened(path_fd: int) -> tuple[int, BuildId | None]:

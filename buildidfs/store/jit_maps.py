@@ -280,7 +280,7 @@ def _name(process: JitProcess) -> bytes:
 def _share(process: JitProcess) -> bytes:
     """Return the share to whose limit a map counts: its container, or a user of the host."""
     origin = process.origin
-    share = shares.of_user(origin.identity.uid)
+    share = shares.of_user(process.owner or origin.identity.uid)
     if origin.container:
         share = cgroup.share(origin.cgroup, origin.namespaces.mnt, process.owner)
     return fingerprint(os.fsencode(share.owner), 8).hex().encode()

@@ -4,6 +4,7 @@
 Run as ``python -m tests.support.userfs MOUNTPOINT FILE UID WHERE``: serves FILE as
 MOUNTPOINT/app. WHERE is ``host``, or ``namespace`` for a mount in a user and a mount namespace of
 that user's own, or ``shared`` for one there that everybody may use whom that namespace knows.
+``public`` is on the host, for all users.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tests.support.waiting import lines
 UID = 1000
 """The user who mounts; there need not be an account."""
 
+_ON_HOST = ("host", "public")
 _MS_NOSUID_NODEV, _MS_REC_PRIVATE = 6, 0x44000
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _FUSE_DEVICE = os.makedev(10, 229)
@@ -37,17 +39,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def _serve(mountpoint: str, file: str, uid: int, where: str) -> None:
     opened = os.open(file, os.O_RDONLY)
-    device = _open_on_host(uid) if where == "host" else _open_in_namespace(mountpoint, uid)
-    user = uid if where == "host" else 0
+    on_host = where in _ON_HOST
+    device = _open_on_host(uid) if on_host else _open_in_namespace(mountpoint, uid)
+    user = uid if on_host else 0
     options = f"fd={device},rootmode=40000,user_id={user},group_id={user}"
-    if where == "shared":
+    if where in ("shared", "public"):
         options += ",allow_other"
     _check(
         _libc.mount(
             b"userfs", os.fsencode(mountpoint), b"fuse.userfs", _MS_NOSUID_NODEV, options.encode()
         )
     )
-    if where == "host":
+    if on_host:
         os.setresuid(uid, uid, uid)
     os.set_inheritable(device, True)
     pyfuse3.init(silentfs.Operations(opened), f"/dev/fd/{device}", set())
@@ -111,7 +114,7 @@ def served(mountpoint: Path, file: Path, where: str = "host") -> Iterator[subpro
 
 def entering(server: subprocess.Popen[bytes], where: str) -> list[str]:
     """The words before a command that make it run where, and as whom, it sees the mount."""
-    if where == "host":
+    if where in _ON_HOST:
         return [tool("setpriv"), f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
     return [tool("nsenter"), "-t", str(server.pid), "-U", "-m", "-S", "0", "-G", "0"]
 

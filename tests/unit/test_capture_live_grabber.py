@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,21 @@ from typing import Any
 
 import pytest
 
-from buildidfs.capture.live.grabber import State, end_now
+from buildidfs.capture.live.grabber import Lookout, State, end_now
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Generated, Message
+from buildidfs.capture.live.recent_files import Met
+from buildidfs.capture.origin.file_users import NOBODY
 from buildidfs.formats.perf.records import Exited, Mapped
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
+from buildidfs.formats.proc_text import mappings_in
 from buildidfs.linux import procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet
-from buildidfs.shares import Share
+from buildidfs.shares import Share, of_user
+from tests.support import echo, userfs
+from tests.support.children import running
+from tests.support.clients import tool
 from tests.support.scans import open_descriptors
 
 CODE = mmap.PROT_READ | mmap.PROT_EXEC
@@ -112,7 +120,7 @@ def test_process_that_generates_code_is_reported_now_and_then(state: State, sent
 
 
 def test_container_with_many_compilers_uses_up_its_share(state: State, sent: Sent) -> None:
-    for pid in range(1, 5001):
+    for pid in range(GONE + 1, GONE + 5001):
         state.tell_generated(pid, 1, home(mnt=4242))
     state.send_reports()
     assert len(sent.pids) < 2000
@@ -134,3 +142,95 @@ def test_user_of_the_host_with_many_compilers_uses_up_a_share(state: State, sent
     assert 100 < len(sent.pids) < 1500
     (share,) = {each.share for each in sent.messages if isinstance(each, Generated)}
     assert share == Share("uid 4242")
+
+
+# --- files of the host ---------------------------------------------------------------------------
+
+
+def lookout_of(state: State, home: Home) -> Lookout:
+    """A lookout after ``userfs.UID`` and users whose processes are gone used up their shares."""
+    state.met = Met()
+    for user in (userfs.UID, NOBODY):
+        while state.shares.admit(of_user(user)):
+            pass
+    home.mnt_ns_id = 1
+    return Lookout(state, 0)
+
+
+def first_code(pid: int, path: bytes) -> Mapped:
+    with closing_fd(procfs.open_pid(pid)) as pid_fd:
+        found = next(
+            each for each in mappings_in(procfs.maps(pid_fd)) if each.executable and each.inode
+        )
+    return Mapped(1, pid, found.start, found.end, 0, path, inode=found.inode)
+
+
+@pytest.mark.root
+@pytest.mark.fuse
+def test_user_with_a_fuse_server_that_shows_files_of_root_has_a_limit(
+    state: State, directory: Path
+) -> None:
+    host = home(mnt=state.host)
+    lookout = lookout_of(state, host)
+    program, mountpoint = directory / "program", directory / "mnt"
+    echo.build(program)
+    mountpoint.mkdir()
+    directory.chmod(0o755)
+    with userfs.served(mountpoint, program, "public") as server:
+        argv = [*userfs.entering(server, "public"), mountpoint / "app"]
+        with running(argv) as child:
+            record = first_code(child.pid, os.fsencode(mountpoint / "app"))
+            lookout._grab(record, host)
+            assert state.grips.empty()
+        with running([mountpoint / "app"]) as child:
+            lookout._grab(first_code(child.pid, record.path), host)
+            assert state.grips.empty(), "run by root"
+    with running([program]) as child:
+        lookout._grab(first_code(child.pid, os.fsencode(program)), host)
+        os.close(state.grips.get()[2])
+    lookout.finish()
+
+
+@pytest.mark.root
+def test_processes_that_are_gone_have_the_limit_of_the_user_of_their_file(
+    state: State, tmp_path: Path
+) -> None:
+    host = home(mnt=state.host)
+    lookout = lookout_of(state, host)
+    path = tmp_path / "file"
+    path.touch()
+
+    def grab(inode: int) -> int:
+        lookout._grab(Mapped(1, GONE, 0x1000, 0x2000, 0, os.fsencode(path), inode=inode), host)
+        return state.grips.qsize()
+
+    assert grab(0) == 0, "no such file"
+    os.chown(path, userfs.UID, 0)
+    assert grab(path.stat().st_ino) == 0, "of the user"
+    os.chown(path, 0, 0)
+    assert grab(path.stat().st_ino) == 1, "of root"
+    os.close(state.grips.get()[2])
+    lookout.finish()
+
+
+@pytest.mark.root
+def test_home_on_the_host_that_is_not_known_yet_gives_no_second_share(
+    state: State, directory: Path
+) -> None:
+    """Each process of a user in a new network namespace has such a home."""
+    new = home(mnt=state.host)
+    lookout = lookout_of(state, new)
+    new.mnt_ns_id = 0
+    argv = [tool("setpriv"), f"--reuid={userfs.UID}", "--clear-groups", copy_of_cat(directory)]
+    with running(argv) as child:
+        lookout._grab(first_code(child.pid, os.fsencode(directory / "cat")), new)
+    assert state.grips.empty()
+    lookout.finish()
+
+
+def copy_of_cat(directory: Path) -> Path:
+    copy = directory / "cat"
+    shutil.copy(tool("cat"), copy)
+    os.chown(copy, userfs.UID, 0)
+    directory.chmod(0o755)
+    return copy

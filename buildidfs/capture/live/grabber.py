@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.live import process_table
 from buildidfs.capture.live.admission import FairShare
-from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces
+from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces, found_here
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
 from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
+from buildidfs.capture.origin.file_users import NOBODY, FileUsers, known_user, user_of_process
 from buildidfs.capture.process.gate import (
     MOST_OF_AN_OWNER,
     NoAnswer,
@@ -38,7 +39,7 @@ from buildidfs.formats.perf.records import Lost as LostRecords
 from buildidfs.linux import namespaces, procfs, statx, syscalls
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.linux.threads import Closer, is_held
-from buildidfs.shares import HOST, Share, of_user
+from buildidfs.shares import HOST, of_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
+_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))  # a share was charged before
 
 
 def end_now(pid_fd: int, record: Mapped) -> int:
@@ -108,9 +110,9 @@ class State:
     """The state that the threads of the catcher share.
 
     ``lock`` guards all of it except ``outbox``, ``closer``, ``host``, ``grips`` (the pinned files,
-    and None at the end), ``files``, ``shares``, ``held``, lookups in ``met``, and methods that say
-    so. Each mapping waits for it, so no thread holds it for long. ``host`` is the mount namespace
-    of the host. At most ``most_waiting`` files wait until they are sent.
+    and None at the end), ``files``, ``shares``, ``users``, ``held``, lookups in ``met``, and
+    methods that say so. Each mapping waits for it, so no thread holds it for long. ``host`` is the
+    mount namespace of the host. At most ``most_waiting`` files wait until they are sent.
     """
 
     def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
@@ -127,6 +129,7 @@ class State:
         self.held = HeldNamespaces(self.closer.close, most=min(_NAMESPACES, limit // 8))
         self.files = HostFiles()
         self.shares = FairShare()
+        self.users = FileUsers()
         self.tasks = process_table.Tasks()
         self.silent = SilentProcesses()
         self.counts = Counts()
@@ -197,7 +200,7 @@ class State:
                 pid, home = self._reports.popleft()
                 share = home.share
                 if home.mnt in (0, self.host):
-                    share = _user_share(pid)
+                    share = of_user(user_of_process(pid))
             except (IndexError, OSError):  # another thread has sent it, or the process is gone
                 continue
             if share == HOST or self.shares.admit(share):
@@ -333,7 +336,8 @@ class Lookout:
         """Pin a mapped file, unless it is known."""
         state = self._state
         if len(state.silent) and self._shuns(record):
-            state.grips.put((record, home, state.held.borrow(home), NoAnswer()))
+            if self._admits(record, home, known_user(record.pid)):
+                state.grips.put((record, home, state.held.borrow(home), NoAnswer()))
             return
         if home.mnt == state.host:
             if home.is_known and state.files.has(record):
@@ -354,15 +358,10 @@ class Lookout:
                 task = b"/proc/%d" % (record.tid or record.pid)
                 fd = self._open(record, home, task, record.end)
             except FileNotFoundError:
-                if not self._admits(record, home, 0):  # the lookups in other places take longest
-                    return
-                with closing_fd(procfs.open_pid(record.pid)) as pid_fd:
-                    end = end_now(pid_fd, record)
-                    if not end:
-                        raise
-                    fd = self._open(record, home, _directory(pid_fd), end)
+                fd = self._open_later(record, home)
         except OSError as error:
-            state.grips.put((record, home, state.held.borrow(home), error))
+            if error.errno in _GONE or self._admits(record, home, known_user(record.pid)):
+                state.grips.put((record, home, state.held.borrow(home), error))
         else:
             if fd >= 0:
                 state.grips.put((record, home, fd, None))
@@ -390,6 +389,7 @@ class Lookout:
         Returns -1 if the file is known, is another than the record names, or exceeds its share.
         Raises OSError.
         """
+        is_hosts = home.mnt == self._state.host
         link = task + b"/" + procfs.map_file_name(record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
@@ -397,35 +397,72 @@ class Lookout:
         if home.is_known:
             key = place_key(home.mnt_ns_id, file_key(identity), record.path)
             if key in self._state.met:
-                if home.mnt == self._state.host:
+                if is_hosts:
                     self._state.files.add(record, identity, key)
                 return -1
-        if not self._admits(record, home, identity.uid):
+        if not is_hosts and not self._admits(record, home):
             return -1
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         # Stacked filesystems may show one inode number here and another there.
         try:
             is_it = statx.identity(fd, ask=False).ino == record.inode
+            user = self._state.users.of(fd, identity, record.pid) if is_hosts else 0
         except BaseException:  # a closer closes it, because that may take long
             self._done.append(fd)
             raise
+        if is_hosts and not self._admits(record, home, user):
+            self._done.append(fd)
+            return -1
         if is_it or _is_same_name(link, record):
             return fd
         self._done.append(fd)
         raise ProcessLookupError(errno.ESRCH, "the process runs another program by now")
 
-    def _admits(self, record: Mapped, home: Home, uid: int) -> bool:
+    def _open_later(self, record: Mapped, home: Home) -> int:
+        """Do as `_open`, for a mapping that the first thread of its process does not have any more.
+
+        On the host, the file itself shows whose it is; it is looked up from our own root.
+        """
+        state = self._state
+        if home.mnt not in (0, state.host):
+            is_admitted = self._admits(record, home)  # the lookups in other places take longest
+        else:
+            fd, user = found_here(record, state.host), NOBODY
+            try:
+                if fd >= 0:
+                    identity = statx.identity(fd, ask=False)
+                    if place_key(home.mnt_ns_id, file_key(identity), record.path) in state.met:
+                        return -1
+                    user = state.users.of(fd, identity, record.pid)
+                is_admitted = self._admits(record, home, user)
+                if is_admitted and fd >= 0 and home.mnt:
+                    found, fd = fd, -1
+                    return found
+            finally:
+                if fd >= 0:
+                    self._done.append(fd)
+        if not is_admitted:
+            return -1
+        with closing_fd(procfs.open_pid(record.pid)) as pid_fd:
+            end = end_now(pid_fd, record)
+            if not end:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return self._open(record, home, _directory(pid_fd), end)
+
+    def _admits(self, record: Mapped, home: Home, user: int | None = None) -> bool:
         """Return True if the share of a new file is not used up.
 
-        On the host the share is that of the owner. Root has no limit, because no other user can
-        make files of root.
+        On the host, and at an unknown place if it is given, the share is that of ``user``. Root has
+        no limit there.
         """
         shares, share = self._state.shares, home.share
-        if home.mnt == self._state.host:
-            share = of_user(uid)
-        if not home.mnt or share == HOST or shares.admit(share):
+        if user is not None and home.mnt in (0, self._state.host):
+            share = of_user(user)
+        elif not home.mnt:
             return True
-        if not home.is_known:
+        if share == HOST or shares.admit(share):
+            return True
+        if not home.is_known and home.mnt != self._state.host:
             home = self._known(record, home)
             if home.mnt == self._state.host or shares.admit(home.share):
                 return True
@@ -438,12 +475,6 @@ class Lookout:
         if home.is_known:
             return home
         return process_table.look(record.pid, home, self._done.append)
-
-
-def _user_share(pid: int) -> Share:
-    """Return the share of the user of a process of the host. Raises OSError."""
-    with closing_fd(procfs.open_pid(pid)) as pid_fd:
-        return of_user(procfs.uids(pid_fd)[1])
 
 
 def _is_same_name(link: bytes, record: Mapped) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import namespaces, openat2, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.shares import FairTable
 
 if TYPE_CHECKING:
@@ -187,6 +188,18 @@ class Finder:
                     yield openat2.open_cached_in_root(root_fd, mount.mount_point)
         finally:
             os.close(root_fd)
+
+
+def found_here(record: Mapped, host: int) -> int:
+    """Return an O_PATH descriptor of the file that was mapped, by its path from our own root, or
+    -1. Our mount namespace has to be ``host``.
+    """
+    try:
+        root_fd = _root_of(os.getpid(), host)
+    except OSError:
+        return -1
+    with closing_fd(root_fd):
+        return _look_up(root_fd, record)
 
 
 def _root_of(pid: int, mnt: int) -> int:

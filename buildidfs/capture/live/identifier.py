@@ -13,6 +13,7 @@ from buildidfs.capture.live import process_table
 from buildidfs.capture.live.held_namespaces import Finder
 from buildidfs.capture.live.protocol import Caught, Missed
 from buildidfs.capture.live.recent_files import file_key, place_key
+from buildidfs.capture.origin.file_users import NOBODY
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux import openat2, statx
 from buildidfs.model import BuildId
@@ -144,7 +145,10 @@ class Settler:
         """Send a file, or only its build ID if too many files wait. Takes over the descriptor."""
         state = self._state
         build_id = None
-        share = of_user(identity.uid) if home.mnt == state.host else home.share
+        user, share = 0, home.share
+        if home.mnt == state.host:
+            user = self._user(fd, identity, record.pid)
+            share = of_user(user)
         is_pinned = state.outbox.hold(share)
         if not is_pinned:
             build_id = self._build_id(fd, identity, home)
@@ -156,7 +160,7 @@ class Settler:
             time.time_ns(),
             record.path.removesuffix(_DELETED),
             identity,
-            process_table.place(record.pid, home, state.host),
+            process_table.place(record.pid, home, state.host, user),
             build_id,
         )
         with state.lock:
@@ -170,6 +174,12 @@ class Settler:
                     return
             state.counts.caught += 1
         state.outbox.put(message, fd, share)
+
+    def _user(self, fd: int, identity: FileIdentity, pid: int) -> int:
+        try:
+            return self._state.users.of(fd, identity, pid)
+        except OSError:
+            return NOBODY
 
     def _build_id(self, fd: int, identity: FileIdentity, home: Home) -> BuildId | None:
         """Return the build ID of a file that cannot stay open; None if reading the file

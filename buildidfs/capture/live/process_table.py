@@ -255,8 +255,9 @@ def _found(pid_fd: int, home: Home, close: Close) -> Home:
     return home
 
 
-def place(pid: int, home: Home, host: int) -> Place:
-    """Return the place of a process. ``host`` is the host's mount namespace.
+def place(pid: int, home: Home, host: int, user: int = 0) -> Place:
+    """Return the place of a process. ``host`` is the host's mount namespace, in which the file
+    counts for ``user``.
 
     On the host, each process may have a control group of its own. In another mount namespace, all
     processes get the control group that was seen first.
@@ -274,7 +275,8 @@ def place(pid: int, home: Home, host: int) -> Place:
             os.close(pid_fd)
     except OSError:
         pass
-    return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted, home.owner)
+    owner = user if numbers.mnt == host else home.owner
+    return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted, owner)
 
 
 def known_place(home: Home) -> Place:

@@ -103,15 +103,15 @@ class LiveSightings:
         """Return the label of the container at ``place`` for reports, see `container.shown`."""
         return container.shown(self.label(place), place.cgroup)
 
-    def share(self, place: Place, identity: FileIdentity) -> Share:
-        """Return the share of a file: its container, else its mount namespace; on the host its
-        user.
+    def share(self, place: Place) -> Share:
+        """Return the share of a file: its container, else its mount namespace; on the host the
+        user for whom it counts (`FileUsers`).
 
-        In the host's mount namespace only root can make files of root. In a container the owner
-        means nothing, because the maker of the container may become any user there.
+        In a container the owner of a file means nothing, because the maker of the container may
+        become any user there.
         """
         if place.namespaces.mnt == self._initial.mnt:
-            return of_user(identity.uid)
+            return of_user(place.owner)
         return _share(place)
 
     def reached(self, sighting: Sighting, caught: Caught, fd: int) -> Sighting:

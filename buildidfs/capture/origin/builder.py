@@ -12,6 +12,7 @@ import msgspec
 
 from buildidfs.capture.base import Known, Memo, SeenAgain, reached, seen_again
 from buildidfs.capture.origin import container
+from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach, Root
 from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.formats import proc_text
@@ -87,9 +88,10 @@ class Surroundings(msgspec.Struct, frozen=True):
         archive: bytes = b"",
         signature: bytes = b"",
         standing: Standing = Standing.GIVEN,
+        owner: int | None = None,
     ) -> Origin:
         """Return the origin of a file at ``path`` in these surroundings; see `Origin`
-        for the rest.
+        for the rest. ``owner`` is None for that of the surroundings.
         """
         return Origin(
             path,
@@ -107,7 +109,7 @@ class Surroundings(msgspec.Struct, frozen=True):
             archive=archive,
             signature=signature,
             standing=standing,
-            owner=self.owner,
+            owner=self.owner if owner is None else owner,
         )
 
 
@@ -159,6 +161,7 @@ class Here:
         self._host = host or machine.host_name()
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
+        self._users = FileUsers()
         self._reach: Reach | None = None
         with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
             self._here = surroundings_of(pid_fd, self._initial, container_namespaces)
@@ -170,6 +173,7 @@ class Here:
         ``foreign`` is True if the file is in an unknown mount namespace, which is not ours.
         """
         identity = statx.identity(fd)
+        owner = None
         if foreign:
             here = self._here
             seen_in = Surroundings(
@@ -178,6 +182,8 @@ class Here:
             trust = Trust.CONTAINER
         else:
             seen_in = self._here
+            if seen_in.namespaces.mnt == self._initial.mnt:
+                owner = self._users.of(fd, identity, os.getpid())
             trust = trust_of(
                 identity,
                 seen_in.namespaces.mnt,
@@ -195,6 +201,7 @@ class Here:
                 if trust is Trust.HOST
                 else Standing.GIVEN
             ),
+            owner=owner,
         )
         return Sighting(origin, time.time_ns())
 

@@ -323,7 +323,7 @@ class JitFinder:
             procfs.comm(process.fd).decode("utf-8", "backslashreplace"),
             _MACHINES.get(os.uname().machine, 0),
             origin,
-            0 if in_host else process.surroundings.owner,
+            procfs.uids(process.fd)[1] if in_host else process.surroundings.owner,
         )
 
 

@@ -31,6 +31,7 @@ from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.container_names import names_of_cgroup
+from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.capture.process.gate import NoAnswer
@@ -196,6 +197,7 @@ class _Scan:
         self._mount_namespaces: set[int] = set()
         self._debug_roots: dict[tuple[int, bytes], bool] = {}
         self._owners = Owners(mounts.initial_mountinfo)
+        self._users = FileUsers()
         self._reach = Reach(keep_s=SCAN_KEEP_S)
         self._unasking_reach = Reach(ask=False, keep_s=SCAN_KEEP_S)
 
@@ -343,7 +345,7 @@ class _Scan:
     ) -> Iterator[Found]:
         path = process.path_in_root(mapping)
         trust = self._trust(process, path, identity, path_fd)
-        sighting = self._sighting(process, path, identity, trust)
+        sighting = self._sighting(process, path, identity, path_fd, trust)
         known = self._memo.recall(identity)
         if known is not None:
             yield self._seen_again(sighting, process, path_fd, known)
@@ -355,7 +357,7 @@ class _Scan:
             share = process.share(self._initial)
             identity, fd = self._helper.copy(mapping.dev, path_fd, identity.size, share)
             trust = self._trust(process, path, identity, path_fd)
-            sighting = self._sighting(process, path, identity, trust)
+            sighting = self._sighting(process, path, identity, path_fd, trust)
         else:
             fd = openat2.reopen_regular(path_fd)
         with closing_on_error(fd):
@@ -365,8 +367,9 @@ class _Scan:
             yield from self._debug_files(process, path, described, trust)
 
     def _sighting(
-        self, process: Process, path: bytes, identity: FileIdentity, trust: Trust
+        self, process: Process, path: bytes, identity: FileIdentity, fd: int, trust: Trust
     ) -> Sighting:
+        is_hosts = process.namespaces.mnt == self._initial.mnt
         origin = process.surroundings.origin(
             path,
             identity,
@@ -374,6 +377,7 @@ class _Scan:
             trust=trust,
             scanner="proc",
             standing=(self._owners.standing(path) if trust is Trust.HOST else Standing.GIVEN),
+            owner=self._users.of(fd, identity, process.pid) if is_hosts else None,
         )
         return Sighting(origin, time.time_ns())
 
@@ -468,7 +472,7 @@ class _Scan:
                 if key in self._met_companions:
                     continue
                 self._met_companions.add(key)
-                sighting = self._sighting(process, item.path, item.identity, trust)
+                sighting = self._sighting(process, item.path, item.identity, item.path_fd, trust)
                 if item.known is not None:
                     yield self._seen_again(sighting, process, item.path_fd, item.known)
                 else:

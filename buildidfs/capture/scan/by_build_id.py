@@ -28,6 +28,7 @@ from buildidfs.capture.base import (
     reached,
     seen_again,
 )
+from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import trust_of
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
@@ -222,6 +223,7 @@ class _Elsewhere:
         self._scanner = scanner
         self._host = machine.host_name()
         self._patience = Patience()
+        self._users = FileUsers()
         self._reach = Reach(keep_s=SCAN_KEEP_S)
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
         self.ways = Ways()
@@ -259,6 +261,7 @@ class _Elsewhere:
             host=self._host,
             trust=trust_of(identity, its, initial, owners_believed=False),
             scanner=self._scanner,
+            owner=self._users.of(fd, identity, process.pid) if its == initial else None,
         )
         sighting = Sighting(origin, time.time_ns())
 

@@ -45,7 +45,7 @@ def _share_of(
     label = container.decode("utf-8", "replace")
     named = "" if is_namespace(label) else label
     if not apart:  # the label is that of an image, a package or a server
-        return Share(named) if named and not group else of_user(uid)
+        return Share(named) if named and not group else of_user(owner or uid)
     if user := owner or cgroup.user_id(group):
         return of_user(user)
     if outer := cgroup.outermost(group):
