@@ -61,13 +61,15 @@ class Coverage(msgspec.Struct):
     """Rows in any order, and the unit of their weight ("samples").
 
     ``notes`` has one line each on how the result was found; ``incomplete`` is the reason if part of
-    the input could not be read, or empty.
+    the input could not be read, or empty. ``recorded`` are the build IDs that a profile itself has;
+    it is None for other inputs.
     """
 
     rows: list[Row]
     unit: str
     notes: list[str] = msgspec.field(default_factory=list)
     incomplete: str = ""
+    recorded: frozenset[BuildId] | None = None
 
     @property
     def weight(self) -> int:
@@ -85,6 +87,17 @@ class Coverage(msgspec.Struct):
     def symbols(self) -> float:
         """Return the share of the weight, 0 to 1, that has a full table of symbols, or DWARF."""
         return self._share(row for row in self.rows if row.symbols >= Quality.SYMTAB)
+
+    def unrepaired(self) -> float | None:
+        """Return the share of `symbols` that perf can name with the build IDs in the profile; None
+        if it can name all of them.
+        """
+        if self.recorded is None:
+            return None
+        known = [row for row in self.rows if row.symbols >= Quality.SYMTAB]
+        if all(row.build_id in self.recorded for row in known):
+            return None
+        return self._share(row for row in known if row.build_id in self.recorded)
 
     def debuginfo(self) -> float:
         """Return the share of the weight, 0 to 1, with DWARF."""

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.names import printable
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
 OTHER_HOST: Final = "only on other machines a file was seen at this path"
@@ -44,6 +46,8 @@ NOT_SERVED: Final = "nothing is held under this build ID that every user may rea
 COMPLETE: Final = "nothing is missing: the store has names for it"
 UNREPAIRED: Final = "the store has names for it, but the profile lacks its build ID"
 
+INSTALLED: Final = "its debug package is installed on this host: capture its files"
+
 NOTHING_RECORDED: Final = (
     "nothing tells what some files were: have watch run while you record (buildidfs up), or record"
     " build IDs (perf record --buildid-mmap); for this profile, capture the files where they still"
@@ -57,6 +61,17 @@ MAY_BE_HERE: Final = (
     "what was never captured may still be here: buildidfs scan perf-data takes what this machine"
     " has of a profile"
 )
+
+
+def unrepaired(share: float, path: bytes) -> str:
+    """Return a sentence on a profile without some build IDs, of which perf names ``share``."""
+    import shlex
+
+    file = shlex.quote(printable(path))
+    return (
+        f"perf can name {share:.1%} of the samples until you run: buildidfs repair {file}"
+        " -o repaired.data"
+    )
 
 
 class Remedy(msgspec.Struct, frozen=True):
@@ -271,18 +286,32 @@ _INSTALL: Final = {
 }
 
 
-def install_debug_packages(manager: str, packages: Sequence[str]) -> str:
-    """Return the command that installs and captures the debug files of packages; empty if none is
-    known.
+def install_debug_packages(
+    manager: str, packages: Sequence[str], available: Collection[str] | None = None
+) -> tuple[str, list[str]]:
+    """Return the command that installs and captures the debug files of packages, and the names of
+    the debug packages that are not ``available`` (None: unknown, so all may be).
+
+    The command is empty if no package is left.
     """
-    names = [name for each in packages if (name := debug_package(manager, each))]
+    owners = {name: each for each in packages if (name := debug_package(manager, each))}
+    lacking = [name for name in owners if available is not None and name not in available]
+    names = [name for name in owners if name not in lacking]
     if not names:
-        return ""
-    return _INSTALL[manager].format(packages=" ".join(names), owners=" ".join(packages))
+        return "", lacking
+    command = _INSTALL[manager].format(
+        packages=" ".join(names), owners=" ".join(owners[name] for name in names)
+    )
+    return command, lacking
+
+
+DEBIAN_ARCHIVE: Final = (
+    "apt finds -dbgsym packages in the archive debian-debug (Ubuntu: ddebs.ubuntu.com)"
+)
 
 
 def debug_archive(manager: str) -> str:
     """Return the last part of a clause: where a package manager finds debug packages."""
     if manager == "dpkg":
-        return "; apt finds -dbgsym packages in the archive debian-debug (Ubuntu: ddebs.ubuntu.com)"
+        return f"; {DEBIAN_ARCHIVE}"
     return ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import subprocess
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,7 @@ from buildidfs.store import run_files
 from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from buildidfs.capture.base import Progress
     from buildidfs.store import JournalRecord, Store
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 _MOST_PATHS: Final = 8
+_APT_S: Final = 10.0
+_DEBUG_FILES: Final = "/usr/lib/debug/.build-id"
 _READ_PROFILE: Final = "perf --buildid-dir /buildid/perf report -i {file}"
 _READ_FILES: Final = "ls /buildid/{id}"
 _LACKING: Final = (remedies.STRIPPED, remedies.NO_SYMBOLS, remedies.NO_DEBUGINFO)
@@ -44,7 +47,8 @@ class Finding(msgspec.Struct, frozen=True):
     """One reason and its remedy, as clauses for a person.
 
     ``reason`` is the stable name of the reason, ``command`` the first step of the remedy, empty if
-    there is none. ``package`` is the package whose debug package ``command`` installs.
+    there is none. ``package`` is the package whose debug package ``command`` installs, or which is
+    not installed because apt does not know the debug package ``unknown``.
     """
 
     reason: str
@@ -52,6 +56,7 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str
     command: str = ""
     package: Package = UNKNOWN
+    unknown: str = ""
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -72,13 +77,16 @@ class Explained(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """The files of a profile or core file that lack names, the heaviest first.
 
-    ``unit`` is the unit of their weight. ``incomplete`` is the reason if part of the file could not
-    be read.
+    ``unit`` is the unit of their weight, and ``weight`` that of all files. ``incomplete`` is the
+    reason if part of the file could not be read. ``unrepaired`` is the share that perf can name
+    before the profile is repaired, None if it can name as much as the store.
     """
 
     files: list[Explained]
     unit: str
+    weight: int
     incomplete: str = ""
+    unrepaired: float | None = None
 
 
 class Explainer:
@@ -95,6 +103,7 @@ class Explainer:
         self._names = Names(store)
         self._holdings = Holdings(store, viewer)
         self._packages = PackageNotes()
+        self._available: frozenset[str] | None = None
         self._lost: dict[str, Lost] | None = None
         self._scan = "perf-data"
         self._named: Collection[BuildId] | None = None  # from the present profile
@@ -154,7 +163,7 @@ class Explainer:
             )
             for row in rows
         ]
-        return Answer(files, found.unit, found.incomplete)
+        return Answer(files, found.unit, found.weight, found.incomplete, found.unrepaired())
 
     # --- reasons -----------------------------------------------------------------------------
 
@@ -230,12 +239,15 @@ class Explainer:
         package = self._package(paths)
         if paths and package == UNKNOWN:
             remedy = remedies.of_own_build(remedy)
-        text, command = remedy.text, remedy.command
+        text, command, unknown = remedy.text, remedy.command, ""
         if why == remedies.STILL_HERE and file:
             command = remedies.of_reason(remedies.NOT_CAPTURED).command  # the same for all of them
-        if install := remedies.install_debug_packages(package.manager, [package.name]):
-            command = install
+        if package.name and not self._has_debug_file(row.build_id):
+            command, lacking = self.install([package])
+            unknown = " ".join(lacking)
             text += remedies.debug_archive(package.manager)
+        elif package.name:
+            text, package = remedies.INSTALLED, UNKNOWN
         if why == remedies.COMPLETE and (mountpoint := self._mountpoint()):
             text = text.replace("/buildid", mountpoint)
             command = _READ_PROFILE if file else _READ_FILES
@@ -246,7 +258,25 @@ class Explainer:
             path=_word(path or row.path),
             id=row.build_id or "ID",
         )
-        return Finding(remedy.code, said or why, text, command, package)
+        return Finding(remedy.code, said or why, text, command, package, unknown)
+
+    def install(self, packages: Sequence[Package]) -> tuple[str, list[str]]:
+        """Return the command that installs the debug packages of packages of one manager, and the
+        names of those that the manager does not know.
+        """
+        manager = packages[0].manager
+        if manager == "dpkg" and self._available is None:
+            self._available = _known_to_apt()
+        available = self._available if manager == "dpkg" else None
+        names = list(dict.fromkeys(each.name for each in packages))
+        return remedies.install_debug_packages(manager, names, available)
+
+    def _has_debug_file(self, build_id: BuildId | None) -> bool:
+        """Return True if the debug package of a file is installed on this host."""
+        if build_id is None:
+            return False
+        digits = build_id.hex()
+        return os.path.exists(f"{_DEBUG_FILES}/{digits[:2]}/{digits[2:]}.debug")
 
     def _mountpoint(self) -> str:
         """Return where the store is mounted now; empty if it is not, and for a viewer."""
@@ -295,6 +325,15 @@ class Explainer:
             if each.startswith(b"/") and requested_id.id_at(each) == build_id:
                 return each
         return None
+
+
+def _known_to_apt() -> frozenset[str] | None:
+    """Return the names of all packages that apt can install; None if there is no apt."""
+    try:
+        done = subprocess.run(["apt-cache", "pkgnames"], capture_output=True, timeout=_APT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return frozenset(done.stdout.decode("utf-8", "replace").split()) if done.stdout else None
 
 
 def _fits(frame: str, path: bytes) -> bool:

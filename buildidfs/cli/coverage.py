@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.app import remedies
 from buildidfs.app.containers import Names
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
@@ -100,6 +101,9 @@ def coverage(
         names = Names(store)
         for row in found.rows:
             names.of(row.container)  # while the store is open
+    share = found.unrepaired()
+    if file is not None and share is not None and not layout.is_for_programs:
+        terminal.say(session.as_given(remedies.unrepaired(share, os.fsencode(file))))
     return show(found, names, layout, fail_under=fail_under, quiet=session.is_quiet)
 
 
@@ -136,6 +140,7 @@ def show(
 def _json(coverage: Coverage, names: Names, layout: table.Layout) -> None:
     columns = table.named(_columns(coverage.weight), names.short)
     rows = layout.choose(columns, coverage.worst_first())
+    unrepaired = coverage.unrepaired()
     json_line(
         {
             "unit": coverage.unit,
@@ -145,6 +150,7 @@ def _json(coverage: Coverage, names: Names, layout: table.Layout) -> None:
                 "dynamic_symbols": round(coverage.dynamic_symbols(), 6),
                 "symbols": round(coverage.symbols(), 6),
                 "debuginfo": round(coverage.debuginfo(), 6),
+                "recorded": round(coverage.symbols() if unrepaired is None else unrepaired, 6),
             },
             "notes": coverage.notes,
             "incomplete": coverage.incomplete,

@@ -14,10 +14,12 @@ from buildidfs.app.containers import Names
 from buildidfs.cli import terminal
 from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
 from buildidfs.cli.output import counted, json_line, one_line, path_fields, printable
-from buildidfs.errors import IncompleteError
+from buildidfs.errors import ArtifactMissing, IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.app.why import Explained
+    from collections.abc import Iterable
+
+    from buildidfs.app.why import Answer, Explained, Explainer
 
 _GROUPS: Final = 10
 _FILES: Final = 5
@@ -39,7 +41,7 @@ _SINGULAR: Final = {"binaries": "binary"}
             2: "neither a profile, nor a core file, nor a build ID",
             3: "some of the file could not be read",
             11: "no store at that place; 13 unknown format",
-            30: "nothing is known of that path, or no sample is at that frame",
+            30: "nothing is known of that path, no sample is at that frame, or FILE has no sample",
         },
     ),
 )
@@ -70,26 +72,34 @@ def why(
     with session.open_store() as store:
         names = Names(store)
         explainer = Explainer(store)
-        incomplete, unit = "", ""
-        if is_file:
-            with session.progress("Reading", "record") as progress:
-                answer = explainer.file(path, frame, progress=progress)
-            files, incomplete, unit = answer.files, answer.incomplete, answer.unit
-        else:
-            files = [explainer.build_id(requested_id.future_build_id(store, what, container))]
+        if not is_file:
+            each = explainer.build_id(requested_id.future_build_id(store, what, container))
+            json_line(_fields(each, names)) if json_ else _print_one(session, each, names)
+            return 0
+        with session.progress("Reading", "record") as progress:
+            answer = explainer.file(path, frame, progress=progress)
         if json_:
-            for each in files:
+            for each in answer.files:
                 json_line(_fields(each, names))
-        elif is_file:
-            _print_groups(session, files, unit, names, bounded=not all_)
         else:
-            _print_one(session, files[0], names)
+            if answer.unrepaired is not None:
+                terminal.say(session.as_given(remedies.unrepaired(answer.unrepaired, path)))
+            _print_groups(session, explainer, answer, names, bounded=not all_)
         sys.stdout.flush()
-    if incomplete:
-        terminal.complain(one_line(incomplete))
-    if not files:
+    return _end(session, path, answer)
+
+
+def _end(session: Session, path: bytes, answer: Answer) -> int:
+    """Say why nothing, or not everything, is explained; return the exit status."""
+    if answer.incomplete:
+        terminal.complain(one_line(answer.incomplete))
+    if not answer.weight:
+        terminal.complain(f"{printable(path)} has no {answer.unit}: there is nothing to explain")
+    elif not answer.files:
         session.say_why_empty(f"all of {printable(path)} has symbols in the store")
-    return IncompleteError.exit_code if incomplete else 0
+    if answer.incomplete:
+        return IncompleteError.exit_code
+    return 0 if answer.weight else ArtifactMissing.exit_code
 
 
 def _fields(each: Explained, names: Names) -> dict[str, object]:
@@ -118,15 +128,16 @@ def _print_one(session: Session, each: Explained, names: Names) -> None:
         _print_clause("file", f"{printable(each.path)} in {where}")
     for finding in each.findings:
         _print_clause("why", finding.why)
-        _print_remedy(session, finding.remedy, finding.command)
+        _print_remedy(session, finding.remedy, finding.command, finding.unknown.split())
 
 
 def _print_groups(
-    session: Session, files: list[Explained], unit: str, names: Names, *, bounded: bool
+    session: Session, explainer: Explainer, answer: Answer, names: Names, *, bounded: bool
 ) -> None:
     """Print the files in groups by reason; the group with the most weight comes first."""
     groups: dict[tuple[str, str, str], list[Explained]] = {}
-    for each in files:
+    unit = answer.unit
+    for each in answer.files:
         finding = each.findings[0]
         step = finding.package.manager or finding.command  # packages are installed together
         groups.setdefault((finding.why, finding.remedy, step), []).append(each)
@@ -143,23 +154,27 @@ def _print_groups(
             terminal.say(place, label=f"        {each.share or 0.0:6.1%}", indent=16)
         if bounded and len(members) > _FILES:
             click.echo(f"        and {counted(len(members) - _FILES, 'more file')}, see --all")
-        _print_remedy(session, remedy, _command(members))
+        command, unknown = _command(explainer, members)
+        _print_remedy(session, remedy, command, unknown)
     if bounded and len(order) > _GROUPS:
         click.echo(f"and {counted(len(order) - _GROUPS, 'more reason')}, see --all")
 
 
-def _command(files: list[Explained]) -> str:
-    """Return the first step of the remedy for files with the same reason."""
+def _command(explainer: Explainer, files: list[Explained]) -> tuple[str, list[str]]:
+    """Return the first step of the remedy for files with the same reason, and the debug packages
+    that apt does not know.
+    """
     findings = [each.findings[0] for each in files]
-    packages = list(dict.fromkeys(each.package.name for each in findings))
-    installed = remedies.install_debug_packages(findings[0].package.manager, packages)
-    return installed or findings[0].command
+    packages = [each.package for each in findings if each.package.name]
+    return explainer.install(packages) if packages else (findings[0].command, [])
 
 
-def _print_remedy(session: Session, remedy: str, command: str) -> None:
+def _print_remedy(session: Session, remedy: str, command: str, unknown: Iterable[str]) -> None:
     _print_clause("remedy", remedy)
     if command:  # for copying: it stays on one line
         click.echo(f"{'run':8}{one_line(session.as_given(command))}")
+    if names := " ".join(unknown):
+        _print_clause("unknown", f"apt does not know {one_line(names)}")
 
 
 def _print_clause(name: str, text: str) -> None:

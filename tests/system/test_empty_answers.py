@@ -90,6 +90,15 @@ def test_no_address_on_standard_input(filled: BuildIdFs) -> None:
     assert done.err == "buildidfs: standard input has no address; one on a line, ID+0xADDR\n"
 
 
+def test_profile_without_samples_is_not_called_complete(filled: BuildIdFs, tmp_path: Path) -> None:
+    file = tmp_path / "perf.data"
+    file.write_bytes(PerfWriter().file(b""))
+    said = filled("why", file, check=False)
+    assert said.rc == 30
+    assert "has no samples: there is nothing to explain" in said.err
+    assert "all of" not in said.text
+
+
 def test_answer_that_is_not_empty_says_nothing(filled: BuildIdFs) -> None:
     for words in (["list"], ["list", "--container", "docker:0101"], ["list", "--json"]):
         shown = filled(*words)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from buildidfs.app import remedies
+from buildidfs.app.profile.reading import coverage
 from buildidfs.app.why import Explainer
 from buildidfs.errors import ArtifactMissing
+from buildidfs.formats.package_notes import Package
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.store import NewSeen, Store
@@ -66,11 +68,39 @@ def test_what_the_store_has(store: Store, quality: Quality, kind: Kind, reason: 
     assert reasons(store) == [reason]
 
 
-def test_package_of_a_file_of_this_host(store: Store) -> None:
+def known_to_apt(monkeypatch: pytest.MonkeyPatch, directory: Path, names: str) -> None:
+    """Put an apt-cache that knows some packages into PATH."""
+    program = directory / "apt-cache"
+    program.write_text(f"#!/bin/sh\necho {names}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+def test_package_of_a_file_of_this_host(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = os.path.realpath("/bin/sh")
     see(store, Quality.DYNSYM, path=os.fsencode(path))
+    known_to_apt(monkeypatch, tmp_path, "dash-dbgsym")
     (finding,) = Explainer(store).build_id(ID).findings
     assert finding.command == "apt-get install dash-dbgsym && buildidfs scan tree /usr/lib/debug"
+    assert finding.unknown == ""
+
+
+def test_debug_package_that_apt_does_not_know_is_not_installed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(store, Quality.DYNSYM, path=os.fsencode(os.path.realpath("/bin/sh")))
+    known_to_apt(monkeypatch, tmp_path, "dash")
+    explainer = Explainer(store)
+    (finding,) = explainer.build_id(ID).findings
+    assert (finding.command, finding.unknown) == ("", "dash-dbgsym")
+    libc = Package("libc6", "2.36", "dpkg")
+    assert explainer.install([finding.package, libc]) == ("", ["dash-dbgsym", "libc6-dbg"])
+    known_to_apt(monkeypatch, tmp_path, "libc6-dbg")
+    command, unknown = Explainer(store).install([finding.package, libc])
+    assert command == "apt-get install libc6-dbg && buildidfs scan tree /usr/lib/debug"
+    assert unknown == ["dash-dbgsym"]
 
 
 def test_file_of_this_host_that_no_package_has(store: Store) -> None:
@@ -82,7 +112,7 @@ def test_file_of_this_host_that_no_package_has(store: Store) -> None:
 
 
 def test_packages_are_installed_together() -> None:
-    said = remedies.install_debug_packages("dpkg", ["zlib1g", "libc6"])
+    said, _ = remedies.install_debug_packages("dpkg", ["zlib1g", "libc6"])
     assert said.startswith("apt-get install zlib1g-dbgsym libc6-dbg && ")
 
 
@@ -185,6 +215,36 @@ def test_frame_whose_build_id_the_profile_lacks(store: Store, tmp_path: Path) ->
     assert each.findings[0].command == f"buildidfs repair {file} -o repaired.data"
 
 
+def test_profile_without_build_ids_names_less_to_perf(store: Store, tmp_path: Path) -> None:
+    """perf report shows the frames of /app/b as hexadecimal numbers until repair adds its ID."""
+    write = PerfWriter()
+    for number, build_id in ((5, ID), (6, OTHER)):
+        place = {"dev": os.makedev(8, 1), "ino": number, "host": machine.host_name()}
+        at = sighting(b"/app/%d" % number, **place)
+        commit(store, capture(store, b"%d" % number, build_id, at=at, quality=Quality.SYMTAB))
+    records = write.mmap2(1, 0x10000, 0x1000, b"/app/5", build_id=bytes(ID))
+    records += write.mmap2(1, 0x20000, 0x1000, b"/app/6", dev=(8, 1), inode=6)
+    records += write.sample(1, 0x10010, 9) + 3 * write.sample(1, 0x20010, 9)
+    file = tmp_path / "perf.data"
+    file.write_bytes(write.file(records))
+    found = coverage(store, os.fsencode(file))
+    assert found.symbols() == 1
+    assert found.unrepaired() == 0.25
+    assert Explainer(store).file(os.fsencode(file), None).unrepaired == 0.25
+
+
+def test_profile_with_all_build_ids_needs_no_repair(store: Store, profile: bytes) -> None:
+    see(store, Quality.DEBUGINFO)
+    assert coverage(store, profile).unrepaired() is None
+
+
+def test_profile_without_samples_has_no_weight(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "perf.data"
+    file.write_bytes(PerfWriter().file(b""))
+    answer = Explainer(store).file(os.fsencode(file), None)
+    assert (answer.files, answer.weight) == ([], 0)
+
+
 def test_frame_that_no_sample_has(store: Store, profile: bytes) -> None:
     for frame in ("0x40000", "/no/such"):
         with pytest.raises(ArtifactMissing, match="no sample of"):
@@ -208,7 +268,10 @@ def test_each_reason_has_a_remedy() -> None:
         for name, text in vars(remedies).items()
         if name.isupper() and isinstance(text, str) and not name.startswith("_")
     ]
-    notes = (remedies.NOTHING_RECORDED, remedies.OTHER_MACHINE, remedies.MAY_BE_HERE)
+    notes = (
+        remedies.NOTHING_RECORDED, remedies.OTHER_MACHINE, remedies.MAY_BE_HERE,
+        remedies.INSTALLED, remedies.DEBIAN_ARCHIVE,
+    )  # fmt: skip
     codes = [remedies.of_reason(text).code for text in texts if text not in notes]
     assert "other" not in codes
     assert len(set(codes)) == len(codes)
@@ -226,5 +289,5 @@ def test_each_reason_has_a_remedy() -> None:
     ],
 )
 def test_debug_packages(manager: str, package: str, command: str) -> None:
-    said = remedies.install_debug_packages(manager, [package])
+    said, _ = remedies.install_debug_packages(manager, [package])
     assert said.partition(" && ")[0] == command

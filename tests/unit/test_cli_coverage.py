@@ -75,6 +75,7 @@ def test_json_has_shares_from_0_to_1(capsys: pytest.CaptureFixture[str]) -> None
     shares = json.loads(capsys.readouterr().out)["coverage"]
     assert shares == {
         "executable": 0.3, "dynamic_symbols": 0.3, "symbols": 0.3, "debuginfo": 0.0,
+        "recorded": 0.3,
     }  # fmt: skip
     assert show(Coverage(ROWS, "samples"), JSON, fail_under=31) == 30
     assert "symbols for 30.00% of the samples, wanted 31%" in capsys.readouterr().err

@@ -350,7 +350,9 @@ def coverage(
             name, answer = reading.describe(hit)
             rows[answer.container or "", name, answer.build_id, answer.why] += count
         found = Coverage(
-            [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "samples"
+            [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()],
+            "samples",
+            recorded=frozenset(build_ids_of(profile)),
         )
         found.notes = reading.notes()
         found.notes += reading.remedies(
