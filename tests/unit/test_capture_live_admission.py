@@ -41,6 +41,17 @@ def test_flood_leaves_others_their_share() -> None:
     assert (taken(shares, FLOOD), taken(shares, OTHER)) == (50, 50)
 
 
+def test_files_seen_elsewhere_leave_half_of_a_share_to_new_ones() -> None:
+    shares = FairShare(per_second=100, burst=1000)
+    shares.refill(0.0)
+    while shares.admit(FLOOD, is_copy=True):
+        pass
+    assert taken(shares, FLOOD) == 500
+    shares.refill(1.0)
+    assert not shares.admit(FLOOD, is_copy=True)
+    assert taken(shares, FLOOD) == 100
+
+
 def test_share_that_is_not_used_any_more_is_forgotten() -> None:
     shares = FairShare(per_second=1000, burst=1000)
     shares.refill(0.0)

@@ -78,13 +78,18 @@ class FairShare:
         """Return True if no more files of this share may be opened now."""
         return self._left.get(share, 1.0) < 1.0
 
-    def admit(self, share: Share) -> bool:
-        """Take one new file from a share; return False if the share is used up."""
+    def admit(self, share: Share, *, is_copy: bool = False) -> bool:
+        """Take one new file from a share; return False if the share is used up.
+
+        A file that was seen at another place before (``is_copy``) takes nothing of the second half
+        of a share. So the libraries of a container runtime, which starts in each new mount
+        namespace, leave room for the files of the containers.
+        """
         with self._lock:
             left = self._left.get(share)
             if left is None:
                 share, left = self._begun(share)
-            if left < 1.0:
+            if left - (self._full_of(share) / 2 if is_copy else 0.0) < 1.0:
                 return False
             self._left[share] = left - 1.0
             return True
@@ -120,11 +125,10 @@ class FairShare:
                 return
             owners, places = len(self._places), self._places
             more = min(passed, 1.0) * self._per_second / owners
-            full = self._full(owners)
             self._left = {
                 share: left + more / places[share.owner]
                 for share, left in self._left.items()
-                if left + more / places[share.owner] < full / places[share.owner]
+                if left + more / places[share.owner] < self._full_of(share)
             }
             self._places = Counter(share.owner for share in self._left)
 
@@ -140,6 +144,9 @@ class FairShare:
             self._places[share.owner] += 1
             left = self._left[share] = full / self._places[share.owner]
         return share, left
+
+    def _full_of(self, share: Share) -> float:
+        return self._full(len(self._places)) / self._places[share.owner]
 
     def _full(self, owners: int) -> float:
         return max(self._burst / owners, _LEAST_BURST)

@@ -26,7 +26,7 @@ from buildidfs.capture.live.admission import FairShare
 from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces, found_here
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
-from buildidfs.capture.live.recent_files import HostFiles, file_key, place_key
+from buildidfs.capture.live.recent_files import HostFiles, Met, file_key, place_key
 from buildidfs.capture.origin.file_users import NOBODY, FileUsers, known_user, user_of_process
 from buildidfs.capture.process.gate import (
     MOST_OF_AN_OWNER,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.live.event_rings import Rings
     from buildidfs.capture.live.protocol import Outbox
-    from buildidfs.capture.live.recent_files import Met
     from buildidfs.formats.perf.records import Record
 
 
@@ -110,9 +109,11 @@ class State:
     """The state that the threads of the catcher share.
 
     ``lock`` guards all of it except ``outbox``, ``closer``, ``host``, ``grips`` (the pinned files,
-    and None at the end), ``files``, ``shares``, ``users``, ``held``, lookups in ``met``, and
-    methods that say so. Each mapping waits for it, so no thread holds it for long. ``host`` is the
-    mount namespace of the host. At most ``most_waiting`` files wait until they are sent.
+    and None at the end), ``files``, ``shares``, ``users``, ``held``, lookups in ``met``
+    and ``sent``, and methods that say so. Each mapping waits for it, so no thread holds it for
+    long. ``host`` is the mount namespace of the host. ``met`` has the files that were sent, by
+    place, and ``sent`` has them without their place. At most ``most_waiting`` files wait until they
+    are sent.
     """
 
     def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
@@ -120,6 +121,7 @@ class State:
         self.rings = rings
         self.outbox = outbox
         self.met = met
+        self.sent = Met()
         self.host = namespaces.initial().mnt
         # The other descriptors are for lookups and for the rings.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -394,13 +396,15 @@ class Lookout:
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
             return -1
+        file = file_key(identity)
         if home.is_known:
-            key = place_key(home.mnt_ns_id, file_key(identity), record.path)
+            key = place_key(home.mnt_ns_id, file, record.path)
             if key in self._state.met:
                 if is_hosts:
                     self._state.files.add(record, identity, key)
                 return -1
-        if not is_hosts and not self._admits(record, home):
+        is_copy = file in self._state.sent
+        if not is_hosts and not self._admits(record, home, is_copy=is_copy):
             return -1
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         # Stacked filesystems may show one inode number here and another there.
@@ -449,7 +453,9 @@ class Lookout:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return self._open(record, home, _directory(pid_fd), end)
 
-    def _admits(self, record: Mapped, home: Home, user: int | None = None) -> bool:
+    def _admits(
+        self, record: Mapped, home: Home, user: int | None = None, *, is_copy: bool = False
+    ) -> bool:
         """Return True if the share of a new file is not used up.
 
         On the host, and at an unknown place if it is given, the share is that of ``user``. Root has
@@ -460,11 +466,11 @@ class Lookout:
             share = of_user(user)
         elif not home.mnt:
             return True
-        if share == HOST or shares.admit(share):
+        if share == HOST or shares.admit(share, is_copy=is_copy):
             return True
         if not home.is_known and home.mnt != self._state.host:
             home = self._known(record, home)
-            if home.mnt == self._state.host or shares.admit(home.share):
+            if home.mnt == self._state.host or shares.admit(home.share, is_copy=is_copy):
                 return True
             share = home.share
         shares.drop(share, home, record.path)

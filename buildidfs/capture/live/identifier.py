@@ -165,6 +165,7 @@ class Settler:
         )
         with state.lock:
             if is_pinned:
+                state.sent.add(file_key(identity))
                 # An unknown mount namespace cannot be recognised later.
                 if home.is_known:
                     state.met.add(key)

@@ -47,7 +47,7 @@ def place_key(mnt_ns_id: int, file: bytes, path: bytes) -> bytes:
 
 
 class Met:
-    """The keys of files that were sent, in two generations. When the younger one is full, the older
+    """Keys of files that were sent, in two generations. When the younger one is full, the older
     one is forgotten.
 
     Lookups take no lock.
@@ -62,7 +62,7 @@ class Met:
         return key in self._young or key in self._old
 
     def add(self, key: bytes) -> None:
-        """Remember a `place_key`."""
+        """Remember a key."""
         if len(self._young) >= self._most:
             self._old, self._young = self._young, set()
         self._young.add(key)
