@@ -23,6 +23,9 @@ AMBIGUOUS: Final = "several build IDs fit, and nothing tells which"
 TOO_LONG: Final = "its build ID is longer than the 20 bytes that perf can hold"
 NO_MAPPING: Final = "no mapping recorded for that address"
 ANONYMOUS: Final = "memory without a file: generated code (JIT)"
+EMULATED: Final = "memory without a file: code that an emulator has translated"
+MOVED: Final = "memory without a file: code of the program itself, on huge pages or unpacked"
+WITHOUT_FILE: Final = frozenset((ANONYMOUS, EMULATED, MOVED))
 MEMFD: Final = "a memfd that was never captured: a program run from memory, or generated code (JIT)"
 NO_KERNEL: Final = "the profile names no build ID of its kernel"
 GUEST: Final = "a virtual machine, into which a profile of the host does not see"
@@ -127,6 +130,20 @@ _OF_REASON: Final = {
         " let the runtime write /tmp/perf-PID.map (node --perf-basic-prof, python3 -X perf, java"
         " with perf-map-agent) while buildidfs watch runs; frames without an owner can also be"
         " stacks that were walked without frame pointers (perf record --call-graph dwarf)",
+    ),
+    EMULATED: Remedy(
+        "emulated-code",
+        "let the emulator name its code (from QEMU 8.0 on qemu-ARCH -perfmap, or"
+        " QEMU_PERFMAP=1 in its environment) while buildidfs watch runs: buildidfs repair uses the"
+        " names; scan proc captures the program and libraries of the guest",
+        "buildidfs scan proc",
+    ),
+    MOVED: Remedy(
+        "moved-code",
+        "perf names such code only if it sees the program start: record while it starts (perf"
+        " record -- PROGRAM), or run it without huge pages or unpacked (upx -d); scan proc captures"
+        " the program, so that symbolize names addresses in it",
+        "buildidfs scan proc",
     ),
     MEMFD: Remedy(
         "memfd",

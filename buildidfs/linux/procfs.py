@@ -334,12 +334,23 @@ def executable_mappings(maps_fd: int, *, only_files: bool) -> Iterator[Mapping]:
 
     Raises OSError: ENOTTY if the kernel lacks the query, ESRCH if the process is gone.
     """
-    flags = _EXECUTABLE | _FILE_BACKED if only_files else _EXECUTABLE
+    return _mappings(maps_fd, _EXECUTABLE | _FILE_BACKED if only_files else _EXECUTABLE)
+
+
+def file_mappings(maps_fd: int) -> Iterator[Mapping]:
+    """Yield all mappings of files as `executable_mappings` does; ``executable`` is False for
+    each.
+    """
+    return _mappings(maps_fd, _FILE_BACKED)
+
+
+def _mappings(maps_fd: int, flags: int) -> Iterator[Mapping]:
+    executable = bool(flags & _EXECUTABLE)
     for start, end, offset, inode, major, minor, name in _query(maps_fd, flags):
         deleted = name.endswith(_DELETED)
         if deleted:
             name = name[: -len(_DELETED)]
-        yield Mapping(start, end, True, offset, (major, minor), inode, name, deleted)
+        yield Mapping(start, end, executable, offset, (major, minor), inode, name, deleted)
 
 
 def executable_file_mappings(maps_fd: int) -> Iterator[Mapping]:

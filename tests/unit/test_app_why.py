@@ -184,6 +184,28 @@ def test_files_of_a_profile(store: Store, profile: bytes) -> None:
     assert answer.files[0].findings[0].command == f"buildidfs scan perf-data {os.fsdecode(profile)}"
 
 
+@pytest.mark.parametrize(
+    ("mapped", "reason"),
+    [
+        ([b"/usr/bin/node", b"/lib/libc.so.6"], "generated-code"),
+        ([b"/lib/ld-linux-x86-64.so.2", b"/lib/libc.so.6", b"[vdso]"], "moved-code"),
+        ([b"/usr/bin/qemu-aarch64-static"], "emulated-code"),
+        ([b"/usr/bin/qemu-system-aarch64", b"/lib/libc.so.6"], "generated-code"),
+        ([], "generated-code"),
+    ],
+)
+def test_the_files_of_a_process_tell_whose_code_is_in_memory(
+    store: Store, tmp_path: Path, mapped: list[bytes], reason: str
+) -> None:
+    write, file = PerfWriter(), tmp_path / "perf.data"
+    records = write.mmap2(1, 0x30000, 0x1000, b"//anon")
+    for number, path in enumerate(mapped, 4):
+        records += write.mmap2(1, number << 16, 0x1000, path)
+    file.write_bytes(write.file(records + write.sample(1, 0x30010, 9)))
+    (each,) = Explainer(store).file(os.fsencode(file), "//anon").files
+    assert each.findings[0].reason == reason
+
+
 @pytest.mark.parametrize("frame", ["0x20010", "20010", "/app/libx.so", "libx.so", "*/libx.so*"])
 def test_one_frame(store: Store, profile: bytes, frame: str) -> None:
     (each,) = Explainer(store).file(profile, frame).files

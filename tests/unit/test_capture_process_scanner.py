@@ -24,7 +24,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats.elf import identify
 from buildidfs.linux import mounts, procfs
 from buildidfs.model import EVERYBODY, OWNER, BuildId, Kind, NamespaceSet, Trust
-from tests.support import silentfs
+from tests.support import moved, silentfs
 from tests.support.catches import Program, started
 from tests.support.children import cat_program, copied_cat, needs_root, running
 from tests.support.elfwriter import TEXT, TEXT_SPLIT, Section, debuglink, elf_file
@@ -45,6 +45,11 @@ def _descriptors_are_closed() -> Iterator[None]:
 def scanned(*pids: int, memory: Memory | None = None, ways: Ways | None = None) -> Scan:
     options = {"host": "here", "initial": own_namespaces()}
     return scan(ProcScanner(memory or Memory(), pids=pids, ways=ways, **options))
+
+
+def map_readable(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
 
 
 @pytest.fixture
@@ -96,6 +101,64 @@ def test_a_process_without_its_first_thread_is_scanned(tmp_path: Path) -> None:
     assert result.data(program.exe) == program.exe.read_bytes()
     assert result.data(program.lib) == program.lib.read_bytes()
     assert (found.pid, found.comm) == (child.pid, b"probe")
+
+
+@pytest.fixture(scope="module")
+def mover(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return moved.build(tmp_path_factory.mktemp("moved") / "mover")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["code", "all"])
+@pytest.mark.parametrize("query", [True, False])
+def test_a_program_whose_code_has_moved_is_captured(mover: Path, what: str, query: bool) -> None:
+    with moved.running(mover, what) as child:
+        mappings = Path(f"/proc/{child.pid}/maps").read_text().splitlines()
+        its = [line for line in mappings if line.endswith(str(mover))]
+        assert not any("x" in line.split()[1] for line in its)
+        assert bool(its) == (what == "code")
+        result = scanned(child.pid, ways=Ways(query=query))
+        wanted = Mappers(lambda _, mapping: mapping.path == os.fsencode(mover))
+        found = [each.pid for each in wanted if isinstance(each, Mapper)]
+    assert result.data(mover) == mover.read_bytes()
+    assert found == [child.pid]
+    assert not result.unreadable
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("query", [True, False])
+def test_the_files_of_a_guest_of_an_emulator_are_captured(
+    mover: Path, tmp_path: Path, query: bool
+) -> None:
+    guest, data = tmp_path / "guest", tmp_path / "data"
+    guest.write_bytes(elf_file(build_id=ID))
+    data.write_bytes(bytes(8192))
+    for each in (guest, data):
+        with moved.running(mover, "guest", each) as child:
+            result = scanned(child.pid, ways=Ways(query=query))
+        assert (os.fsencode(each) in result.paths()) == (each == guest)
+        assert result.data(mover) == mover.read_bytes()
+    # Without generated code, a file that is only read is data.
+    with map_readable(guest):
+        assert os.fsencode(guest) not in scanned(os.getpid()).paths()
+
+
+@pytest.mark.root
+def test_a_program_without_a_name_is_captured(mover: Path, tmp_path: Path) -> None:
+    with open(os.memfd_create("mover"), "wb") as memory:
+        memory.write(mover.read_bytes())
+        memory.flush()
+        with moved.running(f"/proc/self/fd/{memory.fileno()}", "all", fd=memory.fileno()) as child:
+            assert mover.read_bytes() in {each.data for each in scanned(child.pid).pinned}
+    gone = tmp_path / "gone"
+    gone.write_bytes(mover.read_bytes())
+    gone.chmod(0o755)
+    with moved.running(gone, "all") as child:
+        gone.unlink()
+        assert scanned(child.pid).data(gone) == mover.read_bytes()
+    loader = next(Path("/lib64").glob("ld-linux-x86-64.so.2"))
+    with moved.running(loader, mover) as child:
+        assert scanned(child.pid).data(mover) == mover.read_bytes()
 
 
 def test_met_in_two_processes_pinned_once(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class JitFollower:
 
     A file is kept if ``is_wanted`` returns True for its origin. At most ``most`` processes are
     followed at once. If there are more, the container or user with the most of them loses one, and
-    ``refused`` is called.
+    ``refused`` is called. ``looked`` is called at each planned look at a process.
     """
 
     def __init__(
@@ -80,11 +80,13 @@ class JitFollower:
         is_wanted: Callable[[Origin], bool] = lambda origin: True,
         most: int = _MOST,
         refused: Callable[[Whose], None] = lambda whose: None,
+        looked: Callable[[int, Share], None] = lambda pid, share: None,
     ) -> None:
         self._store = store
         self._finder = finder
         self._is_wanted = is_wanted
         self._refused = refused
+        self._looked = looked
         self._reported: FairQueue[int] = FairQueue(_MOST_REPORTED, _MOST_REPORTED // _HOSTS_PART)
         self._lock = threading.Lock()
         self._wake = -1
@@ -166,8 +168,7 @@ class JitFollower:
             _, pid, pidfd = heapq.heappop(self._due)
             followed = self._followed.get(pid)
             if followed is not None and followed.pidfd == pidfd:
-                self._look(followed)
-                self._plan(followed)
+                self._planned_look(followed)
 
     def _next_reported(self) -> int | None:
         with self._lock:
@@ -193,8 +194,12 @@ class JitFollower:
             self._end(surplus)
             self._refused(surplus.whose)
         if surplus is not followed:
-            self._look(followed)
-            self._plan(followed)
+            self._planned_look(followed)
+
+    def _planned_look(self, followed: _Followed) -> None:
+        self._looked(followed.pid, followed.whose.share)
+        self._look(followed)
+        self._plan(followed)
 
     def _plan(self, followed: _Followed) -> None:
         """Schedule the next look at a process: soon if it is new and has no file yet."""

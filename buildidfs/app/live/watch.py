@@ -262,8 +262,14 @@ class Watch(Listener):
         )
         self._gate = ProcessGate()
         self._finder = JitFinder(options.container_namespaces, self._slow, self._helper, self._gate)
-        self._jit = JitFollower(store, self._finder, self._is_wanted_at, refused=self._not_followed)
         self._scans = Scans(self._look)
+        self._jit = JitFollower(
+            store,
+            self._finder,
+            self._is_wanted_at,
+            refused=self._not_followed,
+            looked=self._scan_generated,
+        )
         self._watcher = Watcher(self._heard, self._ended)
         self._mode = "interrupted"
         self._degraded: tuple[str, ...] = ()
@@ -516,6 +522,12 @@ class Watch(Listener):
         """Report a process that a scan has found; these share, so they delay no new ones."""
         self._jit.report(pid, _SCANNED)
 
+    def _scan_generated(self, pid: int, share: Share) -> None:
+        """Scan a process with generated code now, since it may be an emulator or an unpacker: no
+        event reports the files of such code, which are not mapped executable.
+        """
+        self._scans.process(pid, share, wait_s=0.0)
+
     def _not_followed(self, whose: Whose) -> None:
         self._losses.add(UNFOLLOWED, whose.container, whose.mnt_ns_id)
 
@@ -650,8 +662,8 @@ class Scans:
             self._all_at = time.monotonic()
             self._changed.notify()
 
-    def process(self, pid: int, share: Share = HOST) -> None:
-        """Schedule a scan of one process, which takes place if the process lives long enough.
+    def process(self, pid: int, share: Share = HOST, wait_s: float = _SETTLED_S) -> None:
+        """Schedule a scan of one process in ``wait_s`` seconds, if the process lives that long.
 
         If too many wait, the ``share`` with the most of them loses one.
         """
@@ -659,8 +671,9 @@ class Scans:
             if pid not in self._pids:
                 self._pids.add(pid)
                 self._queue.put(share, pid)
-            if self._pids_at == math.inf:
-                self._pids_at = time.monotonic() + _SETTLED_S
+            at = time.monotonic() + wait_s
+            if at < self._pids_at:
+                self._pids_at = at
                 self._changed.notify()
 
     @property

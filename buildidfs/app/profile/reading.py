@@ -7,6 +7,8 @@ the answer for a page of a process is kept until the mappings of the process cha
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,9 +18,11 @@ from buildidfs.app.profile.match import KALLSYMS, Answer, Matcher
 from buildidfs.app.remedies import (
     AMBIGUOUS,
     ANONYMOUS,
+    EMULATED,
     GUEST,
     MAY_BE_HERE,
     MEMFD,
+    MOVED,
     NO_BUILD_ID,
     NO_KERNEL,
     NO_MAPPING,
@@ -56,6 +60,8 @@ _ANONYMOUS_NAMES: Final = (
     b"//anon", b"/dev/zero", b"/anon_hugepage", b"/SYSV", b"[heap]", b"[stack",
     b"[anon", b"anon_inode:", b"[uprobes]",
 )  # fmt: skip
+_EMULATOR: Final = re.compile(rb"qemu-(?!system)[a-z0-9_]+(?:-static)?$|box(?:64|86)$|FEX|blink$")
+_LIBRARY: Final = re.compile(rb"\.so(?:\.|$)")
 _MEMFD_NAME: Final = b"/memfd:"
 _SAMPLES: Final = frozenset((records.SAMPLE,))
 _CHAINS: Final = frozenset((records.SAMPLE, records.CALLCHAIN_DEFERRED))
@@ -107,6 +113,7 @@ class Reading:
         self._events = Events(profile.layouts, profile.header.order)
         self._answers: dict[tuple[int, int, int], Answer] = {}
         self._mounts: dict[tuple[int, int], frozenset[int]] = {}
+        self._anonymous: dict[tuple[int, int], str] = {}
         for named in profile.build_ids():
             self._name(named)
         self._take_in()
@@ -236,6 +243,27 @@ class Reading:
             self._answers[key] = answer
         return answer
 
+    def _why_anonymous(self, pid: int, image: int) -> str:
+        """Return the reason why a process runs code from memory without a file, according to the
+        files that it maps.
+        """
+        key = pid, image
+        why = self._anonymous.get(key)
+        if why is None:
+            files = [self.spaces.files[number] for number, _ in self.spaces.mapped(pid, image)]
+            names = [
+                os.path.basename(file.path)
+                for file in files
+                if file.path.startswith(b"/") and not is_anonymous(file)
+            ]
+            why = ANONYMOUS
+            if any(_EMULATOR.match(name) for name in names):
+                why = EMULATED
+            elif names and all(_LIBRARY.search(name) for name in names):
+                why = MOVED  # a JIT compiler is a mapped program, or a library of one
+            self._anonymous[key] = why
+        return why
+
     def _mounts_of(self, pid: int, image: int) -> frozenset[int]:
         """Return the mount namespaces that a process may have been in, according to its files.
 
@@ -322,7 +350,7 @@ class Reading:
             return KALLSYMS, self._kernel(file.build_id)
         answer = self.answer(hit)
         if answer.build_id is None and is_anonymous(file):
-            return file.path, Answer(None, why=ANONYMOUS)
+            return file.path, Answer(None, why=self._why_anonymous(hit.pid, hit.image))
         if answer.why in (NO_BUILD_ID, OTHER_HOST) and file.path.startswith(_MEMFD_NAME):
             return file.path, Answer(None, why=MEMFD)
         return file.path, answer

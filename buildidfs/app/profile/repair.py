@@ -22,7 +22,7 @@ import msgspec
 from buildidfs.app.profile.jit import Generated, JitNames
 from buildidfs.app.profile.match import KALLSYMS, namesakes, plain
 from buildidfs.app.profile.reading import Hit, Reading, is_anonymous
-from buildidfs.app.remedies import ANONYMOUS, TOO_LONG
+from buildidfs.app.remedies import TOO_LONG, WITHOUT_FILE
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
@@ -170,7 +170,7 @@ def unresolved_in(
             if len(answer.build_id) <= headers.MAX_ID:
                 continue
             why = TOO_LONG
-        if path.startswith(b"/") and why != ANONYMOUS:
+        if path.startswith(b"/") and why not in WITHOUT_FILE:
             found[answer.container or "", path, why] += count
     whole = max(reading.samples, 1)
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that have a file with a given build ID mapped now.
+"""The processes that run code of a file with a given build ID now.
 
 Nothing is captured. Each file is read only once for each mount namespace, however many processes
 map it. A file that may not be opened is identified by its pages in memory.
@@ -7,6 +7,7 @@ map it. A file that may not be opened is identified by its pages in memory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -18,7 +19,14 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.package_notes import PackageNotes
-from buildidfs.capture.process.process import Moved, Process, Ways, denied, out_of_sight
+from buildidfs.capture.process.process import (
+    Moved,
+    Process,
+    Ways,
+    denied,
+    is_device,
+    out_of_sight,
+)
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import mounts, namespaces, openat2, procfs
@@ -110,8 +118,10 @@ class Mappers:
         """Yield the wanted files that one process maps, each once. Raises OSError."""
         for _ in range(_ATTEMPTS):
             mappings = process.executable_mappings()
-            if not mappings:
+            if not mappings and not process.has_generated_code:
                 return []  # a kernel thread
+            with contextlib.suppress(NoAnswer):
+                mappings += process.other_programs(mappings)
             namespace = os.readlink("ns/mnt", dir_fd=process.fd)
             self._note_mounts(process, namespace)
             found: dict[tuple[BuildId | None, bytes], Mapping] = {}
@@ -154,7 +164,7 @@ class Mappers:
             return self._known[key]
         except KeyError:
             pass
-        if mapping.dev in self._own_mounts or _is_device(mapping.path):
+        if mapping.dev in self._own_mounts or is_device(mapping.path):
             return None
         try:
             answer = self._ask(mapping, lambda: _look_into(process, mapping))
@@ -208,10 +218,3 @@ def _look_into(process: Process, mapping: Mapping) -> BuildId | None:
     with closing_fd(fd):
         answer = elf_file.identify(fd)
     return answer if isinstance(answer, BuildId) else None
-
-
-def _is_device(path: bytes) -> bool:
-    """Return True for memory shared through a device, whose name is in /dev; files in /dev/shm are
-    ordinary.
-    """
-    return path.startswith(b"/dev/") and not path.startswith(b"/dev/shm/")

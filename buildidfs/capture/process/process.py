@@ -5,6 +5,10 @@ A link in map_files leads to the mapped file even if its name is gone, but follo
 CAP_CHECKPOINT_RESTORE. Without that capability the link exe does the same for the executable, and
 other files are looked up by their path in the process's own root. Such a path may lead to another
 file by now, so the build ID of the file must be the one in memory.
+
+Code may also run from memory into which a program has copied, unpacked or translated it: huge
+pages, a packer, an emulator. The files of that code are mapped without the right to execute them,
+or not at all, and count as well: see `Process.other_programs`.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify
+from buildidfs.formats.elf.header import ET_DYN, ET_EXEC, parse_header
 from buildidfs.linux import credentials, machine, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
@@ -44,8 +49,10 @@ _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EP
 # Errors for a mapping that has moved: the process has continued, or is gone.
 _MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
-# Names of memory that is mapped as a file: memfds, and shared anonymous memory.
-_MEMORY: Final = (b"/memfd:", b"/dev/zero")
+# Names of memory that is mapped as a file: memfds, shared anonymous memory, and huge pages.
+_MEMORY: Final = (b"/memfd:", b"/dev/zero", b"/anon_hugepage", b"/SYSV")
+
+_HEADER_BYTES: Final = 64  # the ELF header of a file of 64 bits
 
 _DUMP_END: Final = b".dump"
 _DUMP: Final = re.compile(rb"(?:^|/)jit-\d{1,10}\.dump$")
@@ -192,6 +199,63 @@ class Process:
         self.has_generated_code = any(_is_generated(mapping) for mapping in every)
         return [mapping for mapping in every if mapping.inode]
 
+    def other_programs(self, known: list[Mapping]) -> list[Mapping]:
+        """Return mappings of files whose code the process may run from other memory; ``known`` are
+        its executable mappings.
+
+        The executable of the process always counts; if nothing maps it, a mapping without addresses
+        stands for it, which only `pin` understands. If the process may run generated code, each
+        other file that is mapped from its beginning and is an ELF file counts as well. Raises
+        OSError; NoAnswer if a file is on a filesystem that does not answer.
+        """
+        if not known and not self.has_generated_code:
+            return []  # a kernel thread
+        found = self._mapped_programs(known) if self.has_generated_code else []
+        return found + self._unmapped_executable(known + found)
+
+    def _mapped_programs(self, known: list[Mapping]) -> list[Mapping]:
+        """Return the beginnings of ELF files other than the ``known`` ones. Raises OSError."""
+        seen = {(mapping.dev, mapping.inode) for mapping in known}
+        found = []
+        for mapping in self._file_mappings():
+            file = mapping.dev, mapping.inode
+            if mapping.offset or not mapping.inode or file in seen or is_device(mapping.path):
+                continue
+            seen.add(file)
+            if self._is_program(mapping.start):
+                found.append(mapping)
+        return found
+
+    def _is_program(self, address: int) -> bool:
+        """Return True if a program or library for any machine begins at an address."""
+        try:
+            parsed = parse_header(self.read_memory(address, _HEADER_BYTES))
+        except NoAnswer:
+            raise
+        except OSError:
+            return False
+        return parsed is not None and parsed[1][0] in (ET_EXEC, ET_DYN)
+
+    def _file_mappings(self) -> list[Mapping]:
+        if self._ways.query:
+            return self.ask(_queried_files)
+        return self._mappings()
+
+    def _unmapped_executable(self, known: list[Mapping]) -> list[Mapping]:
+        """Return a mapping for the executable, unless it is one of the ``known`` files."""
+        try:
+            link = procfs.exe(self.fd)
+            if any(_same_name(link, mapping) for mapping in known):
+                return []
+            identity = statx.identity_at(self.fd, b"exe", ask=False)
+        except OSError:
+            return []  # it ended meanwhile, or may not be read
+        if any(mapping.inode == identity.ino for mapping in known):
+            return []
+        dev, deleted = (os.major(identity.dev), os.minor(identity.dev)), link.endswith(_DELETED)
+        path = link.removesuffix(_DELETED) if deleted else link
+        return [Mapping(0, 0, False, 0, dev, identity.ino, path, deleted)]
+
     def _executable_mappings(self) -> list[Mapping]:
         self._all_mappings = None
         if self._ways.query:
@@ -246,6 +310,11 @@ class Process:
         memory; if another way than map_files would be needed, PermissionError is raised. Raises
         `Moved` if the file is no longer mapped there, OSError if it cannot be reached.
         """
+        if not mapping.end:
+            pinned = self._pin_exe(mapping, ask=ask)
+            if pinned is None:
+                raise Moved
+            return pinned
         if self._ways.map_files:
             try:
                 return self._pin_map_file(mapping, ask=ask)
@@ -284,7 +353,7 @@ class Process:
             raise
         return fd, identity
 
-    def _pin_exe(self, mapping: Mapping) -> tuple[int, FileIdentity] | None:
+    def _pin_exe(self, mapping: Mapping, *, ask: bool = True) -> tuple[int, FileIdentity] | None:
         """Pin the executable by the link exe, if the mapping is of the executable."""
         try:
             if not _same_name(procfs.exe(self.fd), mapping):
@@ -293,7 +362,7 @@ class Process:
         except OSError:
             return None
         try:
-            identity = statx.identity(fd)
+            identity = statx.identity(fd, ask=ask)
             if identity.ino == mapping.inode or self._proven(fd, mapping):
                 return fd, identity
         except OSError:
@@ -374,6 +443,11 @@ def _queried(pid_fd: int) -> list[Mapping]:
         return list(procfs.executable_mappings(maps_fd, only_files=False))
 
 
+def _queried_files(pid_fd: int) -> list[Mapping]:
+    with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
+        return list(procfs.file_mappings(maps_fd))
+
+
 def _queried_build_id(pid_fd: int, address: int) -> bytes | None:
     with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
         return procfs.build_id(maps_fd, address)
@@ -385,6 +459,13 @@ def _is_generated(mapping: Mapping) -> bool:
     if mapping.inode:
         return path.startswith(_MEMORY) or (path.endswith(_DUMP_END) and is_dump(path))
     return not path.startswith(b"[") or path.startswith(b"[anon")
+
+
+def is_device(path: bytes) -> bool:
+    """Return True for memory shared through a device, whose name is in /dev; files in /dev/shm are
+    ordinary.
+    """
+    return path.startswith(b"/dev/") and not path.startswith(b"/dev/shm/")
 
 
 def is_dump(path: bytes) -> bool:

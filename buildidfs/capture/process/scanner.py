@@ -35,7 +35,7 @@ from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.capture.process.gate import NoAnswer
-from buildidfs.capture.process.process import Moved, Process, Ways, denied
+from buildidfs.capture.process.process import Moved, Process, Ways, denied, is_device
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience, fuse_devices
 from buildidfs.formats import proc_text
@@ -238,8 +238,8 @@ class _Scan:
             with Process(pid, self._ways) as process:
                 for _ in range(_ATTEMPTS):
                     mappings = process.executable_mappings()
-                    if not mappings:
-                        return
+                    if not mappings and not process.has_generated_code:
+                        return  # a kernel thread
                     process.look(self._initial, self._container_namespaces)
                     if contained and not process.container:
                         return
@@ -250,6 +250,7 @@ class _Scan:
                     self._note_mounts(process)
                     try:
                         yield from self._files(process, mappings)
+                        yield from self._files(process, process.other_programs(mappings))
                     except Moved:
                         continue
                     break
@@ -335,10 +336,7 @@ class _Scan:
         return Unreadable(path, f"{os.strerror(number)}: {_PRIVATE_FUSE}", number, build_id)
 
     def _may_be_opened(self, mapping: Mapping) -> bool:
-        if mapping.dev in self._own_mounts:
-            return False
-        # Memory shared through a device has a name in /dev. /dev/shm may have programs.
-        return not mapping.path.startswith(b"/dev/") or mapping.path.startswith(b"/dev/shm/")
+        return mapping.dev not in self._own_mounts and not is_device(mapping.path)
 
     def _file(
         self, process: Process, mapping: Mapping, path_fd: int, identity: FileIdentity
