@@ -101,6 +101,10 @@ class AliasType(enum.IntEnum):
     """The first 16 bytes of the build ID, as in debug IDs of Breakpad. Other build IDs may begin
     with them, too.
     """
+    OFFSETS = 7
+    """A hash of the offsets in the file at which its code is. It is not a name, and many files have
+    it; files with the same build ID and other offsets were rewritten after the link.
+    """
 
 
 class Alias(NamedTuple):

@@ -251,7 +251,7 @@ def alias_texts(aliases: Iterable[Alias]) -> dict[str, str]:
     for kind, value in aliases:
         if kind is AliasType.GO:
             found["go"] = value.decode("ascii", "replace")
-        elif kind not in (AliasType.LINK, AliasType.BEGINNING):
+        elif kind not in (AliasType.LINK, AliasType.BEGINNING, AliasType.OFFSETS):
             found[kind.name.lower()] = value.hex()
     return found
 

@@ -2,10 +2,10 @@
 """The directory on disk: blobs by digest, an LMDB index, and announcements of commits.
 
 Outsiders open a `Store` and use its parts and the values listed here; `bundle`, `export`,
-`run_files` and `fsck` are imported by the few modules that need them. Imports point down within the
-store:
+`placement`, `run_files` and `fsck` are imported by the few modules that need them. Imports point
+down within the store:
 
-    bundle, export -> store -> fsck -> commit -> retention -> write, layout
+    bundle, export, placement -> store -> fsck -> commit -> retention -> write, layout
     -> index, blobs, values -> coordination, run_files -> location_rows -> schema -> errors
 
 The store knows nothing of scanners, mounts or commands.

@@ -219,6 +219,14 @@ def address_of(loads: Iterable[Segment], offset: int) -> int | None:
     return None
 
 
+def code_places(loads: Iterable[Segment]) -> list[tuple[int, int, int]]:
+    """Return offset, size and address of the executable segments. The address is relative to the
+    first of them, because a file keeps the offsets of its code if all of it moves in memory.
+    """
+    code = [each for each in loads if each.flags & PF_X and each.size]
+    return [(each.offset, each.size, each.address - code[0].address) for each in code]
+
+
 def is_loaded(loads: Iterable[Segment], address: int) -> bool:
     """Return True if a byte of the file is loaded at ``address``."""
     return any(load.address <= address < load.address + load.memory for load in loads)

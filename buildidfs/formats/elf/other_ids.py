@@ -36,11 +36,21 @@ from buildidfs.formats.elf.header import (
     ReadAt,
     Segment,
     Source,
+    code_places,
     parse_header,
     segments,
     walk,
 )
-from buildidfs.model import Absence, AdoptedId, Alias, AliasType, BuildId, is_shared
+from buildidfs.model import (
+    Absence,
+    AdoptedId,
+    Alias,
+    AliasType,
+    BuildId,
+    Kind,
+    fingerprint,
+    is_shared,
+)
 
 if TYPE_CHECKING:
     import hashlib
@@ -284,6 +294,9 @@ def aliases(
     found = [Alias(AliasType.HTL, htlhash(read_at, size))]
     if go_id := go_build_id(head, read_at, size):
         found.append(Alias(AliasType.GO, go_id))
+    loads = (each for each in _segments(head, read_at, size) if each.kind == PT_LOAD)
+    if Kind.EXECUTABLE in file.kinds and (places := code_places(loads)):
+        found.append(Alias(AliasType.OFFSETS, fingerprint(repr(places).encode(), 8)))
     if code and (value := code_hash(head, read_at, size)):
         found.append(Alias(AliasType.CODE, value))
     if crc:

@@ -213,6 +213,8 @@ _UNFIT: Final = re.compile(rb"[\x00-\x1f/%~\x7f]|\xc2[\x80-\x9f]|\A\.")
 _OF_NAMESPACE: Final = tuple(f"{name}:" for name in NamespaceSet.__struct_fields__)
 BUNDLE: Final = "bundle"
 """`Origin.scanner` of the files of bundles, whose places and times are claims."""
+IN_USE: Final = frozenset(("watch", "proc"))
+"""`Origin.scanner` of files that a process had mapped."""
 _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.ASCII)
 
 

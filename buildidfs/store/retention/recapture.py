@@ -13,7 +13,7 @@ import msgspec
 
 from buildidfs.linux import machine, namespaces, statx
 from buildidfs.model import Trust, archive_scope
-from buildidfs.store.index.locations import Journal
+from buildidfs.store.index.locations import IN_USE, Journal
 from buildidfs.store.index.place_shares import APART_MNT
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ MOST_PLACES: Final = 16
 
 #: Permission bits by which users other than the owner can change a file.
 _OTHERS_WRITE: Final = 0o022
-
-#: `Origin.scanner` of files that a process had mapped.
-_IN_USE: Final = frozenset(("watch", "proc"))
 
 #: A file in use that was made within this time may be gone in a moment.
 _FRESH_NS: Final = 3600 * 1_000_000_000
@@ -82,7 +79,7 @@ def is_fresh(origin: Origin) -> bool:
 
 def _is_recent(origin: Origin, most_ns: int) -> bool:
     is_young = time.time_ns() - origin.identity.ctime_ns < most_ns
-    return is_young and origin.scanner in _IN_USE and not origin.archive
+    return is_young and origin.scanner in IN_USE and not origin.archive
 
 
 def _in_another_namespace(env: Environment, origin: Origin) -> str:

@@ -14,7 +14,14 @@ from buildidfs.linux import statx
 from buildidfs.model import Kind, Sighting, Trust
 from buildidfs.shares import HOST, Share
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.locations import NAMES, PATH_KINDS, ROOT, clamped, components
+from buildidfs.store.index.locations import (
+    IN_USE,
+    NAMES,
+    PATH_KINDS,
+    ROOT,
+    clamped,
+    components,
+)
 from buildidfs.store.index.place_shares import UNKNOWN, share_at, share_in
 from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.index.ranking import believed
@@ -73,6 +80,8 @@ class PlaceWriter:
         old = self._txn.get(key, db=self._origins)
         if recognised and not origin.reach and old is not None:
             origin = msgspec.structs.replace(origin, reach=location_rows.reach_in(old))
+        if named.next_variant[Kind.EXECUTABLE - 1] > 1:
+            origin = self._as_mapped(ordinal, old, origin)
         public = origin.is_public
         at = Sighting(origin, sighting.seen_ns)
         has_room = self._put_origin(key, old, digest, kinds, named, at)
@@ -84,6 +93,18 @@ class PlaceWriter:
         if self._containers.see(sighting, min(refs), public=public):
             self.naming.add(digest)
         return old is None
+
+    def _as_mapped(self, ordinal: int, old: bytes | None, origin: Origin) -> Origin:
+        """Return the new row of a place where one of several executables of a build ID was.
+
+        The place of a mapped file stays one, because `placement` chooses among them by that.
+        """
+        before = "" if old is None else location_rows.unpack_origin(old)[2].scanner
+        if origin.scanner in IN_USE and before not in IN_USE:
+            self._changed.add(ordinal)
+        elif before in IN_USE and origin.scanner not in IN_USE:
+            return msgspec.structs.replace(origin, scanner=before)
+        return origin
 
     def refer(self, ordinal: int, path: bytes, supplement: BuildId, origin: Origin) -> None:
         """Record the path of a dwz file that debuginfo seen at ``origin`` refers to.

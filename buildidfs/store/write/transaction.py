@@ -116,6 +116,10 @@ class Recorder:
             self._lend(digest, self._shared(new.shared), new.kinds, new.sighting)
         elif Kind.EXECUTABLE in new.kinds:
             self._learn(outcome, digest, new)
+        elif outcome.new_variant and Kind.DEBUGINFO in new.kinds:
+            for each in islice(self._variants.every(outcome.ordinal, Kind.EXECUTABLE), MOST_JOINED):
+                if not each.adopted:
+                    self._lend_debuginfo(digest, each.digest)
         self._join(outcome.ordinal, digest, new)
         return outcome
 
@@ -136,6 +140,7 @@ class Recorder:
         best = self._variants.best(ordinal, Kind.EXECUTABLE)
         if best is None or not outcome.new_variant or best.adopted:
             return
+        self._learn_offsets(best, digest)
         if all(belief(each) != belief(best) for each in self._of(digest, ordinal)):
             return
         others = self._variants.every(ordinal, Kind.EXECUTABLE)
@@ -152,6 +157,34 @@ class Recorder:
         self.shared.append(new.build_id)
         for each in kept:
             self._adopt(each.digest, (each.kind,), None)
+
+    def _learn_offsets(self, best: Artifact, new: Digest) -> None:
+        """Give the served executable and a ``new`` one their adopted IDs, if a tool that rewrote
+        the program has moved its code in the file.
+
+        Their debuginfo then belongs to the adopted IDs, too. `store.placement` chooses among them.
+        """
+        offsets = [self._aliases.value(each, AliasType.OFFSETS) for each in (best.digest, new)]
+        if b"" in offsets or offsets[0] == offsets[1]:
+            return
+        debuginfo = islice(self._variants.every(best.ordinal, Kind.DEBUGINFO), MOST_JOINED)
+        lent = [each for each in debuginfo if not self._has_kind(each, Kind.EXECUTABLE)]
+        for digest in (best.digest, new):
+            kinds = tuple(each.kind for each in self._of(digest, best.ordinal))
+            self._adopt(digest, kinds, None)
+            for each in lent:
+                self._lend_debuginfo(each.digest, digest)
+
+    def _has_kind(self, artifact: Artifact, kind: Kind) -> bool:
+        """Return True if the bytes of a variant also are of another kind."""
+        return any(each.kind is kind for each in self._of(artifact.digest, artifact.ordinal))
+
+    def _lend_debuginfo(self, debuginfo: Digest, executable: Digest) -> None:
+        """Record debuginfo under the adopted ID of an executable with a build ID, if it has one."""
+        htl = self._aliases.value(executable, AliasType.HTL)
+        value = self._txn.get(htl, db=self._ids) if htl else None
+        if value is not None and self._variants.is_adopted(int.from_bytes(value, "big")):
+            self._lend(debuginfo, int.from_bytes(value, "big"), (Kind.DEBUGINFO,), None)
 
     def _adopt(self, digest: Digest, kinds: tuple[Kind, ...], sighting: Sighting | None) -> None:
         """Record a blob under its adopted ID as well."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs import names
 from buildidfs.model import Kind
+from buildidfs.store import placement
 from buildidfs.view import nodes
 from buildidfs.view.layouts.by_path import Paths
 from buildidfs.view.layouts.debug import EXECUTABLE_BIT
@@ -60,7 +61,7 @@ class PerfTree:
         ordinal = self._paths.seen_at(path, name)
         if ordinal is not None:
             return nodes.of_perf_id(path, ordinal)
-        if path == 0 and (ordinal := self._adopted(name)) is not None:
+        if path == 0 and (ordinal := self._without_path(name)) is not None:
             return nodes.of_perf_id(path, ordinal)
         child = self._store.paths.child(path, name)
         return nodes.of_path(child) if child else nodes.ABSENT
@@ -86,13 +87,17 @@ class PerfTree:
             return True  # the latter shows no path
         return self._paths.is_public(path, name, ordinal)
 
-    def _adopted(self, name: bytes) -> int | None:
-        """Return the ordinal of an adopted ID; its directory needs no path, and is not listed."""
+    def _without_path(self, name: bytes) -> int | None:
+        """Return the ordinal of a build ID whose directory needs no path, and is not listed."""
         build_id = names.parse(name)
         ordinal = None if build_id is None else self._store.index.ordinal(build_id)
-        if ordinal is None or not self._store.aliases.is_adopted(ordinal):
+        if ordinal is None or not self._is_chosen_from(ordinal):
             return None
         return ordinal if self._store.index.kinds(ordinal) & _SHOWN_KINDS else None
+
+    def _is_chosen_from(self, ordinal: int) -> bool:
+        """Return True if the files for perf may differ from those in the directory ``<id>``."""
+        return self._store.aliases.is_adopted(ordinal) or placement.differs(self._store, ordinal)
 
     def places(
         self, node: int, name: bytes, child: int
@@ -105,9 +110,10 @@ class PerfTree:
     def lookup_file(self, node: int, name: bytes, *, wait: bool = False) -> int:
         """Return the node of a file in the directory of a build ID.
 
-        If programs share a build ID, the path selects one of them. perf expects the build ID of the
-        directory in the file, even an adopted one. Raises `NeedsReading` if the file has to be read
-        for that, and the call may not ``wait``.
+        If programs share a build ID, the path selects one of them. If the files of a build ID have
+        their code at other offsets, the one that was mapped is served (`store.placement`). perf
+        expects the build ID of the directory in the file, even an adopted one. Raises
+        `NeedsReading` if the file has to be read for that, and the call may not ``wait``.
         """
         kind = names.PERF_KIND_OF.get(name)
         if kind is None:
@@ -118,7 +124,10 @@ class PerfTree:
             return nodes.ABSENT if found is None else self._ids.node_of(found)
         if kind is Kind.DEBUGINFO and not self._store.index.kinds(ordinal) & EXECUTABLE_BIT:
             return nodes.ABSENT
-        if kind in _NOTED and self._store.aliases.is_adopted(ordinal):
+        if kind in _NOTED and not self._store.aliases.is_adopted(ordinal):
+            fits = placement.for_offsets(self._store, ordinal, kind)
+            return nodes.ABSENT if fits is None else self._ids.node_of(fits)
+        if kind in _NOTED:
             executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
             served = self._store.index.artifact(ordinal, kind)
             if executable is not None and executable.adopted and served is not None:
@@ -169,7 +178,7 @@ class PerfTree:
 
         All viewers get the same target. So for a private place the target is the directory ``<id>``
         instead, which has the same files. For an adopted ID the target is a directory in the root
-        of this tree, because perf needs files with a note.
+        of this tree, because perf needs files with a note; so it is if perf needs another variant.
         """
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.index.build_id(ordinal)
@@ -179,7 +188,7 @@ class PerfTree:
         if path is None:  # none of its paths is in the tree, or the file is in a bucket
             return b"../../../" + names.spell(build_id)
         if not self._store.paths.has_publicly(path, ordinal):
-            if self._store.aliases.is_adopted(ordinal):
+            if self._is_chosen_from(ordinal):
                 return b"../../" + names.spell(build_id)
             return b"../../../" + names.spell(build_id)
         original = self._store.paths.spelled(path).lstrip(b"/")
@@ -200,7 +209,7 @@ class PerfTree:
             return
         spelled = names.spell(build_id)
         yield nodes.PERF_BUCKET + build_id[0], spelled[2:], False
-        if self._store.aliases.is_adopted(ordinal):
+        if self._is_chosen_from(ordinal):
             yield nodes.of_path(0), spelled, False
             for name in names.PERF_KIND_OF:
                 yield nodes.of_perf_id(0, ordinal), name, True

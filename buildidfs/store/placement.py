@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which executable of a build ID a process had mapped, by the offsets of its code in the file.
+
+A tool that rewrites a program after the link (patchelf, LIEF, strip with another page size) keeps
+its build ID, but may move its code within the file. Profiles count in offsets of the file, so each
+function of the one file is another function of the other. A mapping shows which file it was: it
+begins at the offset of a segment, and for a program without PIE its address is known. Each such
+executable has an adopted ID of its own.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from buildidfs.formats.elf import header as elf_header
+from buildidfs.formats.elf.header import Segment
+from buildidfs.model import AliasType, Artifact, BuildId, Kind
+from buildidfs.store.index.locations import IN_USE
+from buildidfs.store.index.ranking import is_withheld
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildidfs.model import Digest
+    from buildidfs.store.store import Store
+
+_PAGE: Final = 4096
+_LARGEST_PAGE: Final = 1 << 16
+_MOST_LAYOUTS: Final = 16
+_MOST_KNOWN: Final = 1 << 14
+_ET_EXEC: Final = 2
+
+
+class Extent(NamedTuple):
+    """An executable mapping of a file: addresses from ``start`` to ``end``, from ``offset``."""
+
+    start: int
+    end: int
+    offset: int
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """An executable, and where its code is.
+
+    ``build_id`` is the ID under which this file is served: its adopted ID if the files of its build
+    ID differ in this; None if it has none.
+    """
+
+    artifact: Artifact
+    build_id: BuildId | None
+    code: tuple[Segment, ...]
+    is_fixed: bool
+
+    def fit(self, extent: Extent) -> int:
+        """Return how well a mapping fits the code: 0 for not at all, 3 for offset and size."""
+        return max((self._fit(each, extent) for each in self.code), default=0)
+
+    def _fit(self, segment: Segment, extent: Extent) -> int:
+        start, end, offset = extent
+        if self.is_fixed and start - offset != segment.address - segment.offset:
+            return 0
+        first = segment.offset & -_PAGE
+        if offset == first:
+            last = segment.offset + segment.size + _PAGE - 1 & -_PAGE
+            return 3 if end - start == last - first else 2
+        before = segment.offset & -_LARGEST_PAGE  # of machines with larger pages
+        is_part = before <= offset and offset < segment.offset + segment.size
+        return 1 if is_part or before == offset else 0
+
+
+class Placement:
+    """Chooses among the executables of build IDs; keeps what it has read of them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[BuildId, tuple[Placed, ...]] = {}
+
+    def forget(self) -> None:
+        """Forget the files, after the store got new captures."""
+        self._known.clear()
+
+    def differing(self, build_id: BuildId) -> tuple[Placed, ...]:
+        """Return one executable for each placement of the code, the best first; empty if all files
+        of the build ID have it at the same offsets.
+        """
+        found = self._of(build_id)
+        return found if len(found) > 1 else ()
+
+    def mapped(self, build_id: BuildId, extents: Iterable[Extent]) -> tuple[Placed, ...]:
+        """Return the executables to which all mappings fit: one, if they identify it.
+
+        The result is empty if a mapping fits none that the store has.
+        """
+        left = self._of(build_id)
+        for extent in extents:
+            fits = [(each.fit(extent), each) for each in left]
+            best = max((fit for fit, _ in fits), default=0)
+            left = tuple(each for fit, each in fits if fit == best) if best else ()
+        return left
+
+    def _of(self, build_id: BuildId) -> tuple[Placed, ...]:
+        found = self._known.get(build_id)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            ordinal = self._store.index.ordinal(build_id)
+            found = () if ordinal is None else self._read(build_id, ordinal)
+            self._known[build_id] = found
+        return found
+
+    def _read(self, build_id: BuildId, ordinal: int) -> tuple[Placed, ...]:
+        groups = differing(self._store, ordinal)
+        several = len(groups) > 1
+        found = []
+        for artifact, *_ in groups:
+            code, is_fixed = self._code(artifact.digest)
+            if code:
+                own = self._adopted(artifact) if several else build_id
+                found.append(Placed(artifact, own, code, is_fixed))
+        return tuple(found)
+
+    def _adopted(self, artifact: Artifact) -> BuildId | None:
+        adopted = self._store.aliases.adopted_id(artifact.digest)
+        is_served = adopted is not None and self._store.index.ordinal(adopted) is not None
+        return adopted if is_served else None
+
+    def _code(self, digest: Digest) -> tuple[tuple[Segment, ...], bool]:
+        with self._store.open_blob(digest) as blob:
+            head = blob.read_at(0, min(blob.size, _PAGE))
+            parsed = elf_header.parse_header(head)
+            loads = elf_header.loaded(blob.read_at, blob.size)
+        code = tuple(each for each in loads if each.flags & elf_header.PF_X and each.size)
+        return code, parsed is not None and parsed[1][0] == _ET_EXEC
+
+
+def differing(store: Store, ordinal: int) -> list[list[Artifact]]:
+    """Return the executables of a build ID in groups, each with its code at the same offsets.
+
+    The served one comes first. The result is empty if none is served.
+    """
+    best = store.index.artifact(ordinal, Kind.EXECUTABLE)
+    if best is None:
+        return []
+    variants = islice(store.index.variants_after(ordinal, Kind.EXECUTABLE), _MOST_LAYOUTS)
+    others = [each for each in variants if each.variant != best.variant and not each.truncated]
+    if not others:
+        return [[best]]
+    found: dict[object, list[Artifact]] = {}
+    code = _alias(store, best, AliasType.CODE)
+    for each in (best, *others):
+        offsets, its = (_alias(store, each, kind) for kind in (AliasType.OFFSETS, AliasType.CODE))
+        # Code hashes contain addresses: they differ if all of the code has moved in memory.
+        is_comparable = its and code and each.segments == best.segments
+        found.setdefault((offsets, its if is_comparable else code), []).append(each)
+    return list(found.values())
+
+
+def differs(store: Store, ordinal: int) -> bool:
+    """Return True if the executables of a build ID have their code at other offsets."""
+    return len(differing(store, ordinal)) > 1
+
+
+def for_offsets(store: Store, ordinal: int, kind: Kind) -> Artifact | None:
+    """Return the file of a build ID to serve to a reader that counts in offsets of the file.
+
+    If the executables have their code at other offsets, it is the only one that a process was seen
+    to have mapped, of those with as much trust as the best, or debuginfo that fits it. Returns None
+    if there is no such file, because nothing is better than the names of other functions.
+    """
+    served = store.index.artifact(ordinal, kind)
+    groups = differing(store, ordinal) if served is not None else []
+    if len(groups) < 2:
+        return served
+    best = groups[0][0]
+    used = {each.digest for each in store.index.origins(ordinal) if each.origin.scanner in IN_USE}
+    mapped = [
+        [each for each in group if each.digest in used and each.trust is best.trust]
+        for group in groups
+    ]
+    left = [number for number, group in enumerate(mapped) if group]
+    if len(left) != 1:
+        return None
+    if kind is Kind.EXECUTABLE:
+        return mapped[left[0]][0]
+    others = {
+        each.digest for number, group in enumerate(groups) if number != left[0] for each in group
+    }
+    debuginfo = store.index.variants(ordinal, kind)  # the best first
+    fits = (each for each in debuginfo if each.digest not in others)
+    return next((each for each in fits if not is_withheld(each, best)), None)
+
+
+def _alias(store: Store, artifact: Artifact, kind: AliasType) -> bytes:
+    found = (each.value for each in store.aliases.of(artifact.digest) if each.type is kind)
+    return next(found, b"")
