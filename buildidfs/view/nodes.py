@@ -68,6 +68,8 @@ SLOT_WANTED: Final = 27
 """A missing file that may be fetched when it is opened; the detail is its kind."""
 SLOT_WANTED_LINK: Final = 28
 """A link below ``.build-id`` to a missing file that may be fetched."""
+SLOT_LINKED: Final = 29
+"""The directory ``.debug`` in the directory of a build ID."""
 SLOT_ZEROED: Final = 32
 """Slots 1 to 15 are the kinds of artifact; with this bit, scripts in the file read as zeros."""
 

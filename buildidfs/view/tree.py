@@ -3,7 +3,7 @@
 
 <id>/{elf,executable,debug,debuginfo,vdso,kallsyms,path}      `layouts.id_dir`
 <id>/variants/<sha256>, <id>/*.dwp                            `layouts.id_dir`
-<id>/section/<name>                                           `layouts.id_dir`
+<id>/section/<name>, <id>/[.debug/]<name of .gnu_debuglink>   `layouts.id_dir`
 buildid -> .                                                  the tree is a debuginfod
 debug/.build-id/ab/cdef…[.debug], debug/.dwz/…                `layouts.debug`
 perf/…                                                        `layouts.perf`
@@ -86,7 +86,7 @@ _BUILD_ID_LINKS = frozenset(
 )
 _TYPES = [
     stat.S_IFDIR
-    if slot in (nodes.SLOT_DIRECTORY, nodes.SLOT_VARIANTS, nodes.SLOT_SECTIONS)
+    if slot in (nodes.SLOT_DIRECTORY, nodes.SLOT_VARIANTS, nodes.SLOT_SECTIONS, nodes.SLOT_LINKED)
     else stat.S_IFLNK
     if slot in _LINK_SLOTS
     else stat.S_IFREG

@@ -314,6 +314,11 @@ def link_value(crc: int, name: bytes) -> bytes:
     return crc.to_bytes(4, "big") + name
 
 
+def link_name(value: bytes) -> bytes:
+    """Return the name in a `link_value`."""
+    return value[4:]
+
+
 _DEBUG_ID: Final = re.compile(r"([0-9A-Fa-f]{32})[0-9A-Fa-f]{1,8}")
 
 

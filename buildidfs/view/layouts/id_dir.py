@@ -5,6 +5,7 @@
 <id>/path                   the paths at which it was seen
 <id>/variants/<sha256>      every file that was ever seen with the build ID, served or not
 <id>/*.dwp                  the package of its split DWARF
+<id>/[.debug/]<name>        its debug file, if .gnu_debuglink of the executable has that name
 """
 
 from __future__ import annotations
@@ -12,15 +13,26 @@ from __future__ import annotations
 import re
 import stat
 from binascii import hexlify
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs import names
 from buildidfs.errors import IntegrityError
+from buildidfs.formats.elf import other_ids
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections as Headers
-from buildidfs.model import Artifact, BuildId, ByteRange, Kind, Standing, Trust, is_shared
+from buildidfs.model import (
+    AliasType,
+    Artifact,
+    BuildId,
+    ByteRange,
+    Kind,
+    Standing,
+    Trust,
+    is_shared,
+)
 from buildidfs.store import Blob
 from buildidfs.view import nodes
 from buildidfs.view.attributes import (
@@ -45,6 +57,8 @@ if TYPE_CHECKING:
 
 
 _RECENT = 512
+_LINKS: Final = 16
+"""The number of variants of an executable whose links are announced."""
 _NOTED_SHIFT: Final = 16  # for the kind, in the detail of a node with a note
 _KINDS = tuple(Kind)
 _PACKAGE_NAMES: Final = frozenset(
@@ -91,8 +105,11 @@ class IdDirectories:
     def lookup(self, node: int, name: bytes) -> int:
         """Return the node of an entry, `nodes.ABSENT` if there is none."""
         if node & nodes.SLOT_BITS:
-            if nodes.slot_of(node) == nodes.SLOT_SECTIONS:
+            slot = nodes.slot_of(node)
+            if slot == nodes.SLOT_SECTIONS:
                 raise NeedsReading
+            if slot == nodes.SLOT_LINKED:
+                return self._linked(nodes.ordinal_of(node), name)
             return self._variants.lookup(node, name)
         kind = names.KIND_OF.get(name)
         if kind is not None:
@@ -114,8 +131,28 @@ class IdDirectories:
             return nodes.of_id(ordinal, nodes.SLOT_SECTIONS)
         if name.endswith(names.DWP_SUFFIX):
             package = self._packages.lookup(ordinal, name)
-            return nodes.ABSENT if package is None else self.file(package, Kind.DEBUGINFO)
-        return nodes.ABSENT
+            if package is not None:
+                return self.file(package, Kind.DEBUGINFO)
+        if name == names.LINKED and self._store.index.kinds(ordinal):
+            return nodes.of_id(ordinal, nodes.SLOT_LINKED)
+        return self._linked(ordinal, name)
+
+    def _linked(self, ordinal: int, name: bytes) -> int:
+        """Return the node of the debug file, if the executable refers to it by that name.
+
+        Debuggers look for that name beside a binary without a build ID.
+        """
+        executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
+        if executable is None or self._link_name(executable) != name:
+            return nodes.ABSENT
+        return self.file(ordinal, Kind.DEBUGINFO)
+
+    def _link_name(self, executable: Artifact) -> bytes:
+        """Return the name in .gnu_debuglink of an executable, empty if there is none."""
+        for each in self._store.aliases.of(executable.digest):
+            if each.type is AliasType.LINK:
+                return other_ids.link_name(each.value)
+        return b""
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Yield the entries whose offset is beyond ``after``: name, node, offset."""
@@ -306,6 +343,14 @@ class IdDirectories:
         yield directory, names.README, False
         yield from self._variants.spellings(ordinal, origins)
         yield from self._packages.spellings(ordinal, origins)
+        yield directory, names.LINKED, False
+        linked = nodes.of_id(ordinal, nodes.SLOT_LINKED)
+        for executable in islice(
+            self._store.index.variants_after(ordinal, Kind.EXECUTABLE), _LINKS
+        ):
+            if name := self._link_name(executable):
+                yield directory, name, True
+                yield linked, name, True
 
     def may_read_any(self, ordinal: int, viewer: Viewer) -> bool:
         """Return True if a viewer may read at least one of the files of a build ID."""
