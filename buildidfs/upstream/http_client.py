@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads over HTTP, with limits of time, bytes and redirects.
 
-A server has a limited time from the request to the end of the head of its answer, redirects
-included, and again for each `_PROGRESS_BYTES` of the body. The library limits single reads only, so
-a timer closes the sockets of a request if the head is late. Each thread has connections of its own,
-because the library does not tell which connection a request uses.
+A server has a limited time from the request to the end of the head of its answer, redirects and
+further attempts included. Its body has a deadline, too: the same time, and again for each
+`_PROGRESS_BYTES` that have come, up to `_MOST_BODY_S`. The library limits single reads only, so an
+`_Alarm` closes the sockets of a late request. Each thread has connections of its own, because the
+library does not tell which connection a request uses.
 
 A body is complete if it has the length in a header of the server. A compressed body is unpacked
 piece by piece, and its unpacked size counts.
@@ -38,6 +39,7 @@ _ATTEMPTS: Final = 3
 _PAUSES: Final = Backoff(0.25, 5.0, jitter=0.5)
 _REDIRECTS: Final = 5
 _PROGRESS_BYTES: Final = 100 << 10
+_MOST_BODY_S: Final = 3600.0
 _PACKED_MORE: Final = 1 << 20
 """Bytes by which a compressed body may be larger than its content."""
 _UNPACKED_PIECE: Final = 1 << 20
@@ -83,13 +85,15 @@ class HttpClient:
         Temporary failures are tried again. Raises `NotThere`, `Unacceptable`, `Unavailable`, and
         OSError of the file.
         """
+        until = time.monotonic() + self._timeout_s
         for attempt in range(_ATTEMPTS):
             try:
-                request = _Request(self, url, (*headers,), self._timeout_s)
+                request = _Request(self, url, (*headers,), self._timeout_s, until)
                 return request.run(fd, most, progress)
             except Unavailable as error:
                 is_hopeless = not error.transient or error.after > _PAUSES.most
-                if is_hopeless or attempt + 1 == _ATTEMPTS or self._closed:
+                error.hangs |= time.monotonic() >= until
+                if is_hopeless or error.hangs or attempt + 1 == _ATTEMPTS or self._closed:
                     raise
                 time.sleep(max(_PAUSES.delay(attempt), error.after))
                 os.ftruncate(fd, 0)
@@ -160,11 +164,42 @@ class _Connections:
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
 
 
+class _Alarm:
+    """Calls ``ring`` in a thread at the time ``until``, which may be put off meanwhile; a context
+    manager.
+    """
+
+    def __init__(self, ring: Callable[[], None], until: float) -> None:
+        self._ring = ring
+        self._is_over = threading.Event()
+        self.until = until
+        self.has_rung = False
+
+    def __enter__(self) -> _Alarm:
+        threading.Thread(target=self._run, name="buildidfs-alarm", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(max(self.until - time.monotonic(), 0.0)):
+            if time.monotonic() >= self.until:
+                self.has_rung = True
+                self._ring()
+                return
+
+
 class _Request:
-    """One attempt at a request."""
+    """One attempt at a request. The head of its answer must come ``until`` a time."""
 
     def __init__(
-        self, owner: HttpClient, url: str, headers: Sequence[tuple[str, str]], timeout_s: float
+        self,
+        owner: HttpClient,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        timeout_s: float,
+        until: float,
     ) -> None:
         self._owner = owner
         self._connections = owner.connections()
@@ -174,34 +209,31 @@ class _Request:
             raise _failure(error) from error
         self._headers = headers
         self._timeout_s = timeout_s
-        self._is_cut = False
-        self._timer: threading.Timer | None = None
+        self._alarm = _Alarm(self._connections.cut, until)
+        self._late = f"no answer within {timeout_s:g} s"
 
     def run(self, fd: int, most: int, progress: Callable[[int], None]) -> Download:
         """Download. Raises the errors of `HttpClient.download`."""
-        with self._timed(), self._closing(self._answer()) as response:
-            self._stop_timer()
+        with self._alarm, self._translated(), self._closing(self._answer()) as response:
+            self._late = f"sends less than {_PROGRESS_BYTES >> 10} KiB in {self._timeout_s:g} s"
+            self._alarm.until = time.monotonic() + self._timeout_s
             _check_status(response)
             return self._body(response, fd, most, progress)
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Limit the time of the block, and translate its failures."""
-        self._start_timer()
+    def _translated(self) -> Iterator[None]:
+        """Translate the failures of the block."""
         try:
             yield
         except httpx2.TimeoutException as error:
-            raise self._silent() from error
+            raise Unavailable(self._late, hangs=True) from error
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
-            if self._is_cut:
-                raise self._silent() from error
+            self._check_alarm()
             raise _failure(error) from error
         except RuntimeError as error:
             if not self._connections.is_ended:
                 raise
             raise _closed() from error
-        finally:
-            self._stop_timer()
 
     @contextlib.contextmanager
     def _closing(self, response: httpx2.Response) -> Iterator[httpx2.Response]:
@@ -211,22 +243,10 @@ class _Request:
             with contextlib.suppress(httpx2.HTTPError, OSError):
                 response.close()
 
-    def _start_timer(self, seconds: float = 0.0) -> None:
-        self._stop_timer()
-        self._timer = threading.Timer(seconds or self._timeout_s, self._cut)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _cut(self) -> None:
-        self._is_cut = True
-        self._connections.cut()
-
-    def _silent(self) -> Unavailable:
-        return Unavailable(f"no answer within {self._timeout_s:g} s", hangs=True)
+    def _check_alarm(self) -> None:
+        """Raise `Unavailable` if the request was late and its sockets were closed."""
+        if self._alarm.has_rung:
+            raise Unavailable(self._late, hangs=True)
 
     def _answer(self) -> httpx2.Response:
         """Return the head of the answer, after all redirects."""
@@ -278,29 +298,19 @@ class _Request:
         return Download(size, _time(response.headers.get("last-modified", "")))
 
     def _pieces(self, response: httpx2.Response, most: int) -> Iterator[bytes]:
-        """Yield the body as it comes, while the rate is sufficient, up to ``most`` bytes."""
-        began, count, total = time.monotonic(), 0, 0
-        # The library yields no piece for other data: chunk sizes, the trailer.
-        self._start_timer(2 * self._timeout_s)
-        guarded = began
+        """Yield the body as it comes, until its deadline, up to ``most`` bytes."""
+        began, total = self._alarm.until - self._timeout_s, 0
         # as it comes, because the library would wait for pieces of a fixed size
         for piece in response.iter_raw():
             total += len(piece)
             if total > most:
                 raise _too_large(None, most)
             yield piece
-            count += len(piece)
-            now = time.monotonic()
-            if now - guarded > self._timeout_s:
-                self._start_timer(2 * self._timeout_s)
-                guarded = now
-            if count >= _PROGRESS_BYTES:
-                began, count = now, 0
-            elif now - began > self._timeout_s:
-                raise Unavailable(
-                    f"sends less than {_PROGRESS_BYTES >> 10} KiB in {self._timeout_s:g} s",
-                    hangs=True,
-                )
+            seconds = self._timeout_s * (1 + total // _PROGRESS_BYTES)
+            if seconds > _MOST_BODY_S:
+                seconds, self._late = _MOST_BODY_S, f"sends for more than {_MOST_BODY_S:g} s"
+            self._alarm.until = began + seconds
+        self._check_alarm()  # a body without a length ends where its connection was closed
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:

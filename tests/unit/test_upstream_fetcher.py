@@ -415,6 +415,22 @@ def dripping_trailer(handler: Handler) -> None:
     handler.drip(b"X-Long: " + b"x" * 10_000, QUICK / 5)
 
 
+def dripping_body_of_unknown_length(handler: Handler) -> None:
+    handler.connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+    handler.drip(DEBUG * 100, QUICK / 5)
+
+
+def dripping_chunk(handler: Handler) -> None:
+    handler.send(b"4;x=", Transfer_Encoding="chunked")
+    handler.drip(b"x" * 10_000, QUICK / 5)
+
+
+def slow_head_then_part_of_a_body(handler: Handler) -> None:
+    handler.drip(b"HTTP/1.1 200 OK\r\n", QUICK / 25)
+    handler.connection.sendall(b"Content-Length: 1000000\r\n\r\n")
+    handler.drip(DEBUG[:18], QUICK / 25)
+
+
 def flooding_head(handler: Handler) -> None:
     handler.close_connection = True
     with contextlib.suppress(OSError):
@@ -443,7 +459,10 @@ def test_flood_of_heads_ends(store: Store, behaviour: Behaviour) -> None:
     ("behaviour", "why"),
     [
         (Handler.hang, "no answer within 0.5 s"),
-        (dripping_trailer, "no answer within 0.5 s"),
+        (dripping_trailer, "less than 100 KiB in 0.5 s"),
+        (dripping_body_of_unknown_length, "less than 100 KiB in 0.5 s"),
+        (dripping_chunk, "less than 100 KiB in 0.5 s"),
+        (slow_head_then_part_of_a_body, "fails: "),
         (dripping_head, "no answer within 0.5 s"),
         (dripping_body, "less than 100 KiB in 0.5 s"),
     ],
@@ -458,6 +477,19 @@ def test_server_that_hangs_is_given_up_and_left_alone(
         assert (done.state, "not asked for a while" in done.why) == (State.UNAVAILABLE, True)
         assert sum(server.requests.values()) == 1
     assert nothing_came(store)
+
+
+def test_body_has_a_deadline_in_total(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trickling(handler: Handler) -> None:
+        handler.send(b"", Content_Length="1000000000")
+        with contextlib.suppress(OSError):
+            while not handler.server.ending.wait(QUICK / 5):
+                handler.wfile.write(bytes(100 << 10))
+
+    monkeypatch.setattr(http_client, "_MOST_BODY_S", 2 * QUICK)
+    with upstream(trickling) as server:
+        done = fetched(store, server.url, timeout=QUICK)
+    assert (done.state, "sends for more than 1 s" in done.why) == (State.UNAVAILABLE, True)
 
 
 def test_server_that_does_not_accept_is_given_up(store: Store) -> None:
