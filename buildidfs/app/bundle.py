@@ -29,6 +29,7 @@ from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import file_ops, machine, openat2
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.names import printable
 from buildidfs.store import NewCapture
@@ -300,14 +301,11 @@ def _write_file(
                 return write_bundle(
                     store, manifest, inputs, stream.fileno(), sources=listed, progress=progress
                 )
-        fd = open_draft(draft)
-        try:
+        with closing_fd(open_draft(draft)) as fd:
             kept = write_bundle(
                 store, manifest, inputs, fd, sources=listed, resume=True, progress=progress
             )
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.rename(draft, output)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from error

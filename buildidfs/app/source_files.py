@@ -35,6 +35,7 @@ from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf.line_files import line_files
 from buildidfs.linux import file_ops, openat2
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, ByteRange, Kind, Quality, Sighting, Standing
 from buildidfs.store import NewCapture
 from buildidfs.view.permissions import PUBLIC, may_see
@@ -415,15 +416,13 @@ class _Roots:
         if opened is None:
             return None
         fd, place = opened
-        try:
+        with closing_fd(fd):
             sighting = self._here.reached(self._here.sighting(place, fd), fd)
             if not sighting.origin.is_public:
                 raise _private()
             if os.fstat(fd).st_size > _MOST_FILE:
                 raise _TooLarge
             return file_ops.read_fully(fd, _MOST_FILE, 0)
-        finally:
-            os.close(fd)
 
     def _open(self, path: bytes) -> tuple[int, bytes] | None:
         """Open a source file by its path in debug information, and return its real path, too.

@@ -22,6 +22,7 @@ import msgspec
 from buildidfs import config
 from buildidfs.errors import BuildIdFsError, IntegrityError
 from buildidfs.linux import threads
+from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Absence
 
 if TYPE_CHECKING:
@@ -292,13 +293,10 @@ def _open(path: str | bytes | os.PathLike[str], settings: Settings) -> Store:
     from buildidfs.store import Store
 
     store = Store.open(path, create=True)
-    try:
+    with on_error(store.close):
         retain(store, settings)
         capture.believe(store, settings)
         capture.name_containers(store)
-    except BaseException:  # the caller gets no store that it could close
-        store.close()
-        raise
     return store
 
 

@@ -9,12 +9,12 @@ without being opened.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from buildidfs.linux.file_ops import close_fds
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighting
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ class PinnedFile(msgspec.Struct):
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+        fd, self.fd = self.fd, -1
+        close_fds(fd)
 
     def __enter__(self) -> PinnedFile:
         return self

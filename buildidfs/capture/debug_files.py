@@ -27,7 +27,7 @@ from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.formats.elf import splitdwarf
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.linux import openat2, statx
-from buildidfs.linux.file_ops import closing_fd, closing_on_error
+from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ class Companion(msgspec.Struct):
     def close(self) -> None:
         """Close the file; safe to call twice."""
         path_fd, self.path_fd = self.path_fd, -1
-        for fd in (path_fd, self.release()):
-            if fd >= 0:
-                os.close(fd)
+        close_fds(path_fd, self.release())
 
 
 class Opener:

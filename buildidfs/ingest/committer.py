@@ -21,6 +21,7 @@ from buildidfs.backoff import Attempts, Backoff
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreError, StoreFull
 from buildidfs.ingest.batch import BATCH_FILES, BATCH_ROWS, Batch, Job, Sightings, discard
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Sighting
 from buildidfs.store import CommitResult
 
@@ -354,13 +355,11 @@ class Committer(Generic[Job]):
         """Test if bytes can be written, because no capture shows it at the moment; return the
         error, if any.
         """
-        fd = memory_file(b"probe", os.urandom(_PROBE_BYTES))
-        try:
-            self._store.stage(fd).close()
-        except FAILURES as error:
-            return error
-        finally:
-            os.close(fd)
+        with closing_fd(memory_file(b"probe", os.urandom(_PROBE_BYTES))) as fd:
+            try:
+                self._store.stage(fd).close()
+            except FAILURES as error:
+                return error
         return None
 
 

@@ -26,7 +26,7 @@ from buildidfs.errors import IntegrityError, Recapturable
 from buildidfs.formats.elf import go_debug, minidebug, other_ids
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.minidebug import DynamicSymbols
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, on_error
 from buildidfs.model import Absence, Kind, Quality, Sighting, Standing, Trust
 from buildidfs.store import NewCapture, Store
 
@@ -52,11 +52,8 @@ def _staged(
         staged = store.stage(fd, origin=sighting.origin)
     except Recapturable:
         return None
-    try:
+    with on_error(staged.close):
         return _capture(staged, described, sighting, quality)
-    except BaseException:
-        staged.close()
-        raise
 
 
 def _capture(

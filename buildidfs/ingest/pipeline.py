@@ -24,6 +24,7 @@ from buildidfs.errors import BuildIdFsError
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import at_another_place
 from buildidfs.ingest.committer import FAILURES, Committer
+from buildidfs.linux.file_ops import on_error
 from buildidfs.names import printable
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
 
@@ -118,11 +119,8 @@ class Pipeline(ABC):
         return thread
 
     def _commit(self) -> None:
-        try:
+        with on_error(self._committer.abandon):
             self._committer.run()
-        except BaseException:
-            self._committer.abandon()
-            raise
 
     def _fail(self, fault: BaseException) -> None:
         """Stop all work because of a fault, and release all waiting threads."""

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from buildidfs.errors import Interrupted, StoreFull
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import BATCH_ROWS, Summary
 from buildidfs.ingest.pipeline import Job, Pipeline
+from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Absence, BuildId, FileIdentity, Sighting
 from buildidfs.names import printable
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
@@ -191,11 +193,8 @@ class Scan(Pipeline):
             self._committer.flush()
             self.check()
             job = self._short.pop()
-            try:
+            with on_error(partial(self._finished, job)):
                 outcome = self._capture_at_last(job)
-            except BaseException:
-                self._finished(job)
-                raise
             self._take(job, outcome)
 
     def _capture_at_last(self, job: Job) -> Staging:

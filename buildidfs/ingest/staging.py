@@ -30,6 +30,7 @@ from buildidfs.formats.elf import other_ids
 from buildidfs.ingest import derived
 from buildidfs.ingest.batch import WithMini, discard
 from buildidfs.linux import file_ops, statx
+from buildidfs.linux.file_ops import on_error
 from buildidfs.model import (
     OWNER,
     Absence,
@@ -223,13 +224,10 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     except Recapturable:
         assert isinstance(hint, BuildId)
         return NewSeen(sighting, hint, noted=True)
-    try:
+    with on_error(staged.close):
         if writer and not _is_whole(store, pinned.fd, staged, identity):
             staged.changed = True
         outcome = _described(store, staged, pinned, sighting)
-    except BaseException:
-        staged.close()
-        raise
     if not isinstance(outcome, NewCapture):
         staged.close()
     return outcome

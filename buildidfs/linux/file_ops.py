@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel interfaces for an open file: cheap copies, leases, fs-verity, access lists.
+"""Open files: owners of descriptors, cheap copies, leases, fs-verity, access lists.
 
 A copy is never a hard link of the original: the link would be the same file, and a write to it
 would change the captured bytes. `link_fd` gives a name to a file without a name.
@@ -13,7 +13,7 @@ import functools
 import os
 from collections.abc import Callable
 from struct import Struct
-from typing import Final
+from typing import Final, Self
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,6 +37,65 @@ _NOT_OFFERED: Final = frozenset((errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, e
 
 _ACCESS: Final = b"system.posix_acl_access"
 _NO_ACCESS_LIST: Final = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
+
+
+class Fd:
+    """Owns the descriptor ``fd`` until `close` or `release`; a context manager.
+
+    ``fd`` is -1 when nothing is open. Classes that own one descriptor derive from this class.
+    """
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int = -1) -> None:
+        self.fd = fd
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self.fd
+
+    def release(self) -> int:
+        """Return the descriptor, which the caller then owns."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def replace(self, fd: int) -> None:
+        """Close the descriptor, and own ``fd`` in its place."""
+        close_fds(self.release())
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close the descriptor; safe to call twice."""
+        close_fds(self.release())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def close_fds(*fds: int) -> None:
+    """Close all descriptors that are not negative."""
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
+
+
+class on_error:
+    """Calls ``undo`` if the ``with`` block raises, also after ^C."""
+
+    __slots__ = ("_undo",)
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._undo()
 
 
 class closing_fd:
@@ -76,6 +135,12 @@ def _sync_file_range() -> Callable[[int, int, int, int], int]:
     function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     function.restype = ctypes.c_int
     return function
+
+
+def sync_directory(path: bytes) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        os.fsync(fd)
 
 
 def reflink(src_fd: int, dst_fd: int) -> bool:

@@ -6,6 +6,7 @@ Source: namespaces(7), ioctl_nsfs(2), cgroups(7), kernfs.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -14,7 +15,7 @@ import struct
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import mounts, procfs, syscalls
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import close_fds, closing_fd, on_error
 from buildidfs.model import NamespaceSet
 
 _LINKS = (b"ns/net", b"ns/uts", b"ns/ipc", b"ns/pid", b"ns/user", b"ns/mnt", b"ns/cgroup")
@@ -79,8 +80,7 @@ def outermost_owner(pid_fd: int) -> int | None:
     try:
         return _owner_of(fds[-1]) if fds else None
     finally:
-        for fd in fds:
-            os.close(fd)
+        close_fds(*fds)
 
 
 def of_pid(pid: int) -> NamespaceSet:
@@ -105,14 +105,10 @@ def initial() -> NamespaceSet:
         pid_fd = procfs.open_pid(_KTHREADD)
     except OSError:
         return of_pid(os.getpid())
-    try:
-        # Inside a pid namespace the second process may be any program.
+    # Inside a pid namespace the second process may be any program.
+    with contextlib.suppress(OSError), closing_fd(pid_fd):
         if procfs.is_kernel_thread(pid_fd):
             return of(pid_fd)
-    except OSError:
-        pass
-    finally:
-        os.close(pid_fd)
     return of_pid(os.getpid())
 
 
@@ -142,11 +138,8 @@ def mnt_ns_id(pid_fd: int) -> int:
     Returns 0 if the kernel does not report it (before commit e8e43a1fcc5c, Linux 6.11). Raises
     OSError as `of` does.
     """
-    fd = open_mnt(pid_fd)
-    try:
+    with closing_fd(open_mnt(pid_fd)) as fd:
         return mnt_ns_id_of(fd)
-    finally:
-        os.close(fd)
 
 
 def open_mnt(pid_fd: int) -> int:
@@ -180,21 +173,18 @@ class Visitor:
 
     def __init__(self) -> None:
         self._fds: list[int] = []
-        try:
+        with on_error(self.close):
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             self._thread = self._keep(os.open(b"/proc/thread-self", flags))
             self._own = self._keep(open_mnt(self._thread))
             self._root = self._keep(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             syscalls.unshare(_CLONE_FS)
             self._leave()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close all descriptors; safe to call twice."""
-        while self._fds:
-            os.close(self._fds.pop())
+        fds, self._fds = self._fds, []
+        close_fds(*fds)
 
     def open_root(self, namespace_fd: int) -> int:
         """Open the root directory of a namespace that `open_mnt` returned (O_PATH).

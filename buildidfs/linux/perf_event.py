@@ -8,6 +8,7 @@ perf_event_paranoid of -1. Process IDs are those of the PID namespace that opens
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -28,7 +29,7 @@ from buildidfs.formats.perf.attributes import (
 )
 from buildidfs.formats.proc_text import mappings_in
 from buildidfs.linux import syscalls
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
 
 _NUMBERS: Final = {
     "x86_64": 298, "aarch64": 241, "riscv64": 241, "loongarch64": 241, "ppc64le": 319,
@@ -92,7 +93,7 @@ def parse_cpus(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-class Ring:
+class Ring(Fd):
     """The records of one event on one CPU, made by every process; a context manager.
 
     ``events`` are bits such as `MMAP`; ``pages`` is a power of two. `fileno` becomes readable when
@@ -103,22 +104,15 @@ class Ring:
     def __init__(self, cpu: int, events: int, *, pages: int, watermark: int) -> None:
         self.cpu = cpu
         self._size = pages * PAGE
-        self._fd = _open(cpu, events, watermark)
-        try:
-            self._map = mmap.mmap(self._fd, PAGE + self._size)
-        except BaseException:
-            os.close(self._fd)
-            raise
+        super().__init__(_open(cpu, events, watermark))
+        with closing_on_error(self.fd):
+            self._map = mmap.mmap(self.fd, PAGE + self._size)
         # Its items are read and written in one access; struct zeroes an item first.
         self._words = memoryview(self._map)[:PAGE].cast("Q")
         self._tail = 0
         self._checked = (0, time.monotonic_ns())
         self._barrier = threading.Lock()
         self._taking = threading.Lock()
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll for records."""
-        return self._fd
 
     def has_records(self, size: int = 1) -> bool:
         """Return True if there are ``size`` bytes to `take`."""
@@ -161,28 +155,21 @@ class Ring:
         """
         # A lower bound of the passed time, because this thread may be interrupted in between.
         passed = time.monotonic_ns() - self._checked[1]
-        enabled = _COUNTS.unpack(os.read(self._fd, _COUNTS.size))[1]
+        enabled = _COUNTS.unpack(os.read(self.fd, _COUNTS.size))[1]
         counted = enabled - self._checked[0]
         self._checked = (enabled, time.monotonic_ns())
         return bool(2 * counted >= passed)
 
     def stop(self) -> None:
         """Stop making records; `take` still returns those that wait. Raises OSError."""
-        fcntl.ioctl(self._fd, _EVENT_IOC_DISABLE, 0)
+        fcntl.ioctl(self.fd, _EVENT_IOC_DISABLE, 0)
 
     def close(self) -> None:
         """Close the event; safe to call twice."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
             self._words.release()
             self._map.close()
-            os.close(fd)
-
-    def __enter__(self) -> Ring:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+            super().close()
 
 
 def _open(cpu: int, events: int, watermark: int) -> int:
@@ -274,18 +261,11 @@ def _own_programs() -> list[bytes]:
 
 
 def _map(path: bytes) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return  # deleted meanwhile: another file is used
-    try:
+    # If the file is deleted meanwhile, or its filesystem forbids execution, another file is used.
+    with contextlib.suppress(OSError), closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         os.pread(fd, 64, 0)
         flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC
         mmap.mmap(fd, mmap.PAGESIZE, flags=flags, prot=access).close()
-    except OSError:
-        pass  # on a filesystem without execution: another file is used
-    finally:
-        os.close(fd)
 
 
 _NAME_SIZE: Final = 16

@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import syscalls
+from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,12 +131,8 @@ def reserve_descriptors(count: int) -> None:
     Source: expand_files() in fs/file.c of the kernel.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    with contextlib.suppress(OSError):
-        fd = os.open(b"/", os.O_PATH | os.O_CLOEXEC)
-        try:
-            os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(count, limit) - 1))
-        finally:
-            os.close(fd)
+    with contextlib.suppress(OSError), closing_fd(os.open(b"/", os.O_PATH | os.O_CLOEXEC)) as fd:
+        os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, min(count, limit) - 1))
 
 
 _NICE = -15

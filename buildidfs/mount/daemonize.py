@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from buildidfs import errors
 from buildidfs.errors import StoreError
+from buildidfs.linux.file_ops import close_fds
 from buildidfs.store import export
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ def _redirect(log_file: str | None) -> None:
     os.dup2(nothing, 0)
     os.dup2(target, 1)
     os.dup2(target, 2)
-    os.close(target)
-    os.close(nothing)
+    close_fds(target, nothing)
     logger = logging.getLogger("buildidfs")
     logger.handlers[:] = [handler]
     logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
@@ -219,7 +219,6 @@ def _server(store_path: str | os.PathLike[str], point: bytes) -> Iterator[tuple[
     """Yield the pid and a pidfd of the process that has mounted a store at ``point``; -1 if
     unknown.
     """
-    import os
 
     from buildidfs.store import run_files
 
@@ -232,5 +231,4 @@ def _server(store_path: str | os.PathLike[str], point: bytes) -> Iterator[tuple[
     try:
         yield pid, pidfd
     finally:
-        if pidfd >= 0:
-            os.close(pidfd)
+        close_fds(pidfd)

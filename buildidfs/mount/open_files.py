@@ -23,6 +23,7 @@ import resource
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.shares import Quota
 from buildidfs.view import PUBLIC, Viewer
 
@@ -289,10 +290,7 @@ def _groups(ctx: RequestContext) -> frozenset[int] | None:
     """Return all groups of a caller, None if they are unknown."""
     try:
         # The calling thread; 0 if its PID namespace is not below ours.
-        pid_fd = procfs.open_pid(ctx.pid)
-        try:
+        with closing_fd(procfs.open_pid(ctx.pid)) as pid_fd:
             return frozenset((ctx.gid, *procfs.groups(pid_fd)))
-        finally:
-            os.close(pid_fd)
     except OSError:
         return None

@@ -10,7 +10,6 @@ with an open file get an error.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import logging
 import os
@@ -22,7 +21,7 @@ import pyfuse3
 import trio
 
 from buildidfs.errors import MountError, StoreError
-from buildidfs.linux import mounts
+from buildidfs.linux import mounts, threads
 from buildidfs.mount import mountpoint, open_files
 from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
 from buildidfs.mount.loop import FastLoop, PlainLoop
@@ -249,12 +248,7 @@ def _allow_many_files() -> None:
     # The kernel doubles the table of descriptors when it is full. In a process with threads it
     # waits several milliseconds for that each time (expand_fdtable, synchronize_rcu), so the table
     # is enlarged now.
-    with contextlib.suppress(OSError):
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.close(fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, 2 * open_files.IDLE))
-        finally:
-            os.close(null)
+    threads.reserve_descriptors(2 * open_files.IDLE + 1)
 
 
 def _collect_rarely() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, on_error
 from buildidfs.linux.supervised import Supervised
 
 if TYPE_CHECKING:
@@ -181,10 +181,8 @@ class Link:
         with self._channel() as channel, contextlib.ExitStack() as stack:
             reading, writing = os.pipe()
             stack.callback(os.close, reading)
-            try:
+            with closing_fd(writing):
                 socket.send_fds(channel, [_encode(request)], [writing])
-            finally:
-                os.close(writing)
             left = b""
             while True:
                 if not select.select([reading], [], [], request.limits.patience_s)[0]:
@@ -231,16 +229,13 @@ class Link:
         except OSError as error:
             self._drop(process)
             raise LinkDown(_ENDED) from error
-        try:
-            yield channel
-        except (TimeoutError, ConnectionError) as error:
-            channel.close()
-            self._drop(process)
-            late = isinstance(error, TimeoutError)
-            raise LinkDown("no answer in time" if late else _ENDED) from error
-        except BaseException:  # the next request must not get the answer of this one
-            channel.close()
-            raise
+        with on_error(channel.close):  # the next request must not get the answer of this one
+            try:
+                yield channel
+            except (TimeoutError, ConnectionError) as error:
+                self._drop(process)
+                late = isinstance(error, TimeoutError)
+                raise LinkDown("no answer in time" if late else _ENDED) from error
         process.give_back(channel)
 
     def _started(self) -> _Process:

@@ -33,7 +33,7 @@ from obstore import store as stores
 
 from buildidfs.backoff import Backoff
 from buildidfs.linux import supervised
-from buildidfs.linux.file_ops import write_fully_at
+from buildidfs.linux.file_ops import close_fds, write_fully_at
 from buildidfs.remote import listings
 from buildidfs.remote.link import (
     CHANGED,
@@ -386,6 +386,5 @@ def _serve(channel_fd: int, requests: _Requests) -> None:
                 request = msgspec.msgpack.decode(data, type=Request)
                 reply = requests.answer(request, fds[0] if fds else -1)
             finally:
-                for fd in fds:
-                    os.close(fd)
+                close_fds(*fds)
             channel.send(msgspec.msgpack.encode(reply))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Artifact, BuildId, FileIdentity, Kind, Origin
 from buildidfs.resolve import FIRST_ORDINAL, VARIANT
 from buildidfs.store import Blob, OriginRecord, Store, is_withheld
@@ -43,11 +44,8 @@ class TieredStore(Store):
         """
         opened = cls.open(path, read_only=True)
         assert isinstance(opened, cls)
-        try:
+        with on_error(opened.close):
             opened.remote = make(opened.path)
-        except BaseException:
-            opened.close()
-            raise
         opened.index = TieredIndex(opened._environment, opened.remote)
         return opened
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from buildidfs import names
 from buildidfs.formats import source_archive
+from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Kind, Quality, fingerprint
 from buildidfs.serve import messages
 from buildidfs.serve.content import Content
@@ -491,7 +492,7 @@ class Sources:
         Raises OSError, `IntegrityError`.
         """
         blob = self._store.open_blob(artifact.digest)
-        try:
+        with on_error(blob.close):
             with self._lock:
                 files = self._lists.get(artifact.digest)
             if files is None:
@@ -503,9 +504,6 @@ class Sources:
             extent = files.get(path)
             if extent is not None:
                 return FileContent(b"", (), Section(blob, extent))
-        except BaseException:
-            blob.close()
-            raise
         blob.close()
         return None
 

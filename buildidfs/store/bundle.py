@@ -26,7 +26,7 @@ from buildidfs.formats import bundle_archive
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf import other_ids
 from buildidfs.linux import openat2
-from buildidfs.linux.file_ops import read_fully, write_fully
+from buildidfs.linux.file_ops import Fd, closing_fd, on_error, read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
     NO_NAMES,
@@ -161,24 +161,21 @@ class BundleFile:
             self._content = CompressedBlob(fd)
         except IntegrityError as error:
             raise IntegrityError(f"{shown} is not a bundle, or was cut off: {error}") from error
-        try:
-            size = bundle_archive.manifest_size(
-                self._content.pread(bundle_archive.BLOCK, 0), os.fstat(fd).st_size
-            )
-            text = self._content.pread(size, bundle_archive.BLOCK)
-            if len(text) != size:
-                raise IntegrityError("its manifest was cut off")
-            self.manifest = bundle_archive.decode(text)
-            self._blobs, inputs, self._sources = bundle_archive.members(self.manifest, size)
-            last = [*self._blobs.values(), *inputs, *filter(None, [self._sources])][-1:]
-            if any(each.offset + each.size > self._content.size for each in last):
-                raise IntegrityError("it was cut off")
-        except IntegrityError as error:
-            self.close()
-            raise IntegrityError(f"{shown}: {error}") from error
-        except BaseException:
-            self.close()
-            raise
+        with on_error(self.close):
+            try:
+                size = bundle_archive.manifest_size(
+                    self._content.pread(bundle_archive.BLOCK, 0), os.fstat(fd).st_size
+                )
+                text = self._content.pread(size, bundle_archive.BLOCK)
+                if len(text) != size:
+                    raise IntegrityError("its manifest was cut off")
+                self.manifest = bundle_archive.decode(text)
+                self._blobs, inputs, self._sources = bundle_archive.members(self.manifest, size)
+                last = [*self._blobs.values(), *inputs, *filter(None, [self._sources])][-1:]
+                if any(each.offset + each.size > self._content.size for each in last):
+                    raise IntegrityError("it was cut off")
+            except IntegrityError as error:
+                raise IntegrityError(f"{shown}: {error}") from error
 
     def __enter__(self) -> BundleFile:
         return self
@@ -330,7 +327,7 @@ def names_of_containers(manifest: bundle_archive.Manifest) -> Callable[[Origin],
 class BundleStore(Store):
     """A store that is a bundle; see `open_bundle`. It accepts no captures."""
 
-    def __init__(self, path: bytes, file: BundleFile, access: Access, cleaned: int) -> None:
+    def __init__(self, path: bytes, file: BundleFile, access: Access, cleaned: Fd) -> None:
         env = environment.acquire(path, read_only=False)
         files = _BundleFiles(path, file)
         super().__init__(path, env, files, read_only=False)
@@ -361,7 +358,7 @@ class BundleStore(Store):
             super().close()
             self._file.close()
             shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._cleaned)
+            self._cleaned.close()
 
 
 class _BundleBlobs(VerifiedBlobs):
@@ -452,7 +449,7 @@ def open_bundle(file: BundleFile, access: Access) -> BundleStore:
         place = next(place for place in _PLACES if place is None or os.access(place, os.W_OK))
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
         # The directory is locked while in use: a process that finds it unlocked may remove it.
-        cleaned = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        cleaned = Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         fcntl.flock(cleaned, fcntl.LOCK_EX)
         path = os.fsencode(directory)
         layout.make(path, None)
@@ -465,15 +462,8 @@ def _sweep() -> None:
     """Remove the directories that killed processes have left."""
     for place in _PLACES:
         for path in Path(place or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            with contextlib.suppress(OSError), closing_fd(os.open(path, flags)) as fd:
                 if os.fstat(fd).st_uid == os.geteuid():
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
-            except BlockingIOError:
-                continue
-            finally:
-                os.close(fd)

@@ -33,6 +33,7 @@ from typing import Annotated
 
 import msgspec
 
+from buildidfs.linux.file_ops import close_fds, closing_fd, on_error
 from buildidfs.store.errors import translated
 
 #: A longer list is sent as "everything", because the message must fit in one datagram.
@@ -57,16 +58,12 @@ class Listener:
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         self._waiting: list[int] = []
-        try:
-            with translated(root):
-                os.makedirs(directory, 0o700, exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path)  # the socket of an earlier process with our number
-                with _short(directory) as short:
-                    self._socket.bind(short + os.path.basename(self._path))
-        except BaseException:
-            self._socket.close()
-            raise
+        with on_error(self._socket.close), translated(root):
+            os.makedirs(directory, 0o700, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)  # the socket of an earlier process with our number
+            with _short(directory) as short:
+                self._socket.bind(short + os.path.basename(self._path))
         # Read after the bind: a commit between the two is in the queue, and does not count as
         # missing.
         self._count = count()
@@ -111,8 +108,8 @@ class Listener:
 
     def acknowledge(self) -> None:
         """Let the committers of all received messages continue."""
-        while self._waiting:
-            os.close(self._waiting.pop())
+        waiting, self._waiting = self._waiting, []
+        close_fds(*waiting)
 
     def close(self) -> None:
         """Stop listening; safe to call twice."""
@@ -139,20 +136,14 @@ def announce(root: bytes, count: int, ordinals: Sequence[int]) -> bool:
     deadline = time.monotonic() + _PATIENCE_S
     told = False
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError), _short(directory) as short:
+    with closing_fd(reading):
+        with closing_fd(writing), contextlib.suppress(OSError), _short(directory) as short:
             sent = [_send(short + name, message, writing, deadline) for name in names]
             told = all(sent)
-        os.close(writing)
-        writing = -1
         poll = select.poll()
         poll.register(reading, select.POLLIN)
         ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         return told and bool(ended)
-    finally:
-        os.close(reading)
-        if writing >= 0:
-            os.close(writing)
 
 
 def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:
@@ -183,11 +174,8 @@ def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:
 @contextlib.contextmanager
 def _short(directory: bytes) -> Iterator[bytes]:
     """Yield a path of the directory that is short enough for a socket address (108 bytes)."""
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         yield b"/proc/self/fd/%d/" % fd
-    finally:
-        os.close(fd)
 
 
 _FILE = b"lock"
@@ -226,12 +214,10 @@ def _opened_file(root: bytes) -> int:
 
 @contextlib.contextmanager
 def _held(fd: int, how: int) -> Iterator[None]:
-    try:
+    with closing_fd(fd):
         fcntl.flock(fd, how)
         try:
             yield
         finally:
             # A child forked meanwhile shares the file description, and would keep the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
-        os.close(fd)

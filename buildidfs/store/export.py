@@ -9,9 +9,11 @@ import hashlib
 import os
 import stat
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from buildidfs.errors import IntegrityError, UsageError
+from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error, on_error
 from buildidfs.names import printable
 
 if TYPE_CHECKING:
@@ -52,15 +54,12 @@ def open_through(path: str | bytes) -> int | None:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.EPERM, "a symbolic link in a directory that others may write to")
-    pinned = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as pinned:
         # The check comes before the open: opening a FIFO without a reader would block for ever.
         now = os.fstat(pinned)
         if stat.S_ISREG(now.st_mode) or not _is_ours(now):
             raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
         return os.open(f"/proc/self/fd/{pinned}", os.O_WRONLY | os.O_CLOEXEC)
-    finally:
-        os.close(pinned)
 
 
 def open_draft(path: str | bytes) -> int:
@@ -70,12 +69,11 @@ def open_draft(path: str | bytes) -> int:
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(FileNotFoundError):
-        fd = os.open(path, flags)
-        found = os.fstat(fd)
-        is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
-        if found.st_uid == os.geteuid() and is_private and found.st_nlink == 1:
-            return fd
-        os.close(fd)
+        with Fd(os.open(path, flags)) as draft:
+            found = os.fstat(draft.fd)
+            is_private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
+            if found.st_uid == os.geteuid() and is_private and found.st_nlink == 1:
+                return draft.release()
         if found.st_uid != os.geteuid():
             raise OSError(errno.EPERM, f"{printable(os.fsencode(path))} belongs to another user")
         os.unlink(path)  # other processes may have it open
@@ -91,12 +89,11 @@ def open_log(path: str | bytes) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     if not _is_open_to_others(os.path.dirname(path) or os.curdir):
         return os.open(path, flags, 0o600)
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    found = os.fstat(fd)
-    if not _is_ours(found) or found.st_nlink > 1:
-        os.close(fd)
-        raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
-    os.set_blocking(fd, True)
+    with closing_on_error(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)) as fd:
+        found = os.fstat(fd)
+        if not _is_ours(found) or found.st_nlink > 1:
+            raise OSError(errno.EPERM, "another user's, in a directory that others may write to")
+        os.set_blocking(fd, True)
     return fd
 
 
@@ -147,13 +144,10 @@ def _to_file(
             return
         directory, name = os.path.split(path)
         fd, draft = tempfile.mkstemp(prefix=f".{name[:200]}.", dir=directory or ".")
-        try:
+        with on_error(partial(os.unlink, draft)):
             with open(fd, "wb") as stream:
                 write(stream)
             os.rename(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
     except OSError as error:
         raise UsageError(
             f"cannot write {printable(os.fsencode(path))}: {error.strerror}"

@@ -29,6 +29,7 @@ import msgspec
 from buildidfs import shares
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import file_ops
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import JitProcess, fingerprint
 from buildidfs.store.errors import translated
 
@@ -163,12 +164,9 @@ class JitMaps:
             if not self._has_room(path, len(text)):
                 return 0
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(path, flags, 0o600)
-            try:
+            with closing_fd(os.open(path, flags, 0o600)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 return self._append(fd, process, at, text)
-            finally:
-                os.close(fd)
 
     def alive(self, process: JitProcess) -> None:
         """Note that a process with a map was alive just now."""

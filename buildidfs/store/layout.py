@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import StoreError, StoreMissing, StoreVersionError
+from buildidfs.linux.file_ops import closing_fd, on_error, sync_directory
 from buildidfs.names import printable
 from buildidfs.store import schema
 from buildidfs.store.errors import remedy, translated
@@ -68,17 +70,11 @@ def write_format(root: bytes) -> None:
     with translated(root):
         draft = os.path.join(root, b".format.%d.%d" % (os.getpid(), time.monotonic_ns()))
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+        with closing_fd(fd):
             os.write(fd, schema.FORMAT_PREFIX + b"%d\n" % schema.FORMAT_VERSION)
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.rename(draft, os.path.join(root, _FORMAT))
-        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(root)
 
 
 def read_format(root: bytes) -> int:
@@ -112,12 +108,9 @@ def acquire(root: bytes, *, read_only: bool, map_size: int | None) -> Environmen
             " check --repair make a new index, which loses pins, journal and history"
         )
     env = environment.acquire(root, read_only=read_only, map_size=map_size)
-    try:
+    with on_error(partial(environment.release, env)):
         with env.read() as txn:
             value = txn.get(schema.FORMAT_KEY, db=env.tables["meta"])
         if value != schema.U32.pack(schema.FORMAT_VERSION):
             raise environment.damaged(root, f"has no rows of format {schema.FORMAT_VERSION}")
-    except BaseException:
-        environment.release(env)
-        raise
     return env

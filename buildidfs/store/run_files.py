@@ -41,6 +41,7 @@ import msgspec
 from buildidfs import __version__
 from buildidfs.errors import StoreError, StoreLocked
 from buildidfs.linux import statx
+from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
 from buildidfs.names import printable
 
 log = logging.getLogger(__name__)
@@ -96,20 +97,20 @@ class Present(msgspec.Struct, frozen=True):
             raise StoreError(
                 f"{self.role} (pid {self.pid}) runs on another host or in another PID namespace"
             )
-        fd = os.pidfd_open(self.pid)
-        # The lock is still held, so the pid has not passed to another process.
-        if not _is_held(self.file):
-            os.close(fd)
-            raise ProcessLookupError(f"{self.role} (pid {self.pid}) has ended")
+        with closing_on_error(os.pidfd_open(self.pid)) as fd:
+            # The lock is still held, so the pid has not passed to another process.
+            if not _is_held(self.file):
+                raise ProcessLookupError(f"{self.role} (pid {self.pid}) has ended")
         return fd
 
 
-class Presence:
+class Presence(Fd):
     """Registers this process as running, until it ends or calls `close`; a context manager.
 
     If the store cannot be written, the process is not registered, and all methods work without
     effect. Paths are given as bytes: as JSON they are text, and ``NAME_b64`` if they are not UTF-8.
-    Methods may be called from any thread, and never fail.
+    Methods may be called from any thread, and never fail. ``fd`` is locked, or -1 if nothing is
+    registered.
     """
 
     def __init__(self, root: str | bytes | os.PathLike[str], role: str, **facts: object) -> None:
@@ -122,7 +123,7 @@ class Presence:
             "version": __version__,
             "kernel": _kernel(),
         }
-        self._fd = -1
+        super().__init__()
         self._path = b""
         self._length = _ROOM
         try:
@@ -140,48 +141,35 @@ class Presence:
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise StoreError(f"store {printable(os.fsencode(root))}: {error.strerror}") from error
-        try:
+        with closing_fd(fd):
             fcntl.flock(fd, fcntl.LOCK_EX)
             for other in present(root, role):
                 raise StoreLocked(f"{role} runs on this store already (pid {other.pid})")
             presence = cls(root, role, **facts)
-        finally:
-            os.close(fd)
         if presence.fileno() < 0:
             raise StoreError(f"store {printable(os.fsencode(root))} cannot be written")
         return presence
-
-    def fileno(self) -> int:
-        """Return the locked descriptor; -1 if nothing is registered."""
-        return self._fd
 
     def update(self, **facts: object) -> None:
         """Update the facts of this process; other facts stay."""
         with self._lock:
             self._facts |= _as_json(facts)
-            if self._fd < 0:
+            if self.fd < 0:
                 return
             text = encode(self._facts) + b"\n"
             self._length = max(self._length, len(text))
             # Blanks cover the end of a longer text, and reserve room in case the disk is full
             # later.
             with contextlib.suppress(OSError):  # the disk is full; only the lock matters
-                os.pwrite(self._fd, text.ljust(self._length), 0)
+                os.pwrite(self.fd, text.ljust(self._length), 0)
 
     def close(self) -> None:
         """Remove the file; safe to call twice."""
         with self._lock:
-            if self._fd >= 0:
+            if self.fd >= 0:
                 with contextlib.suppress(OSError):
                     os.unlink(self._path)
-                os.close(self._fd)
-                self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+                super().close()
 
     def _register(self, name: bytes) -> None:
         os.makedirs(self._directory, 0o700, exist_ok=True)
@@ -189,18 +177,13 @@ class Presence:
             # Another host's process, or another one of our own, may have the plain name.
             numbered = name if number == 0 else name + b"-%d" % number
             path = os.path.join(self._directory, numbered + _SUFFIX)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(fd, path):  # no other process has removed it as a leftover meanwhile
-                    os.ftruncate(fd, 0)
-                    self._fd, self._path = fd, path
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            with contextlib.suppress(BlockingIOError), Fd(os.open(path, flags, 0o600)) as file:
+                fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(file.fd, path):  # no other process has removed it as a leftover meanwhile
+                    os.ftruncate(file.fd, 0)
+                    self.fd, self._path = file.release(), path
                     return
-            except BlockingIOError:
-                pass
-            finally:
-                if self._fd < 0:
-                    os.close(fd)
         raise BlockingIOError(0, "all names are taken")
 
 
@@ -250,18 +233,17 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    try:
-        if not _is_locked(fd):
-            # While we hold the lock, no process registers under this name.
-            if _is_at(fd, path):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+    with closing_fd(fd):
+        try:
+            if not _is_locked(fd):
+                # While we hold the lock, no process registers under this name.
+                if _is_at(fd, path):
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                return None
+            facts = _read(fd, looks)
+        except OSError:
             return None
-        facts = _read(fd, looks)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
     since, version, kernel = (facts.pop(key, None) for key in ("since", "version", "kernel"))
     facts.pop("role", None), facts.pop("pid", None)
     return Present(
@@ -306,10 +288,8 @@ def _is_held(path: bytes) -> bool:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
-    try:
+    with closing_fd(fd):
         return _is_locked(fd)
-    finally:
-        os.close(fd)
 
 
 def _is_locked(fd: int) -> bool:
@@ -415,12 +395,9 @@ class LossLog:
         try:
             os.makedirs(self._directory, 0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(path, flags, 0o600)
-            try:
+            with closing_fd(os.open(path, flags, 0o600)) as fd:
                 written = os.write(fd, data)
                 is_full = os.fstat(fd).st_size >= self._most_bytes
-            finally:
-                os.close(fd)
             if is_full:
                 os.rename(path, os.path.join(self._directory, _LOST_OLD))
         except OSError:

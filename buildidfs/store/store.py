@@ -17,9 +17,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import StoreError
+from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Kind
 from buildidfs.names import printable
 from buildidfs.store import layout
@@ -124,13 +126,10 @@ class Store:
         if create and not read_only and not os.path.exists(os.path.join(root, b"format")):
             layout.make(root, map_size)
         env = layout.acquire(root, read_only=read_only, map_size=map_size)
-        try:
+        with on_error(partial(environment.release, env)):
             with env.read() as txn:
                 load_counters(env, txn)
             blobs = Blobs(root, writable=not read_only)
-        except BaseException:
-            environment.release(env)
-            raise
         return cls(root, env, blobs, read_only=read_only)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import fingerprint
 
 if TYPE_CHECKING:
@@ -110,16 +111,12 @@ class Absences:
 def _mapped(path: bytes) -> mmap.mmap:
     try:
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with closing_fd(os.open(path, flags, 0o600)) as fd:
+            if os.fstat(fd).st_size != _BYTES:
+                os.ftruncate(fd, 0)
+                # Writing to a page in a hole of the file raises SIGBUS if the disk is full.
+                os.posix_fallocate(fd, 0, _BYTES)
+            return mmap.mmap(fd, _BYTES)
     except OSError:
         return mmap.mmap(-1, _BYTES)
-    try:
-        if os.fstat(fd).st_size != _BYTES:
-            os.ftruncate(fd, 0)
-            # Writing to a page in a hole of the file raises SIGBUS if the disk is full.
-            os.posix_fallocate(fd, 0, _BYTES)
-        return mmap.mmap(fd, _BYTES)
-    except OSError:
-        return mmap.mmap(-1, _BYTES)
-    finally:
-        os.close(fd)

@@ -26,6 +26,7 @@ from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.errors import BuildIdFsError
 from buildidfs.ingest import Ingest
 from buildidfs.linux import statx
+from buildidfs.linux.file_ops import on_error
 from buildidfs.model import (
     EVERYBODY,
     Absence,
@@ -212,12 +213,9 @@ class Upstreams:
 
         Raises `Unacceptable`, `StoreError`, OSError.
         """
-        try:
+        with on_error(found.close):
             described = _check(found.fd, wanted)
             size = os.fstat(found.fd).st_size
-        except BaseException:
-            found.close()
-            raise
         # A file from a server has no namespaces and control groups.
         origin = Surroundings(container=f"{SCANNER}:{server.label}").origin(
             _path(wanted, described),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from buildidfs.linux.file_ops import close_fds
 from buildidfs.model import BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
@@ -81,9 +82,8 @@ class Found(msgspec.Struct):
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+        fd, self.fd = self.fd, -1
+        close_fds(fd)
 
 
 class Server(Protocol):

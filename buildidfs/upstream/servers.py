@@ -26,6 +26,7 @@ from buildidfs.capture.origin.builder import access_of
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import UsageError, needs_extra
 from buildidfs.linux import openat2
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import PUBLIC_ACCESS, Access, Kind
 from buildidfs.upstream.server import (
     Found,
@@ -124,12 +125,8 @@ class Debuginfod:
         headers = [("X-DEBUGINFOD-MAXSIZE", str(most))]
         headers += forwarded(wanted.hops, wanted.via, self._token)
         url = f"{self._url}/buildid/{wanted.build_id}/{kind}"
-        fd = self._spool.file()
-        try:
+        with closing_on_error(self._spool.file()) as fd:
             done = self._client.download(url, fd, most, headers, self._spool.progress)
-        except BaseException:
-            os.close(fd)
-            raise
         return Found(fd, identity_of_copy(done.size, done.modified_ns, self._access))
 
     def close(self) -> None:
@@ -168,7 +165,7 @@ class Directory:
             root_fd = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise Unavailable(f"cannot be opened: {error.strerror}") from error
-        try:
+        with closing_fd(root_fd):
             refused = walk.Mounts().refused(os.fstat(root_fd).st_dev, root_fd)
             if refused is not None:
                 # A mount of this store would wait for us.
@@ -179,8 +176,6 @@ class Directory:
                 found = _opened(root_fd, path)
                 if found is not None:
                     return found
-        finally:
-            os.close(root_fd)
         raise NotThere
 
 

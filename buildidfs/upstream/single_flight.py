@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import fingerprint
 
 T = TypeVar("T")
@@ -71,15 +72,13 @@ class Flights(Generic[T]):
         except OSError:
             yield  # the store cannot be written, so no file can be added either
             return
-        try:
+        with closing_fd(fd):
             at = int.from_bytes(fingerprint(key, 8), "little") >> 2
             wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
             deadline = time.monotonic() + self._patience_s
             while not _taken(fd, wanted) and time.monotonic() < deadline:
                 time.sleep(_RETRY_S)
             yield
-        finally:
-            os.close(fd)
 
 
 def _taken(fd: int, wanted: bytes) -> bool:

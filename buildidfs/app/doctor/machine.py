@@ -24,6 +24,7 @@ from buildidfs.linux import (
     procfs,
     statx,
 )
+from buildidfs.linux.file_ops import closing_fd
 
 PRIVILEGES = "privileges"
 
@@ -198,15 +199,14 @@ def _processes() -> Answer:
             pid_fd = procfs.open_pid(pid)
         except OSError:
             continue  # the process ended
-        try:
-            os.close(gate.ask(pid_fd, pid, procfs.open_maps, os.close))
-            seen += 1
-        except PermissionError:
-            refused.append(pid)
-        except OSError:
-            continue
-        finally:
-            os.close(pid_fd)
+        with closing_fd(pid_fd):
+            try:
+                os.close(gate.ask(pid_fd, pid, procfs.open_maps, os.close))
+                seen += 1
+            except PermissionError:
+                refused.append(pid)
+            except OSError:
+                continue
     if not refused:
         return ok(f"all {seen} may be looked at")
     names = ", ".join(map(str, refused[:_SHOWN])) + (", ..." if refused[_SHOWN:] else "")
@@ -220,30 +220,24 @@ def _processes() -> Answer:
 
 
 def _memory_maps() -> Answer:
-    pid_fd = procfs.open_pid(os.getpid())
-    try:
-        maps_fd = procfs.open_maps(pid_fd)
+    with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
         try:
-            count = sum(1 for _ in procfs.executable_file_mappings(maps_fd))
-        finally:
-            os.close(maps_fd)
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise
-        return degraded(
-            "PROCMAP_QUERY is missing: maps are read as text, which takes three times as long",
-            "Linux 6.11 or later has it",
-        )
-    finally:
-        os.close(pid_fd)
+            with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
+                count = sum(1 for _ in procfs.executable_file_mappings(maps_fd))
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+            return degraded(
+                "PROCMAP_QUERY is missing: maps are read as text, which takes three times as long",
+                "Linux 6.11 or later has it",
+            )
     if not count:
         return degraded("PROCMAP_QUERY answers, but wrongly", "report it with the kernel's version")
     return ok("PROCMAP_QUERY answers")
 
 
 def _mapped_files() -> Answer:
-    pid_fd = procfs.open_pid(os.getpid())
-    try:
+    with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
         for mapping in proc_text.mappings_in(procfs.maps(pid_fd)):
             if not mapping.path.startswith(b"/"):
                 continue
@@ -258,8 +252,6 @@ def _mapped_files() -> Answer:
                     credentials.how_to_get("CAP_CHECKPOINT_RESTORE"),
                 )
             return ok("/proc/PID/map_files opens the very file that is mapped")
-    finally:
-        os.close(pid_fd)
     return failed(
         "/proc/PID/map_files is missing: deleted, replaced and hidden files cannot be captured",
         "run a kernel that has it: Linux 4.3 or later",
@@ -276,11 +268,8 @@ def _openat2() -> Answer:
 
 
 def _mount_ids() -> Answer:
-    fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open("/", os.O_PATH | os.O_CLOEXEC)) as fd:
         unique = statx.unique_mount_id(fd)
-    finally:
-        os.close(fd)
     if unique is None:
         return degraded(
             "none that are unique: unchanged files on tmpfs, overlayfs and loop devices are read"
@@ -291,12 +280,9 @@ def _mount_ids() -> Answer:
 
 
 def _mount_namespace_ids() -> Answer:
-    pid_fd = procfs.open_pid(os.getpid())
-    try:
+    with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
         if namespaces.mnt_ns_id(pid_fd):
             return ok("unique until the next boot")
-    finally:
-        os.close(pid_fd)
     return degraded(
         "none that are unique: containers that follow each other may be taken for one",
         "Linux 6.11 or later has them",
@@ -309,10 +295,8 @@ def _leases() -> Answer:
     """
     with tempfile.TemporaryFile() as file:
         fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(fd):
             seen = file_ops.has_writer(fd)
-        finally:
-            os.close(fd)
     if seen:
         return ok("a file that is being written is told from one that is not")
     return degraded(

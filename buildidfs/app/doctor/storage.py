@@ -14,6 +14,7 @@ from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
 from buildidfs.errors import BuildIdFsError, StoreVersionError
 from buildidfs.formats import proc_text
 from buildidfs.linux import credentials, file_ops, mounts
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.names import printable
 from buildidfs.store.errors import FULL
 
@@ -245,13 +246,8 @@ def _mount_of(place: bytes) -> proc_text.MountInfo:
     The mount is found by its number, because on btrfs and overlayfs mountinfo and stat(2) show
     different device numbers.
     """
-    fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-            fields = dict(line.split(b":\t", 1) for line in file if b":\t" in line)
-    finally:
-        os.close(fd)
-    number = int(fields[b"mnt_id"])
+    with closing_fd(os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        number = mounts.mount_id(fd)
     for mount in proc_text.mounts_in(mounts.mountinfo()):
         if mount.mount_id == number:
             return mount
@@ -320,17 +316,11 @@ def _unnamed(root: bytes) -> int:
 
 def _reflinks(root: bytes) -> Answer:
     try:
-        source = _unnamed(root)
-        try:
+        with closing_fd(_unnamed(root)) as source:
             os.write(source, b"\0" * 4096)
-            target = _unnamed(root)
-            try:
+            with closing_fd(_unnamed(root)) as target:
                 if file_ops.reflink(source, target):
                     return ok("files on the same filesystem are captured without being copied")
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
     except OSError as error:
         if error.errno not in (*FULL, errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise

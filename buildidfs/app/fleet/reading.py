@@ -22,6 +22,7 @@ from buildidfs import config
 from buildidfs.errors import BuildIdFsError
 from buildidfs.linux import child as child_process
 from buildidfs.linux import threads
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Kind, Origin, Sighting, Trust
 
 if TYPE_CHECKING:
@@ -113,12 +114,11 @@ class Keeper:
     def _run(self) -> None:
         while True:
             file, fd = self._queue.get()
-            try:
-                self._commit(file, fd)
-            except OSError as error:
-                _log.warning("cannot store %s: %s", file.key, error.strerror)
-            finally:
-                os.close(fd)
+            with closing_fd(fd):
+                try:
+                    self._commit(file, fd)
+                except OSError as error:
+                    _log.warning("cannot store %s: %s", file.key, error.strerror)
 
     def _commit(self, file: RemoteFile, fd: int) -> None:
         from buildidfs.resolve.tiered_store import origin_of

@@ -28,6 +28,7 @@ from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.app.page.overview import text
 from buildidfs.errors import BuildIdFsError, UsageError
 from buildidfs.linux import child
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
 from buildidfs.serve.messages import BadRequest
 from buildidfs.store import Store
@@ -152,8 +153,7 @@ def measure(store: Store, content: bytes) -> answers.Dropped:
 
 def _read(content: bytes) -> Reading:
     """Return the answer of the process that reads an upload."""
-    fd = os.memfd_create("upload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+    with closing_fd(os.memfd_create("upload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)) as fd:
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
@@ -168,8 +168,6 @@ def _read(content: bytes) -> Reading:
             new_session=True,
             end_with_us=signal.SIGKILL,
         )
-    finally:
-        os.close(fd)
     try:
         said = _said(process)
     finally:

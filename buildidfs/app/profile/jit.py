@@ -9,7 +9,6 @@ the anonymous mappings of the process become mappings of that file.
 from __future__ import annotations
 
 import logging
-import os
 import stat
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +22,7 @@ from buildidfs.formats.perf import jit
 from buildidfs.formats.perf.headers import CPUMODE, USER
 from buildidfs.ingest import Ingest
 from buildidfs.linux import machine, procfs, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, FileIdentity, Sighting, fingerprint
 
 if TYPE_CHECKING:
@@ -172,12 +172,11 @@ def _still_runs(each: JitMap) -> bool:
         pid_fd = procfs.open_pid(process.pid)
     except OSError:
         return False
-    try:
-        return procfs.start_ticks(pid_fd) == process.start_ticks
-    except OSError:
-        return False
-    finally:
-        os.close(pid_fd)
+    with closing_fd(pid_fd):
+        try:
+            return procfs.start_ticks(pid_fd) == process.start_ticks
+        except OSError:
+            return False
 
 
 def _pinned(chosen: JitMap, data: bytes) -> PinnedFile:

@@ -29,6 +29,7 @@ from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf import stream as perf_stream
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL, MAX_ID, USER, Named
 from buildidfs.formats.perf.records import Events, Rewriter
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, ByteRange
 from buildidfs.store.export import open_through
 
@@ -327,11 +328,8 @@ def _replacing(path: bytes) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
     except OSError as error:
         raise UsageError(f"cannot write {_shown(path)}: {error.strerror or error}") from error
 

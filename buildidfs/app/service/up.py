@@ -24,6 +24,7 @@ from buildidfs.app.service.supervise import Program
 from buildidfs.capture.process.gate import ProcessGate
 from buildidfs.errors import CapabilityError, MountError, UsageError
 from buildidfs.linux import procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.store import Store, run_files
 from buildidfs.store.run_files import Presence, Present
 
@@ -130,14 +131,13 @@ def elsewhere(store_path: StorePath) -> list[bytes]:
             pid_fd = procfs.open_pid(pid)
         except OSError:
             continue
-        try:
-            if b"buildidfs" not in gate.ask(pid_fd, pid, _command_line):
+        with closing_fd(pid_fd):
+            try:
+                if b"buildidfs" not in gate.ask(pid_fd, pid, _command_line):
+                    continue
+                root = run_files.store_with_role(procfs.open_files(pid_fd), UP, pid)
+            except OSError:
                 continue
-            root = run_files.store_with_role(procfs.open_files(pid_fd), UP, pid)
-        except OSError:
-            continue
-        finally:
-            os.close(pid_fd)
         if root is not None:
             found.add(root)
     return sorted(found - {own})
@@ -259,10 +259,8 @@ def _process(supervisor: Present) -> Iterator[int | None]:
     except ProcessLookupError:
         yield None
         return
-    try:
+    with closing_fd(pidfd):
         yield pidfd
-    finally:
-        os.close(pidfd)
 
 
 def _make_directory(mountpoint: bytes | None) -> None:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +31,7 @@ from buildidfs.formats.archive.common import Damaged, Member, Type, installed
 from buildidfs.formats.budget import STEP_BYTES
 from buildidfs.formats.elf.header import MAGIC
 from buildidfs.linux import file_ops
-from buildidfs.linux.file_ops import closing_on_error
+from buildidfs.linux.file_ops import closing_on_error, on_error
 from buildidfs.model import (
     EVERYBODY,
     OWNER,
@@ -308,7 +309,7 @@ class Members(NamedMembers):
 
     def _known(self, pinned: Spooled, names: list[bytes]) -> Known:
         """Identify a file; close it if it has no build ID. Raises OSError."""
-        try:
+        with on_error(pinned.close):
             answer = elf_file.own_id(pinned.fd)
             if answer is Absence.NO_BUILD_ID and (owner := self._owner(pinned.fd, names)):
                 answer = pinned.build_id = owner
@@ -317,9 +318,6 @@ class Members(NamedMembers):
                 answer = elf_file.adopted(answer, pinned.fd)
                 if isinstance(answer, BuildId):
                     self._remember_units(pinned.fd, answer, names)
-        except BaseException:  # the caller does not have the descriptor yet
-            pinned.close()
-            raise
         if isinstance(answer, Absence):
             pinned.close()
             return Known(absence=answer)
@@ -444,12 +442,10 @@ class Spool:
         OSError, errors of ``pieces``, and `Ended`.
         """
         self._enter(size)
-        try:
+        leave = partial(self._leave, size)
+        with on_error(leave):
             fd = self.file(size, pieces, extents)
-        except BaseException:  # the room would stay taken
-            self._leave(size)
-            raise
-        return Spooled(sighting, fd, is_copy=True, done=lambda: self._leave(size))
+        return Spooled(sighting, fd, is_copy=True, done=leave)
 
     def file(
         self,

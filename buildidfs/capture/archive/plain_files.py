@@ -13,6 +13,7 @@ from buildidfs.capture.archive.stream import DEFAULT_LIMITS, CannotDecompress
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import EVERYBODY
 
 if TYPE_CHECKING:
@@ -128,14 +129,13 @@ def in_packages(
         if isinstance(file, Unreadable):
             yield file
             continue
-        try:
-            yield from _in_package(file, is_wanted, limits)
-        except packages.NotAPackage:
-            pass
-        except (Damaged, CannotDecompress, OSError) as error:
-            yield Unreadable.of(file.path, error)
-        finally:
-            os.close(file.fd)
+        with closing_fd(file.fd):
+            try:
+                yield from _in_package(file, is_wanted, limits)
+            except packages.NotAPackage:
+                pass
+            except (Damaged, CannotDecompress, OSError) as error:
+                yield Unreadable.of(file.path, error)
 
 
 def _in_package(file: OpenFile, is_wanted: IsWanted, limits: Limits) -> Iterator[PackagedFile]:

@@ -230,13 +230,12 @@ class DirectoryLayer:
                     names.note(file.path, directory=False)
                     yield self._unreadable(file)
                     continue
-                try:
-                    if _is_here(file, names):
-                        yield from look(file, reach)
-                except OSError as error:
-                    yield self._unreadable(Unreadable.of(file.path, error))
-                finally:
-                    os.close(file.fd)
+                with closing_fd(file.fd):
+                    try:
+                        if _is_here(file, names):
+                            yield from look(file, reach)
+                    except OSError as error:
+                        yield self._unreadable(Unreadable.of(file.path, error))
         for path in observer.renamed:
             reason = "a directory that was renamed: what is below it was not looked at"
             yield self._unreadable(Unreadable(path, reason))

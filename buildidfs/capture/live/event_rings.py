@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.perf.records import decode_ring
 from buildidfs.linux import perf_event
+from buildidfs.linux.file_ops import on_error
 from buildidfs.linux.perf_event import Ring
 
 if TYPE_CHECKING:
@@ -63,11 +64,8 @@ class Rings:
         self._tasks: dict[int, Ring] = {}
         self._pages = _pages()
         self._waking = perf_event.MMAP | perf_event.CGROUP
-        try:
+        with on_error(self.close):
             self.follow_cpus()
-        except BaseException:  # the rings of some CPUs are open
-            self.close()
-            raise
         if not self._mappings:
             raise OSError(errno.ENODEV, "no CPU to watch")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import namespaces, openat2, procfs, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import Fd, closing_fd
 from buildidfs.shares import FairTable
 
 if TYPE_CHECKING:
@@ -91,15 +91,10 @@ class HeldNamespaces:
         """Open the mount namespace of a home through one of its processes; -1 if all are gone."""
         for each in (pid, *reversed(home.neighbours(pid))):
             try:
-                pid_fd = procfs.open_pid(each)
+                with closing_fd(procfs.open_pid(each)) as pid_fd:
+                    fd = namespaces.open_mnt(pid_fd)
             except OSError:
                 continue
-            try:
-                fd = namespaces.open_mnt(pid_fd)
-            except OSError:
-                continue
-            finally:
-                os.close(pid_fd)
             if os.fstat(fd).st_ino == home.mnt:
                 return fd
             self._close([fd])  # the process has moved on
@@ -141,10 +136,8 @@ class Finder:
         that ``is_silent`` lives, so its own root is tried, too.
         """
         for root_fd in self._roots(record, home, namespace_fd, is_silent):
-            try:
+            with closing_fd(root_fd):
                 fd = _look_up(root_fd, record)
-            finally:
-                os.close(root_fd)
             if fd >= 0:
                 return fd
         return -1
@@ -178,7 +171,7 @@ class Finder:
             root_fd = self._visitor.open_root(namespace_fd)
         except OSError:
             return
-        try:
+        with closing_fd(root_fd):
             with contextlib.suppress(OSError):
                 yield os.dup(root_fd)
             text = self._visitor.mountinfo(namespace_fd, _MOST_TEXT)
@@ -186,8 +179,6 @@ class Finder:
             for mount in mounts[:_MOST_MOUNTS]:
                 with contextlib.suppress(OSError):
                     yield openat2.open_cached_in_root(root_fd, mount.mount_point)
-        finally:
-            os.close(root_fd)
 
 
 def found_here(record: Mapped, host: int) -> int:
@@ -204,29 +195,19 @@ def found_here(record: Mapped, host: int) -> int:
 
 def _root_of(pid: int, mnt: int) -> int:
     """Open the root of a process, which has to be in the mount namespace ``mnt``."""
-    pid_fd = procfs.open_pid(pid)
-    try:
+    with closing_fd(procfs.open_pid(pid)) as pid_fd:
         if namespaces.mnt(pid_fd) != mnt:
             raise ProcessLookupError
         return procfs.open_root(pid_fd)
-    finally:
-        os.close(pid_fd)
 
 
 def _look_up(root_fd: int, record: Mapped) -> int:
     """Return an O_PATH descriptor of the file of a record below a root, or -1."""
-    try:
-        fd = openat2.open_cached_in_root(root_fd, record.path)
-    except OSError:
-        return -1
-    try:
-        identity = statx.identity(fd, ask=False)
+    with (
+        contextlib.suppress(OSError),
+        Fd(openat2.open_cached_in_root(root_fd, record.path)) as found,
+    ):
+        identity = statx.identity(found.fd, ask=False)
         if identity.ino == record.inode and stat.S_ISREG(identity.mode):
-            found, fd = fd, -1
-            return found
-    except OSError:
-        pass
-    finally:
-        if fd >= 0:
-            os.close(fd)
+            return found.release()
     return -1

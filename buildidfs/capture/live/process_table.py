@@ -22,6 +22,7 @@ from buildidfs.capture.live.protocol import Place
 from buildidfs.capture.origin import container
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet
 from buildidfs.shares import Share
 
@@ -221,15 +222,10 @@ def look(pid: int, home: Home, close: Close = os.close) -> Home:
     ``close`` is called with a descriptor to close, which may be the last one of a mount namespace.
     """
     try:
-        pid_fd = procfs.open_pid(pid)
+        with closing_fd(procfs.open_pid(pid)) as pid_fd:
+            return _found(pid_fd, home, close)
     except OSError:
         return home
-    try:
-        return _found(pid_fd, home, close)
-    except OSError:
-        return home
-    finally:
-        os.close(pid_fd)
 
 
 def _found(pid_fd: int, home: Home, close: Close) -> Home:
@@ -266,13 +262,10 @@ def place(pid: int, home: Home, host: int, user: int = 0) -> Place:
     # If a process is gone, it is unknown to which root its paths were relative.
     its_cgroup, number, chrooted = home.cgroup, home.cgroup_id, True
     try:
-        pid_fd = procfs.open_pid(pid)
-        try:
+        with closing_fd(procfs.open_pid(pid)) as pid_fd:
             chrooted = os.readlink(b"root", dir_fd=pid_fd) != b"/"
             if numbers.mnt == host:
                 its_cgroup, number = _cgroup(pid_fd)
-        finally:
-            os.close(pid_fd)
     except OSError:
         pass
     owner = user if numbers.mnt == host else home.owner

@@ -20,6 +20,7 @@ import msgspec
 
 from buildidfs.capture.process.gate import SilentProcess
 from buildidfs.errors import InvalidBuildId
+from buildidfs.linux.file_ops import close_fds
 from buildidfs.model import BuildId, FileIdentity, NamespaceSet
 from buildidfs.shares import HOST, Quota, Share
 
@@ -179,9 +180,8 @@ def receive(sock: socket.socket) -> tuple[Message, int] | None:
     try:
         return _decoder.decode(data), fd
     except (msgspec.MsgspecError, ValueError, RecursionError, InvalidBuildId) as error:
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        with contextlib.suppress(OSError):
+            close_fds(fd)
         raise ValueError(f"not a message: {error}") from error
 
 

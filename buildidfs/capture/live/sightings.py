@@ -201,14 +201,12 @@ def _is_ours(path: bytes, fd: int) -> bool:
     """Return True if a path leads to the open file from our root as well; makes no filesystem
     request.
     """
-    fds: list[int] = []
     try:
-        fds.append(os.open(b"/", os.O_PATH | os.O_CLOEXEC))
-        fds.append(openat2.open_cached_in_root(fds[0], path))
-        found, wanted = statx.identity(fds[1], ask=False), statx.identity(fd, ask=False)
+        with (
+            closing_fd(os.open(b"/", os.O_PATH | os.O_CLOEXEC)) as root_fd,
+            closing_fd(openat2.open_cached_in_root(root_fd, path)) as found_fd,
+        ):
+            found, wanted = statx.identity(found_fd, ask=False), statx.identity(fd, ask=False)
     except OSError:
         return False
-    finally:
-        for one in fds:
-            os.close(one)
     return (found.dev, found.ino) == (wanted.dev, wanted.ino)

@@ -34,7 +34,7 @@ from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
 from buildidfs.linux import credentials, machine, openat2
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import NO_NAMES, ContainerNames
 from buildidfs.shares import FairQueue, FairTable
 
@@ -335,11 +335,10 @@ class _Host:
 
     def _open(self, path: bytes) -> int:
         """Open a regular file that only root and the owner may write to; raises OSError."""
-        fd = openat2.open_regular_in_root(self._root_fd, path)
-        status = os.fstat(fd)
-        if status.st_uid not in (_ROOT, self._owner) or status.st_mode & _OTHERS_MAY_WRITE:
-            os.close(fd)
-            raise PermissionError(f"{os.fsdecode(path)} may be written by other users")
+        with closing_on_error(openat2.open_regular_in_root(self._root_fd, path)) as fd:
+            status = os.fstat(fd)
+            if status.st_uid not in (_ROOT, self._owner) or status.st_mode & _OTHERS_MAY_WRITE:
+                raise PermissionError(f"{os.fsdecode(path)} may be written by other users")
         return fd
 
     def _names_in(self, path: bytes, wanted: re.Pattern[bytes]) -> list[bytes]:

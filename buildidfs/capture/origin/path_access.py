@@ -50,7 +50,7 @@ from buildidfs.capture.origin.trust import CONTAINER_STORAGE
 from buildidfs.capture.unresponsive.filesystems import SlowMounts, is_slow_type
 from buildidfs.formats import posix_acl, proc_text
 from buildidfs.linux import file_ops, mounts, namespaces, openat2, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 
 if TYPE_CHECKING:
@@ -183,20 +183,13 @@ class Reach:
             return OWNER
         text = root.mountinfo()
         # The thread may be abandoned, so it has descriptors of its own to close.
-        own_fd = os.dup(fd)
-        try:
+        with closing_on_error(os.dup(fd)) as own_fd:
             own_root = os.dup(root.fd)
-        except OSError:
-            os.close(own_fd)
-            raise
         own = msgspec.structs.replace(root, fd=own_root, mountinfo=lambda: text)
 
         def question() -> int:
-            try:
+            with closing_fd(own_fd), closing_fd(own_root):
                 return self._of(own_fd, identity, own)
-            finally:
-                os.close(own_fd)
-                os.close(own_root)
 
         return patience.ask(device, question, lambda reach: None)
 
@@ -265,35 +258,24 @@ class Reach:
                 fd = openat2.open_cached_in_root(root.fd, path)
         except OSError:
             return -1
-        try:
+        with Fd(fd) as directory:
             found = statx.identity(fd, ask=self._ask)
-            if (found.dev, found.ino) == place:
-                kept, fd = fd, -1
-                return kept
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        return -1
+            return directory.release() if (found.dev, found.ino) == place else -1
 
     def _walked(self, root: Root, names: list[bytes]) -> tuple[_Way, int]:
         begun_ns = time.time_ns()
         # A root that is "/" even from outside is hidden only by directories of root above it.
         barriers = set() if root.path == b"/" else self._above(root)
-        fd = os.dup(root.fd)
-        try:
-            identity, ground, found = self._look(fd, None, root)
+        with Fd(os.dup(root.fd)) as at:
+            identity, ground, found = self._look(at.fd, None, root)
             barriers.update(found)
             for name in names:
                 # No link is followed: the path comes from the kernel and contains none.
-                entry = openat2.pin_entry(fd, name, ask=self._ask or not ground.told)
-                os.close(fd)
-                fd = entry
-                identity, ground, found = self._look(fd, ground, root)
+                at.replace(openat2.pin_entry(at.fd, name, ask=self._ask or not ground.told))
+                identity, ground, found = self._look(at.fd, ground, root)
                 barriers.update(found)
-        except BaseException:  # the caller does not have the descriptor yet
-            os.close(fd)
-            raise
-        return _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns), fd
+            way = _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns)
+            return way, at.release()
 
     def _above(self, root: Root) -> set[_Barrier]:
         """Return the barriers of the directories above a root, up to the root of its mount
@@ -302,29 +284,24 @@ class Reach:
         Raises OSError.
         """
         barriers: set[_Barrier] = set()
-        fd = os.dup(root.fd)
-        try:
-            here = statx.identity_on_mount(fd, ask=self._ask)
+        with Fd(os.dup(root.fd)) as at:
+            here = statx.identity_on_mount(at.fd, ask=self._ask)
             ground: _Ground | None = None
             if root.maker is None:  # a process in a chroot does not see the mounts above it
                 root = msgspec.structs.replace(root, mountinfo=mounts.initial_mountinfo)
             for _ in range(MAX_DEPTH):
-                parent = openat2.pin_parent(fd, ask=self._ask)
-                os.close(fd)
-                fd = parent
-                above = statx.identity_on_mount(fd, ask=self._ask)
+                at.replace(openat2.pin_parent(at.fd, ask=self._ask))
+                above = statx.identity_on_mount(at.fd, ask=self._ask)
                 if (above[0].dev, above[0].ino, above[1]) == (here[0].dev, here[0].ino, here[1]):
                     return barriers
                 here = above
                 try:
-                    _, ground, found = self._look(fd, ground, root)
+                    _, ground, found = self._look(at.fd, ground, root)
                 except OSError:
                     if root.maker is None or root.maker():
                         raise
                     return barriers  # mounts that root has hidden below the root of a container
                 barriers.update(found)
-        finally:
-            os.close(fd)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _look(
@@ -428,20 +405,15 @@ class Reach:
     def _root_of_mount(self, fd: int) -> FileIdentity:
         """Return the uppermost directory of the mount that a directory is on. Raises OSError."""
         number = mounts.mount_id(fd)
-        fd = os.dup(fd)
-        try:
+        with Fd(os.dup(fd)) as at:
             here = statx.identity(fd, ask=self._ask)
             for _ in range(MAX_DEPTH):
-                parent = openat2.pin_parent(fd, ask=self._ask)
-                os.close(fd)
-                fd = parent
-                above = statx.identity(fd, ask=self._ask)
+                at.replace(openat2.pin_parent(at.fd, ask=self._ask))
+                above = statx.identity(at.fd, ask=self._ask)
                 same = (above.dev, above.ino) == (here.dev, here.ino)
-                if same or mounts.mount_id(fd) != number:
+                if same or mounts.mount_id(at.fd) != number:
                     return here
                 here = above
-        finally:
-            os.close(fd)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _along(self, host: Root, way: bytes, identity: FileIdentity) -> frozenset[_Barrier] | None:

@@ -147,16 +147,14 @@ class Owners:
 
 def _is_roots(directory: bytes) -> bool:
     """Return True if a directory belongs to root, and only root may write to it. Raises OSError."""
-    root_fd = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fd = openat2.open_cached_in_root(root_fd, directory)
-    except OSError:
-        if directory.startswith(_INSTALLED):
-            raise
-        # The kernel has no cached answer, or cannot be told not to ask the filesystem.
-        fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
-    finally:
-        os.close(root_fd)
+    with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
+        try:
+            fd = openat2.open_cached_in_root(root_fd, directory)
+        except OSError:
+            if directory.startswith(_INSTALLED):
+                raise
+            # The kernel has no cached answer, or cannot be told not to ask the filesystem.
+            fd = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     with closing_fd(fd):
         found = statx.identity(fd, ask=False)
     return stat.S_ISDIR(found.mode) and found.uid == 0 and not found.mode & _OTHERS_WRITE

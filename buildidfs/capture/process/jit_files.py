@@ -24,7 +24,7 @@ from buildidfs.capture.process.process import Process, Ways, is_dump
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.perf.jit import Dump
 from buildidfs.linux import machine, namespaces, openat2, procfs, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
 from buildidfs.model import OWNER, JitProcess, Trust
 
 if TYPE_CHECKING:
@@ -102,10 +102,9 @@ class JitFile:
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
-        for fd in (self._fd, self._path_fd):
-            if fd >= 0:
-                os.close(fd)
+        fd, path_fd = self._fd, self._path_fd
         self._fd = self._path_fd = -1
+        close_fds(fd, path_fd)
 
     def read(self, keeper: Keeper, most: int) -> int:
         """Give ``keeper`` about ``most`` bytes of new names at most, and return the cost.
@@ -285,22 +284,16 @@ class JitFinder:
         """Return the file at ``path_fd``; close the descriptor and raise if the file must not be
         believed. Raises OSError.
         """
-        fd = -1
-        try:
+        with closing_on_error(path_fd):
             identity = statx.identity(path_fd, ask=False)
             if not stat.S_ISREG(identity.mode) or not _is_own(process, identity):
                 raise OSError(errno.EPERM, "not a regular file of the process's own user")
             mount, user = process.surroundings.mnt_ns_id, process.namespaces.user
-            if not self._slow.is_slow(path_fd, identity, mount, user):
-                fd = openat2.reopen_regular(path_fd)
             described = self._described(process, path, identity)
             share = process.share(self._initial)
-            return JitFile(described, path_fd, fd, self._helper, share, dump=dump)
-        except BaseException:
-            for each in (fd, path_fd):
-                if each >= 0:
-                    os.close(each)
-            raise
+            is_slow = self._slow.is_slow(path_fd, identity, mount, user)
+            fd = -1 if is_slow else openat2.reopen_regular(path_fd)
+        return JitFile(described, path_fd, fd, self._helper, share, dump=dump)
 
     def _described(self, process: Process, path: bytes, identity: FileIdentity) -> JitProcess:
         in_host = process.namespaces.mnt == self._initial.mnt

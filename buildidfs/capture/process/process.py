@@ -338,8 +338,7 @@ class Process:
         return fd, identity
 
     def _pin_map_file(self, mapping: Mapping, *, ask: bool) -> tuple[int, FileIdentity]:
-        fd = self.open_map_file(mapping)
-        try:
+        with closing_on_error(self.open_map_file(mapping)) as fd:
             identity = statx.identity(fd, ask=ask)
             # Stacked filesystems may show one inode number here and another there.
             if identity.ino != mapping.inode:
@@ -348,9 +347,6 @@ class Process:
                     self.ask(lambda pid_fd: os.readlink(name, dir_fd=pid_fd)), mapping
                 ):
                     raise Moved
-        except BaseException:
-            os.close(fd)
-            raise
         return fd, identity
 
     def _pin_exe(self, mapping: Mapping, *, ask: bool = True) -> tuple[int, FileIdentity] | None:

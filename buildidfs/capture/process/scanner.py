@@ -597,13 +597,11 @@ def may_differ(mappings: Iterable[Mapping]) -> bool:
 
 
 def _locate(pid_fd: int) -> tuple[int, int] | None:
-    maps_fd = procfs.open_maps(pid_fd)
-    try:
-        return procfs.vdso(maps_fd)
-    except OSError:
-        pass
-    finally:
-        os.close(maps_fd)
+    with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
+        try:
+            return procfs.vdso(maps_fd)
+        except OSError:
+            pass
     for mapping in proc_text.mappings_in(procfs.maps(pid_fd)):
         if mapping.path == VDSO_PATH:
             return mapping.start, mapping.end

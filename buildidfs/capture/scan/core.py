@@ -17,7 +17,7 @@ from buildidfs.capture.process import scanner
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf import core
 from buildidfs.linux import machine, namespaces, openat2, procfs
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import Fd, closing_fd, on_error
 from buildidfs.model import NamespaceSet, Trust
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _COMPRESSED: Final = {
 }  # fmt: skip
 
 
-class CoreFile:
+class CoreFile(Fd):
     """An open core file with its decoded notes; a context manager.
 
     ``mtime_ns`` is the time at which it was written, in nanoseconds of Unix time. ``cut_off`` is
@@ -43,35 +43,20 @@ class CoreFile:
 
     def __init__(self, path: bytes) -> None:
         self.path = path
-        self._fd = _open(path)
-        try:
-            status = os.fstat(self._fd)
-            self.mtime_ns = status.st_mtime_ns
-            parsed = core.parse(reader(self._fd), status.st_size)
-            if parsed is None:
-                raise UsageError(f"{_shown(path)}: {_what_else(os.pread(self._fd, _HEAD, 0))}")
-        except OSError as error:
-            self.close()
-            raise UsageError(f"{_shown(path)}: {error.strerror or error}") from error
-        except UsageError:
-            self.close()
-            raise
+        super().__init__(_open(path))
+        with on_error(self.close):
+            try:
+                status = os.fstat(self.fd)
+                self.mtime_ns = status.st_mtime_ns
+                parsed = core.parse(reader(self.fd), status.st_size)
+                if parsed is None:
+                    raise UsageError(f"{_shown(path)}: {_what_else(os.pread(self.fd, _HEAD, 0))}")
+            except OSError as error:
+                raise UsageError(f"{_shown(path)}: {error.strerror or error}") from error
         self.core: Core = parsed
         self.cut_off = ""
         if parsed.claimed > status.st_size:
             self.cut_off = f"cut off after {status.st_size} of {parsed.claimed} bytes"
-
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-
-    def __enter__(self) -> CoreFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def vdso(self, memo: Memo, wanted: set[BuildId]) -> Found | None:
         """Return the vDSO in the core, if its build ID is one of ``wanted``.
@@ -81,12 +66,12 @@ class CoreFile:
         place = self.core.vdso
         for module in self.core.modules:
             if module.path == core.VDSO and module.build_id in wanted and place is not None:
-                data = os.pread(self._fd, place.size, place.offset)
+                data = os.pread(self.fd, place.size, place.offset)
                 if len(data) == place.size:
                     return scanner.captured_vdso(
                         memo, data, module.build_id,
                         namespaces=NamespaceSet(), host=machine.host_name(), trust=Trust.UNKNOWN,
-                        scanner="core", access=access_of(self._fd),
+                        scanner="core", access=access_of(self.fd),
                     )  # fmt: skip
         return None
 
@@ -94,15 +79,10 @@ class CoreFile:
 def is_core(path: bytes) -> bool:
     """Return True if the file is an ELF core file; False if it is not, or cannot be read."""
     try:
-        fd = _open(path)
-    except UsageError:
+        with closing_fd(_open(path)) as fd:
+            return core.is_core(os.pread(fd, _HEAD, 0))
+    except (UsageError, OSError):
         return False
-    try:
-        return core.is_core(os.pread(fd, _HEAD, 0))
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def living_mount_namespaces() -> set[int]:

@@ -29,7 +29,7 @@ from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.header import gnu_build_id
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import machine, namespaces, openat2, statx
-from buildidfs.linux.file_ops import closing_fd, closing_on_error
+from buildidfs.linux.file_ops import closing_fd, closing_on_error, on_error
 from buildidfs.model import (
     EVERYBODY,
     Absence,
@@ -437,12 +437,11 @@ class KernelFiles:
         If it has another build ID than ``wanted``, the result is `Unreadable` with the reason
         ``otherwise``.
         """
-        try:
-            answer, found = self._judged(path, fd, foreign)
-        except (OSError, stream.CannotDecompress) as error:
-            return Unreadable.of(path, error)
-        finally:
-            os.close(fd)
+        with closing_fd(fd):
+            try:
+                answer, found = self._judged(path, fd, foreign)
+            except (OSError, stream.CannotDecompress) as error:
+                return Unreadable.of(path, error)
         if wanted in (None, answer) or not isinstance(answer, BuildId):
             return found
         if isinstance(found, PinnedFile):
@@ -468,14 +467,11 @@ class KernelFiles:
             return answer, PinnedFile(self._here.reached(sighting, fd), os.dup(fd))
         pieces = _limited(fd, packed)
         pinned = self._spool.pin(self._here.reached(sighting, fd), packed.limit, pieces)
-        try:
+        with on_error(pinned.close):
             inside = elf_file.describe(pinned.fd)
             # Not every decoder reports that its input ends too early.
             if inside in _CUT_SHORT or (isinstance(inside, ElfFile) and inside.truncated):
                 raise stream.CannotDecompress("damaged: ends too early")
-        except BaseException:
-            pinned.close()
-            raise
         if isinstance(inside, ElfFile):
             return inside.build_id, pinned
         pinned.close()

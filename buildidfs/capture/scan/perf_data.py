@@ -20,7 +20,7 @@ from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
 from buildidfs.formats.perf.stream import Stream
 from buildidfs.linux import openat2
-from buildidfs.linux.file_ops import closing_fd, read_fully
+from buildidfs.linux.file_ops import close_fds, closing_fd, on_error, read_fully
 from buildidfs.model import ByteRange
 
 if TYPE_CHECKING:
@@ -72,22 +72,18 @@ class Profile:
         self.size = 0
         self.mtime_ns = 0
         self._piped: dict[int, bytes] = {}
-        try:
-            self._open()
-            main = self.parts[0]
-            self.header = headers.parse_header(main.read_at, os.fstat(main.fd).st_size)
-            main.data = self.header.data
-            if self.header.is_pipe:
-                self._read_beginning()
-        except OSError as error:
-            self.close()
-            raise UsageError(f"{_shown(path)}: {error.strerror or error}") from error
-        except UsageError as error:
-            self.close()
-            raise UsageError(f"{_shown(path)} {error}") from error
-        except BaseException:
-            self.close()
-            raise
+        with on_error(self.close):
+            try:
+                self._open()
+                main = self.parts[0]
+                self.header = headers.parse_header(main.read_at, os.fstat(main.fd).st_size)
+                main.data = self.header.data
+                if self.header.is_pipe:
+                    self._read_beginning()
+            except OSError as error:
+                raise UsageError(f"{_shown(path)}: {error.strerror or error}") from error
+            except UsageError as error:
+                raise UsageError(f"{_shown(path)} {error}") from error
         self.truncated = self.header.truncated
         self.layouts = Layouts(self.header.attrs, self.header.order)
 
@@ -100,9 +96,8 @@ class Profile:
     def close(self) -> None:
         """Close the files; safe to call twice."""
         for part in self.parts:
-            if part.fd >= 0:
-                fd, part.fd = part.fd, -1
-                os.close(fd)
+            fd, part.fd = part.fd, -1
+            close_fds(fd)
 
     @property
     def read_at(self) -> ReadAt:

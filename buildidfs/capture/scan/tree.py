@@ -56,12 +56,11 @@ def identify_tree(
                 if isinstance(file, Unreadable):
                     yield file.path, file
                     continue
-                try:
-                    yield file.path, _judged(file, open_at)[0]
-                except OSError as error:
-                    yield file.path, Unreadable.of(file.path, error)
-                finally:
-                    os.close(file.fd)
+                with closing_fd(file.fd):
+                    try:
+                        yield file.path, _judged(file, open_at)[0]
+                    except OSError as error:
+                        yield file.path, Unreadable.of(file.path, error)
 
 
 def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
@@ -224,16 +223,15 @@ class GivenFiles:
         except OSError as error:
             yield Unreadable.of(path, error)
             return
-        try:
-            shown = os.readlink(b"/proc/self/fd/%d" % fd)
-            if self._kallsyms:
-                yield self._symbols(path, shown, fd)
-            else:
-                yield from self._file(path, shown, fd)
-        except OSError as error:
-            yield Unreadable.of(path, error)
-        finally:
-            os.close(fd)
+        with closing_fd(fd):
+            try:
+                shown = os.readlink(b"/proc/self/fd/%d" % fd)
+                if self._kallsyms:
+                    yield self._symbols(path, shown, fd)
+                else:
+                    yield from self._file(path, shown, fd)
+            except OSError as error:
+                yield Unreadable.of(path, error)
 
     def _file(self, path: bytes, shown: bytes, fd: int) -> Iterator[Found]:
         foreign = is_foreign(fd)

@@ -23,7 +23,7 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.unresponsive.filesystems import Silences, no_answer
 from buildidfs.linux import file_ops, supervised
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import close_fds, closing_fd
 from buildidfs.linux.supervised import Supervised
 from buildidfs.shares import HOST, Quota, Share
 
@@ -223,8 +223,7 @@ def serve(
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))]
                 channel.sendmsg([msgspec.msgpack.encode(reply)], rights if opened else [])
             finally:
-                for fd in (*fds, *opened):
-                    os.close(fd)
+                close_fds(*fds, *opened)
 
 
 def copy_all(fd: int, copy_fd: int, size: int) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import file_ops
+from buildidfs.linux.file_ops import Fd, close_fds, closing_fd, on_error
 from buildidfs.model import Digest
 from buildidfs.names import printable
 from buildidfs.store import schema
@@ -58,7 +59,7 @@ _ATTRIBUTES = 2 * _BLOCK
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 
 
-class Staged:
+class Staged(Fd):
     """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
 
     ``fd`` reads the staged bytes. Callers identify these bytes, not those of the source.
@@ -68,10 +69,10 @@ class Staged:
     staged.
     """
 
-    __slots__ = ("changed", "counted", "digest", "doubtful", "fd", "name", "size")
+    __slots__ = ("changed", "counted", "digest", "doubtful", "name", "size")
 
     def __init__(self, fd: int, name: bytes | None) -> None:
-        self.fd = fd
+        super().__init__(fd)
         self.name = name
         self.size = 0
         self.digest = Digest(bytes(32))
@@ -96,15 +97,7 @@ class Staged:
             with contextlib.suppress(OSError):
                 os.unlink(self.name)
             self.name = None
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
-
-    def __enter__(self) -> Staged:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        super().close()
 
 
 class BlobFile(NamedTuple):
@@ -157,9 +150,8 @@ class Blobs:
 
     def close(self) -> None:
         """Close the directory."""
-        if self._directory >= 0:
-            fd, self._directory = self._directory, -1
-            os.close(fd)
+        fd, self._directory = self._directory, -1
+        close_fds(fd)
 
     def path(self, digest: Digest) -> bytes:
         """Return the absolute path of a blob, even if the blob does not exist."""
@@ -214,13 +206,9 @@ class Blobs:
 
     def keep_origin(self, digest: Digest, data: bytes) -> None:
         """Replace the origin beside a blob that exists. This changes the ctime of its file."""
-        with translated(self.root):
-            fd = self.open(digest)
-            try:
-                if self._keep_origin(fd, digest, data):
-                    self._unlink(_name(digest) + ORIGIN_SUFFIX)
-            finally:
-                os.close(fd)
+        with translated(self.root), closing_fd(self.open(digest)) as fd:
+            if self._keep_origin(fd, digest, data):
+                self._unlink(_name(digest) + ORIGIN_SUFFIX)
 
     def _keep_origin(self, fd: int, digest: Digest, data: bytes) -> bool:
         """Keep the origin beside a blob: in an attribute if possible, else in a file.
@@ -314,7 +302,7 @@ class Blobs:
         """
         before = os.fstat(fd)
         staged = self._new_staged()
-        try:
+        with on_error(staged.close):
             if limit is None:
                 limit = most_read(before.st_size)
             if not (0 < before.st_size <= limit and self._reflink(fd, before.st_dev, staged)):
@@ -330,9 +318,6 @@ class Blobs:
                 after.st_mtime_ns,
                 after.st_ctime_ns,
             )
-        except BaseException:
-            staged.close()
-            raise
         return staged
 
     def _new_staged(self) -> Staged:
@@ -351,27 +336,22 @@ class Blobs:
         os.makedirs(self._staging_path, 0o700, exist_ok=True)
         while True:
             name = os.path.join(self._staging_path, os.urandom(8).hex().encode())
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:
-                    return Staged(fd, name)
-            except BlockingIOError:
-                pass  # a sweeper removed it between creation and lock
-            os.close(fd)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            # A sweeper may remove it between creation and lock.
+            with contextlib.suppress(BlockingIOError), Fd(os.open(name, flags, 0o400)) as file:
+                fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(file.fd).st_nlink:
+                    return Staged(file.release(), name)
 
     def _sweep(self) -> None:
         """Remove the files that dead processes left in ``staging/``."""
         with contextlib.suppress(FileNotFoundError, PermissionError):
             for name in os.listdir(self._staging_path):
                 path = os.path.join(self._staging_path, name)
-                with contextlib.suppress(OSError):
-                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                    try:
-                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        os.unlink(path)
-                    finally:
-                        os.close(fd)
+                flags = os.O_RDONLY | os.O_CLOEXEC
+                with contextlib.suppress(OSError), closing_fd(os.open(path, flags)) as fd:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
 
     def _reflink(self, fd: int, device: int, staged: Staged) -> bool:
         if device in self._no_reflink:
@@ -680,12 +660,7 @@ def read_origin(directory: int, name: str) -> bytes:
 
 def _attached(directory: int, name: str) -> bytes:
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        with closing_fd(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)) as fd:
+            return os.getxattr(fd, ORIGIN_ATTRIBUTE)
     except OSError:
         return b""
-    try:
-        return os.getxattr(fd, ORIGIN_ATTRIBUTE)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.linux.file_ops import read_fully, write_fully
+from buildidfs.linux.file_ops import Fd, closing_on_error, read_fully, write_fully
 from buildidfs.model import Digest
 from buildidfs.names import printable
 from buildidfs.store import schema
@@ -37,7 +37,7 @@ _ATTEMPTS: Final = 3
 _CHUNK: Final = 1 << 20
 
 
-class Blob:
+class Blob(Fd):
     """The content of an open blob; a context manager. `pread` may be called from any thread.
 
     ``fd`` is the descriptor of the blob's file, ``status`` the result of fstat(2) when the blob was
@@ -45,13 +45,13 @@ class Blob:
     the content itself. ``size`` is the number of bytes of content.
     """
 
-    __slots__ = ("_copy", "_packed", "fd", "form", "is_plain", "size", "status")
+    __slots__ = ("_copy", "_packed", "form", "is_plain", "size", "status")
 
     def __init__(self, fd: int, form: int, status: os.stat_result) -> None:
         """Take over ``fd``. Raises `IntegrityError`, and `StoreError` if the package zstandard is
         missing.
         """
-        self.fd = fd
+        super().__init__(fd)
         self.form = form
         self.status = status
         self._copy: BinaryIO | None = None
@@ -143,15 +143,8 @@ class Blob:
             self._copy = None
         if not self.is_plain:
             self._packed.close()
-        elif self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        else:
+            super().close()
 
 
 class VerifiedBlobs:
@@ -182,17 +175,13 @@ class VerifiedBlobs:
 
         Raises `IntegrityError` if the blob is gone, or is known to have other bytes.
         """
-        fd = self.files.open(digest)
-        try:
+        with closing_on_error(self.files.open(digest)) as fd:
             status = os.fstat(fd)
             form = self._form_now(digest, status)
-        except BaseException:
-            os.close(fd)
-            raise
-        if form is None:
-            os.close(fd)
-            return None
-        return Blob(fd, form, status)
+            if form is not None:
+                return Blob(fd, form, status)
+        os.close(fd)
+        return None
 
     def _form_now(self, digest: Digest, status: os.stat_result) -> int | None:
         """Return the encoding of the content in a file with that status; None if the file must be
@@ -221,15 +210,11 @@ class VerifiedBlobs:
         opened = self.open_now(digest)
         if opened is not None:
             return opened
-        fd = self.files.open(digest)
-        try:
+        with closing_on_error(self.files.open(digest)) as fd:
             form = self.form_of(digest, fd)
             if form is None:
                 raise self._damaged(digest)
             status = os.fstat(fd)
-        except BaseException:
-            os.close(fd)
-            raise
         return Blob(fd, form, status)
 
     def form_of(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.formats.archive import seekable_zstd
-from buildidfs.linux.file_ops import read_fully, write_fully
+from buildidfs.linux.file_ops import Fd, on_error, read_fully, write_fully
 
 if TYPE_CHECKING:
     import hashlib
@@ -112,7 +112,7 @@ class FrameWriter:
             os.lseek(self._fd, self._end, os.SEEK_SET)
 
 
-class CompressedBlob:
+class CompressedBlob(Fd):
     """The content of a compressed file, read from any offset. May be used from several threads.
 
     Raises `IntegrityError` if the file is not compressed, `StoreError` if the package is missing.
@@ -120,10 +120,10 @@ class CompressedBlob:
 
     def __init__(self, fd: int) -> None:
         """Take over ``fd``."""
-        self._fd = fd
+        super().__init__(fd)
         self._lock = threading.Lock()
         self._frames: OrderedDict[int, bytes] = OrderedDict()
-        try:
+        with on_error(self.close):
             _zstandard()
             end = os.fstat(fd).st_size
             footer = read_fully(
@@ -133,13 +133,6 @@ class CompressedBlob:
             if length > end:
                 raise IntegrityError("the table of a compressed blob's frames is cut off")
             self._table = seekable_zstd.unpack(read_fully(fd, length, end - length), end)
-        except BaseException:
-            self.close()
-            raise
-
-    def fileno(self) -> int:
-        """The descriptor of the compressed file."""
-        return self._fd
 
     @property
     def size(self) -> int:
@@ -161,12 +154,6 @@ class CompressedBlob:
             offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-
     def _frame(self, number: int) -> bytes:
         with self._lock:
             data = self._frames.get(number)
@@ -177,7 +164,7 @@ class CompressedBlob:
         if frame.length > FRAME_BYTES:
             raise IntegrityError("a frame of a compressed blob is larger than any that was written")
         try:
-            raw = read_fully(self._fd, frame.size, frame.offset)
+            raw = read_fully(self.fd, frame.size, frame.offset)
             data = bytes(_decompressor().decompress(raw, max_output_size=frame.length))
         except _zstandard().ZstdError as error:
             raise IntegrityError(f"a frame of a compressed blob is damaged: {error}") from error

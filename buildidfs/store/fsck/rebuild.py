@@ -19,6 +19,7 @@ import msgspec
 from buildidfs.errors import IntegrityError, StoreDamaged, StoreError
 from buildidfs.formats.elf import other_ids
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
+from buildidfs.linux.file_ops import closing_on_error, sync_directory
 from buildidfs.model import (
     NO_NAMES,
     QUALITIES,
@@ -225,15 +226,11 @@ def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Ado
     """Return the captures of a blob from the data kept beside it; raises `IntegrityError` if the
     blob is damaged.
     """
-    fd = blobs.open(digest)
-    try:
+    with closing_on_error(blobs.open(digest)) as fd:
         form = verified.form_of(digest, fd)
         if form is None:
             raise IntegrityError(f"blob {digest} has other bytes")
         status = os.fstat(fd)
-    except BaseException:
-        os.close(fd)
-        raise
     with Blob(fd, form, status) as opened:
         # Nothing is staged: the bytes have their name already.
         content = Staged(-1, None)
@@ -400,11 +397,7 @@ def _take_over(root: bytes) -> None:
             os.unlink(os.path.join(new, b"lock.mdb"))
         os.rmdir(new)
         for name in (old, root):
-            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync_directory(name)
 
 
 def _to_quarantine(root: bytes, path: bytes) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf import other_ids
 from buildidfs.linux import file_ops
+from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind, Quality
 from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
@@ -153,7 +154,7 @@ class Scrubber:
             fd = self._blobs.open(digest)
         except IntegrityError:
             raise IntegrityError(f"blob {digest} is missing") from None
-        try:
+        with closing_on_error(fd):
             # The bytes must come from the disk, not from the page cache, which does not need these
             # pages later.
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -166,9 +167,6 @@ class Scrubber:
                 raise IntegrityError(f"blob {digest} has other bytes")
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             status = os.fstat(fd)
-        except BaseException:
-            os.close(fd)
-            raise
         return Blob(fd, form, status)
 
     def _right(self, digest: Digest, row: schema.DigestRow, opened: Blob) -> list[Fault]:

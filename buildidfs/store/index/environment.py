@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import lmdb
 
 from buildidfs.errors import StoreDamaged, StoreError, StoreLocked
+from buildidfs.linux.file_ops import closing_fd, on_error
 from buildidfs.names import printable
 from buildidfs.store import schema
 from buildidfs.store.errors import FULL, full, not_to_be_written, translated
@@ -80,13 +81,10 @@ class Environment:
         self._writing = threading.Lock()
         with self._translated():
             self._lmdb = self._map(map_size, create)
-            try:
+            with on_error(self._lmdb.close):
                 self.tables = self._open_tables(create)
                 if self._lock:
                     self._lmdb.reader_check()  # frees the slots of killed readers
-            except BaseException:
-                self._lmdb.close()
-                raise
         self._gate = None if map_size is None and self._roomy else threading.RLock()
 
     def _map(self, map_size: int | None, create: bool) -> lmdb.Environment:
@@ -121,15 +119,14 @@ class Environment:
             if error.errno in FULL:
                 raise full(self.root, error.errno) from error
             return  # a read-only filesystem, or one for which LMDB reports an error
-        try:
-            status = os.fstat(fd)
-            if status.st_size < _LOCK_BYTES or status.st_blocks * 512 < status.st_size:
-                os.posix_fallocate(fd, 0, max(_LOCK_BYTES, status.st_size))
-        except OSError as error:
-            if error.errno in FULL:
-                raise full(self.root, error.errno) from error
-        finally:
-            os.close(fd)
+        with closing_fd(fd):
+            try:
+                status = os.fstat(fd)
+                if status.st_size < _LOCK_BYTES or status.st_blocks * 512 < status.st_size:
+                    os.posix_fallocate(fd, 0, max(_LOCK_BYTES, status.st_size))
+            except OSError as error:
+                if error.errno in FULL:
+                    raise full(self.root, error.errno) from error
 
     def _open_lmdb(self, size: int) -> lmdb.Environment:
         def attempt(lock: bool) -> lmdb.Environment:
@@ -336,12 +333,11 @@ class Environment:
             fd = os.open(self.path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
             return error.errno if error.errno in FULL else 0
-        try:
-            os.posix_fallocate(fd, 0, _PROBE_BYTES)
-        except OSError as error:
-            return error.errno if error.errno in FULL else 0
-        finally:
-            os.close(fd)
+        with closing_fd(fd):
+            try:
+                os.posix_fallocate(fd, 0, _PROBE_BYTES)
+            except OSError as error:
+                return error.errno if error.errno in FULL else 0
         return 0
 
     # --- the rest --------------------------------------------------------------------------
@@ -419,7 +415,7 @@ def exclusive(root: bytes) -> Iterator[None]:
             raise StoreLocked(f"store {printable(root)} is open in this process")
         with translated(root):
             fd = os.open(os.path.join(root, b"index", b"lock.mdb"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
+        with closing_fd(fd):
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
             except (BlockingIOError, PermissionError):
@@ -428,8 +424,6 @@ def exclusive(root: bytes) -> Iterator[None]:
                     " (buildidfs down), then run buildidfs check --repair"
                 ) from None
             yield
-        finally:
-            os.close(fd)
 
 
 @contextlib.contextmanager
@@ -440,10 +434,8 @@ def _text(path: bytes) -> Iterator[str]:
         return
     except UnicodeDecodeError:
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(fd):
         yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
 
 
 def _on_read_only_filesystem(path: bytes) -> bool:

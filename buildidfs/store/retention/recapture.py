@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.linux import machine, namespaces, statx
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Trust, archive_scope
 from buildidfs.store.index.locations import IN_USE, Journal
 from buildidfs.store.index.place_shares import APART_MNT
@@ -122,11 +123,8 @@ def _identity(path: bytes) -> FileIdentity | None:
     """Return the identity of the file at a path of the host, if it is unambiguous."""
     with contextlib.suppress(OSError, ValueError):
         # Network filesystems are not asked: one that does not answer must not delay captures.
-        fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             now = statx.identity_at(fd, path, follow=False, ask=False)
-        finally:
-            os.close(fd)
         if now.scope is not None:
             return now
     return None
