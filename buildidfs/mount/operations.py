@@ -34,7 +34,7 @@ from buildidfs.linux import procfs
 from buildidfs.model import Kind
 from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
 from buildidfs.names import DEBUG_SUFFIX, DWP_SUFFIX, KIND_OF, MAX_NAME
-from buildidfs.shares import Quota
+from buildidfs.shares import Quota, of_user
 from buildidfs.view import (
     PUBLIC,
     NeedsReading,
@@ -226,7 +226,7 @@ class Operations(pyfuse3.Operations):
                     raise FUSEError(errno.ENAMETOOLONG)
                 if is_browsing(parent):
                     raise FUSEError(errno.ENOENT)
-                self._misses.note(parent, name, self._callers.name(ctx.pid), ctx.uid)
+                self._misses.note(parent, name, self._callers.name(ctx.pid), of_user(ctx.uid))
                 # A commit does not announce the names of dwz files and aliases.
                 is_untold = is_dwz(parent) or (parent == _ROOT and is_alias_name(name))
                 # Nor does it announce when a server may be asked again.
@@ -411,7 +411,7 @@ class Operations(pyfuse3.Operations):
             self._waits.give_back(ctx.uid)
         if self._view.is_there(inode):
             raise FUSEError(errno.ESTALE)
-        self._misses.note_build_id(*wanted, self._callers.name(ctx.pid), ctx.uid)
+        self._misses.note_build_id(*wanted, self._callers.name(ctx.pid), of_user(ctx.uid))
         raise FUSEError(errno.ENOENT)
 
     async def read(self, fh: int, off: int, size: int) -> Any:

@@ -10,7 +10,6 @@ reader that finds a half-written list keeps the last complete one.
 
 from __future__ import annotations
 
-import heapq
 import mmap
 import struct
 import zlib
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.serve.messages import REASONS, RESET
+from buildidfs.shares import FairTable, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -102,13 +102,17 @@ class Counters:
 
 
 class Asked(msgspec.Struct, array_like=True):
-    """A missing build ID, with the fields of `view.layouts.browse.Miss` except for the clients."""
+    """A missing build ID, with the fields of `view.layouts.browse.Miss` except for the clients.
+
+    ``client`` is the owner of the share for which it counts.
+    """
 
     build_id: bytes
     wanted: int
     count: int
     first: float
     last: float
+    client: str = ""
 
 
 class Misses:
@@ -128,12 +132,11 @@ class Misses:
         self._before = self._read(worker)
 
     def publish(self) -> None:
-        """Write the list of this worker: the most frequent build IDs, the latest first."""
-        rows = heapq.nlargest(MOST, self._mine(), key=lambda each: (each.count, each.last))
-        data = msgspec.msgpack.encode(rows)
-        while len(data) > _PART - _HEAD.size:
-            del rows[len(rows) // 2 :]
-            data = msgspec.msgpack.encode(rows)
+        """Write the list of this worker."""
+        most, data = MOST, b""
+        while not data or len(data) > _PART - _HEAD.size:
+            data = msgspec.msgpack.encode(most_frequent(self._mine(), most))
+            most //= 2
         at = self._worker * _PART
         begin = at + _HEAD.size
         self._memory[begin : begin + len(data)] = data
@@ -148,7 +151,14 @@ class Misses:
 
     def _mine(self) -> list[Asked]:
         own = [
-            Asked(bytes(each.build_id), each.wanted, each.count, each.first, each.last)
+            Asked(
+                bytes(each.build_id),
+                each.wanted,
+                each.count,
+                each.first,
+                each.last,
+                each.share.owner,
+            )
             for each in self._own()
         ]
         return _together(self._before, own)
@@ -176,5 +186,17 @@ def _together(*lists: Iterable[Asked]) -> list[Asked]:
                 known.count + row.count,
                 min(known.first, row.first),
                 max(known.last, row.last),
+                known.client,
             )
     return list(found.values())
+
+
+def most_frequent(rows: Iterable[Asked], most: int) -> list[Asked]:
+    """Return at most ``most`` rows, in shares of the clients: of each the most frequent build IDs,
+    the latest first.
+    """
+    order = sorted(rows, key=lambda each: (each.count, each.last))
+    table: FairTable[bytes, Asked] = FairTable(most)
+    for row in order:
+        table.put(row.build_id, Share(row.client), row)
+    return table.values()[::-1]

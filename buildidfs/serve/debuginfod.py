@@ -23,6 +23,7 @@ from buildidfs.model import Kind, Quality, fingerprint
 from buildidfs.serve import messages
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import UPSTREAM, NotNow, Response, Waiting, header_text, lines, text
+from buildidfs.shares import Share
 from buildidfs.view import FileContent, NeedsReading, View, nodes
 from buildidfs.view.layouts.id_dir import Section
 from buildidfs.view.permissions import PUBLIC, is_public, may_see
@@ -195,7 +196,8 @@ class Debuginfod:
         if build_id is None or asked:
             return self.missing(request, kind)
         if not wait:  # a thread may not
-            self._view.misses.note_build_id(build_id, KINDS[what])
+            share = Share(f"client {request.client}")
+            self._view.misses.note_build_id(build_id, KINDS[what], share=share)
         hops = request.header(b"x-forwarded-for")
         if agent is None or agent.token.encode() in request.header(b"via"):
             return self.missing(request, kind)  # a server that we have asked asks us

@@ -55,7 +55,7 @@ of variable length is the last one. "msgpack" values are arrays; later versions 
     seen       BLAKE2b-128 of a file identity         stamp u32, tag u8, SHA-256 or nothing
     journal    BLAKE2b-128 of the path, mnt_ns_id     first seen u64, last seen u64, `JournalRow`
                u64, boot ID (16), BLAKE2b-128 of who
-    recent     last seen u64, key in *journal*        empty
+    recent     last seen u64, key in *journal*        owner (8), empty for root of the host
     identities SHA-256                                `pack_aliases`: the aliases of those bytes
     aliases    type u8, length u8, alias, SHA-256     belief u8
     adopted    ordinal u64                            empty
@@ -82,7 +82,8 @@ finds it; all others are in *variants*. `ranking.rank` says which is better. Deb
 belief than the served executable, or than the floor (`ranking.is_withheld`), is in *variants*
 alone, and has no bit in *ordinals*. If a build ID has only such debuginfo, bit 0 of ``kinds`` is
 set instead. Numbers from 2**15 on are reserved for files of the host, so that a container cannot
-use up all numbers. Trust, standing, owner and mode belong to the bytes: a sighting of the same
+use up all numbers; from 2**10 on the owner with the most rows in *origins* gets none, root of the
+host aside. Trust, standing, owner and mode belong to the bytes: a sighting of the same
 bytes at a place with more belief raises trust and standing in every row with that digest, and a
 sighting at a place where all users could read them (according to its mode and ``reach``) sets owner
 and mode. ``mode`` has those bits of the original that the reach allows. The trailer has flags (1:
@@ -161,8 +162,9 @@ captured. *who* consists of build ID, container, the container label in the cont
 all namespaces are the host's), namespaces and host. The boot ID is zeros if it is unknown. Last
 seen is kept to the minute; the other fields are those of the last sighting written. If there was no
 room for the bytes of a recapturable file, the row ends with the identity of the file. *recent* has
-one row for each of *journal*, in order of last seen. At most 2**20 rows: a further row replaces the
-one last seen longest ago.
+one row for each of *journal*, in order of last seen, with a hash of the owner of its share
+(`place_shares`). At most 2**20 rows: a further row removes up to a 32nd of them, of the owners with
+the most those last seen longest ago.
 """
 
 from __future__ import annotations
@@ -209,6 +211,7 @@ ADDED_TABLES: Final = frozenset(("identities", "aliases", "adopted", "ambiguous"
 MAX_NUMBER: Final = 2**31 - 1
 MAX_VARIANT: Final = 2**16 - 1
 MAX_FOREIGN_VARIANT: Final = 2**15 - 1
+UNDIVIDED_VARIANTS: Final = 2**10
 MAX_ORIGINS: Final = 256
 MAX_PATHS: Final = 1024
 MAX_DWZ_NAME: Final = 500

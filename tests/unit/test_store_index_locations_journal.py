@@ -249,6 +249,23 @@ def test_the_one_last_seen_longest_ago_goes_first(
     assert [row.path for row in store.journal.since()] == [b"/7", b"/8", b"/9"]
 
 
+def test_container_with_many_entries_removes_only_its_own(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take the place of another one that has as many, but not of smaller ones."""
+    monkeypatch.setattr(schema, "MAX_JOURNAL", 64)
+    others = [seen(b"/victim%d" % n, **DOCKER) for n in range(10)]
+    others += [seen(b"/host%d" % n) for n in range(10)]
+    store.note_seen(others)
+    flood = BARE | {"cgroup": b"/docker/" + b"66" * 32, "container": "docker:010101010101"}
+    for start in range(0, 300, 50):
+        store.note_seen([seen(b"/%d" % n, at=1 + n, **flood) for n in range(start, start + 50)])
+        assert len(list(store.journal.since())) <= 64
+    paths = [row.path for row in store.journal.since()]
+    assert {each.sighting.origin.path for each in others} <= set(paths)
+    assert paths[-1] == b"/299"
+
+
 def test_a_clock_that_is_set_back(store: Store) -> None:
     store.note_seen([seen(at=10 * MINUTE, cgroup=b"/last"), seen(b"/other")])
     store.note_seen([seen(at=-MINUTE, cgroup=b"/before")])

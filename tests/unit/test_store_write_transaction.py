@@ -548,6 +548,26 @@ def test_the_host_has_numbers_for_variants_that_nobody_else_gets(
     ]
 
 
+def test_container_with_many_variants_leaves_numbers_for_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers are never used again, so they cannot be given back."""
+    monkeypatch.setattr(schema, "UNDIVIDED_VARIANTS", 4)
+    monkeypatch.setattr(schema, "MAX_FOREIGN_VARIANT", 16)
+
+    def add(name: bytes, number: int) -> bool:
+        place = sighting(
+            b"/app", apart=0x20, cgroup=b"/docker/" + name * 64, trust=Trust.CONTAINER,
+            mnt_ns_id=number,
+        )  # fmt: skip
+        new = capture(store, name + b"%d" % number, at=place)
+        return not commit(store, new).outcomes[0].refused
+
+    assert sum(add(b"6", number) for number in range(30)) == 5
+    assert [add(b"%x" % owner, 0) for owner in range(5)] == [True] * 5
+    assert sum(add(b"a", number) for number in range(30)) == 5, "as many as the first has"
+
+
 def test_a_capture_without_kind_is_a_mistake(store: Store) -> None:
     with pytest.raises(ValueError, match="at least one kind"):
         store.commit([capture(store, b"x", kinds=())])

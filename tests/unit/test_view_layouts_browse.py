@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from buildidfs.model import ByteRange, Digest, Kind, Quality, Trust
+from buildidfs.shares import of_user
 from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.index.environment import load_counters
@@ -638,9 +639,9 @@ def test_user_who_looks_up_many_names_keeps_those_of_others(store: Store) -> Non
     misses = browse.Misses(store, most=8)
     asked = {b"0aaa": 0, b"0bbb": 1002}
     for name, uid in asked.items():
-        misses.note(View.ROOT, name, b"gdb", uid)
+        misses.note(View.ROOT, name, b"gdb", of_user(uid))
     for number in range(40):
-        misses.note(View.ROOT, b"01%04d" % number, b"evil", 1001)
+        misses.note(View.ROOT, b"01%04d" % number, b"evil", of_user(1001))
         if number % 3 == 0:
             assert len(misses.every()) <= 8
     names = [name for name, _, _ in misses.children(0)]

@@ -24,6 +24,7 @@ from buildidfs.app.survey import STEP, image_of, severity, why_lacking
 from buildidfs.app.survey import take as take_survey
 from buildidfs.model import Kind
 from buildidfs.names import kept_for
+from buildidfs.serve.counters import most_frequent
 from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
@@ -168,11 +169,8 @@ def _missing(
             )
             for each in survey.lacking
         ]
-    asked = sorted(
-        (miss for miss in misses if not _has_come(store, miss)),
-        key=lambda miss: (-miss.count, -miss.last),
-    )
-    found.asked = [_asked(store, miss) for miss in asked[:MOST_ASKED]]
+    asked = most_frequent((miss for miss in misses if not _has_come(store, miss)), MOST_ASKED)
+    found.asked = [_asked(store, miss) for miss in asked]
     return found
 
 

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from buildidfs.errors import StoreError
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import statx
-from buildidfs.model import Kind, Sighting, Trust
-from buildidfs.shares import HOST, Share
+from buildidfs.model import Kind, Sighting, Trust, fingerprint
+from buildidfs.shares import HOST, Share, Shares
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import (
     IN_USE,
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from buildidfs.model import BuildId, ContainerNames, Digest, Origin
     from buildidfs.store.index.environment import Environment, Txn
     from buildidfs.store.values import NewSeen
+
+_MARK: Final = 8  # bytes in *recent* for an owner
+_JOURNAL_PARTS: Final = 32  # of the rows make room at a time
 
 
 class PlaceWriter:
@@ -157,7 +160,7 @@ class PlaceWriter:
         The first place is kept, and root of the host has a reserve. If there is no room for the
         path of the new place, that of the dropped one goes, too; returns True then.
         """
-        places = [_place(*row) for row in prefixed(self._txn, self._origins, ordinal)]
+        places = self._places_of(ordinal)
         counts = Counter(each.share.owner for each in places)
         counts[share_at(new).owner] += 1
         counts[HOST.owner] = max(counts[HOST.owner] - _reserve(schema.MAX_ORIGINS), 0)
@@ -170,6 +173,17 @@ class PlaceWriter:
         if named.paths < _most_paths(new) or not is_its:
             return False
         return self._drop_path(int.from_bytes(ordinal, "big"), named, gone.path, new.path)
+
+    def fills(self, ordinal: int, origin: Origin) -> bool:
+        """Return True if no owner but root of the host has more places of a build ID than the one
+        of ``origin``.
+        """
+        counts = Counter(each.share.owner for each in self._places_of(schema.U64.pack(ordinal)))
+        counts.pop(HOST.owner, None)
+        return 0 < counts[share_at(origin).owner] == max(counts.values())
+
+    def _places_of(self, ordinal: bytes) -> list[_Place]:
+        return [_place(*row) for row in prefixed(self._txn, self._origins, ordinal)]
 
     def _drop_path(
         self, ordinal: int, named: schema.OrdinalRow, path: bytes, new_path: bytes
@@ -437,11 +451,11 @@ class JournalWriter:
         old = self._txn.get(key, db=self._rows)
         if old is None:
             row = location_rows.pack_journal(origin, new.build_id, seen, seen, noted=new.noted)
-            self._put(key, row, seen)
+            self._put(key, row, seen, origin)
             self._count += 1
             self.noted += new.noted
             if self._count > schema.MAX_JOURNAL:
-                self._drop_oldest()
+                self._make_room()
             return
         first, last = location_rows.TIMES.unpack_from(old)
         newly = new.noted and not location_rows.is_noted(old)
@@ -458,7 +472,7 @@ class JournalWriter:
             self._txn.delete(schema.U64.pack(last) + key, db=self._recent)
             seen = max(seen, last)
             row = location_rows.pack_journal(origin, new.build_id, first, seen, noted=new.noted)
-            self._put(key, row, seen)
+            self._put(key, row, seen, origin)
 
     def _label(self, origin: Origin) -> str | None:
         """Return the container label in the control group, for any definition of containers."""
@@ -470,16 +484,35 @@ class JournalWriter:
             label = self._labels[origin.cgroup] = cgroup.container_label(origin.cgroup)
             return label
 
-    def _put(self, key: bytes, row: bytes, last: int) -> None:
+    def _put(self, key: bytes, row: bytes, last: int, origin: Origin) -> None:
         self._txn.put(key, row, db=self._rows)
-        self._txn.put(schema.U64.pack(last) + key, b"", db=self._recent)
+        owner = share_at(origin).owner
+        mark = fingerprint(owner.encode("utf-8", "surrogateescape"), _MARK) if owner else b""
+        self._txn.put(schema.U64.pack(last) + key, mark, db=self._recent)
 
-    def _drop_oldest(self) -> None:
-        """Remove the row last seen longest ago."""
+    def _make_room(self) -> None:
+        """Remove a few rows of the owners with the most, those last seen longest ago.
+
+        The owners of all rows have to be counted for it, so this makes room for many new rows.
+        """
+        shares = Shares()
         with self._txn.cursor(self._recent) as cursor:
-            if not cursor.first():
-                return
-            order = cursor.key()
-        self._txn.delete(order, db=self._recent)
-        self._txn.delete(order[8:], db=self._rows)
-        self._count -= 1
+            for mark, count in Counter(cursor.iternext(keys=False)).items():
+                shares.add(Share(mark.hex()), count)
+        gone: Counter[str] = Counter()
+        for _ in range(self._count - schema.MAX_JOURNAL + schema.MAX_JOURNAL // _JOURNAL_PARTS):
+            if (largest := shares.largest()) is not None:
+                shares.add(largest, -1)
+                gone[largest.owner] += 1
+        orders = []
+        with self._txn.cursor(self._recent) as cursor:
+            rows = cursor.iternext()
+            while gone and (row := next(rows, None)) is not None:
+                if gone[owner := row[1].hex()]:
+                    orders.append(row[0])
+                    gone[owner] -= 1
+                gone += Counter()
+        for order in orders:
+            self._txn.delete(order, db=self._recent)
+            self._txn.delete(order[8:], db=self._rows)
+        self._count -= len(orders)

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from buildidfs.errors import IntegrityError, StoreError
-from buildidfs.model import Alias, AliasType, Artifact, BuildId, Digest, Kind, Origin, Sighting
+from buildidfs.model import (
+    Alias,
+    AliasType,
+    Artifact,
+    BuildId,
+    Digest,
+    Kind,
+    Origin,
+    Sighting,
+    Trust,
+)
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by
@@ -292,6 +302,19 @@ class Recorder:
             for when in dict.fromkeys((first, last)):
                 self._see(digest, row, ordinal, named, Sighting(origin, when))
 
+    def _refused(self, number: int, ordinal: int, new: NewCapture) -> str:
+        """Return the reason why a build ID gets no variant with that number, empty if it does.
+
+        The numbers are never used again, so further ones go to owners with few places.
+        """
+        origin = new.sighting.origin
+        if number > most_variants(origin.trust):
+            return f"build ID {new.build_id} has as many variants as can be numbered"
+        is_shared = number > schema.UNDIVIDED_VARIANTS and origin.trust is not Trust.HOST
+        if is_shared and self._places.fills(ordinal, origin):
+            return f"build ID {new.build_id} has too many variants from the same owner"
+        return ""
+
     def _origins_of(self, digest: Digest, ordinal: int) -> list[tuple[Origin, int, int]]:
         """Return the places of a blob under a build ID, each with the times of its sightings."""
         found = []
@@ -330,8 +353,7 @@ class Recorder:
         for kind in new.kinds:
             if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
                 continue
-            if named.next_variant[kind - 1] > most_variants(new.sighting.origin.trust):
-                refused = f"build ID {new.build_id} has as many variants as can be numbered"
+            if refused := self._refused(named.next_variant[kind - 1], ordinal, new):
                 continue
             self._add_variant(row, named, ordinal, kind, digest, new, like)
             new_variant = True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.model import BuildId, Kind
-from buildidfs.shares import FairTable, of_user
+from buildidfs.shares import HOST, FairTable, Share
 from buildidfs.view import nodes
 from buildidfs.view.attributes import CONTROL, Attributes, FileContent, moment, stale
 from buildidfs.view.layouts.by_path import ByName, ByPath
@@ -193,8 +193,8 @@ _NAME_OF: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _INSTEAD: Final = 1 << Kind.VDSO | 1 << Kind.KALLSYMS
 """The kinds that perf uses instead of an executable."""
 
-#: Directory, name, program, and user.
-_Key = tuple[int, bytes, bytes, int]
+#: Directory, name, program, and share.
+_Key = tuple[int, bytes, bytes, Share]
 
 #: The number of lookups of a name, the first and the last time.
 _Question = tuple[int, float, float]
@@ -204,12 +204,14 @@ class Miss:
     """One missing build ID.
 
     ``wanted`` has 1<<kind for each kind that was looked up; it is 0 if any kind was wanted.
+    ``share`` is the one for which it counts.
     """
 
-    __slots__ = ("build_id", "clients", "count", "first", "last", "serial", "wanted")
+    __slots__ = ("build_id", "clients", "count", "first", "last", "serial", "share", "wanted")
 
-    def __init__(self, build_id: BuildId, serial: int, first: float) -> None:
+    def __init__(self, build_id: BuildId, serial: int, first: float, share: Share) -> None:
         self.build_id = build_id
+        self.share = share
         self.serial = serial
         self.wanted = _ANY
         self.count = 0
@@ -245,10 +247,10 @@ class Miss:
 class Misses:
     """The build IDs that clients looked up in vain: how often, when first, and when last.
 
-    `MOST` are kept in memory: the users divide the room, a quarter is for root only, and the
-    latest of each user are kept. A front door records the names that it did not find; a
-    listing of ``missing`` converts them to build IDs, because listings are rare. A build ID that
-    has arrived is no longer listed. Thread-safe.
+    `MOST` are kept in memory: the users of a mount, or the clients of a server, divide the room, a
+    quarter is for root only, and the latest of each are kept. A front door records the names that
+    it did not find; a listing of ``missing`` converts them to build IDs, because listings are rare.
+    A build ID that has arrived is no longer listed. Thread-safe.
     """
 
     def __init__(self, store: Store, most: int = MOST) -> None:
@@ -263,20 +265,22 @@ class Misses:
     def _no_questions(self) -> FairTable[_Key, _Question]:
         return FairTable(self._most, self._most // 4)
 
-    def note(self, directory: int, name: bytes, client: bytes, uid: int = 0) -> None:
-        """Record that ``client``, a program of a user, looked up ``name``, which does not exist."""
+    def note(self, directory: int, name: bytes, client: bytes, share: Share = HOST) -> None:
+        """Record that the program ``client`` looked up ``name``, which does not exist; it counts
+        for ``share``.
+        """
         if directory >= _BUCKETS_END and directory >> nodes.TAG_SHIFT != nodes.TAG_ID:
             return  # not names of artifacts, and a client that tries paths tries many
-        key = (directory, name, client, uid)
+        key = (directory, name, client, share)
         now = time.time()
         with self._asking:
             if known := self._questions.get(key):
                 self._questions.renew(key, (known[0] + 1, known[1], now))
             else:
-                self._questions.put(key, of_user(uid), (1, now, now))
+                self._questions.put(key, share, (1, now, now))
 
     def note_build_id(
-        self, build_id: BuildId, kind: int, client: bytes = b"", uid: int = 0
+        self, build_id: BuildId, kind: int, client: bytes = b"", share: Share = HOST
     ) -> None:
         """Record that ``client`` requested a missing build ID; ``kind`` 0 means any kind."""
         first, rest = names.split(build_id)
@@ -285,7 +289,7 @@ class Misses:
             directory, rest = nodes.ROOT, first + rest
         elif kind == Kind.DEBUGINFO:
             rest += names.DEBUG_SUFFIX
-        self.note(directory, rest, client, uid)
+        self.note(directory, rest, client, share)
 
     def every(self) -> list[Miss]:
         """Return all build IDs that were looked up in vain, including those that have arrived
@@ -322,18 +326,19 @@ class Misses:
         with self._lock:
             with self._asking:
                 questions, self._questions = self._questions, self._no_questions()
-            for (directory, name, client, uid), question in questions.items():
+            for (directory, name, client, share), question in questions.items():
                 asked = self._asked(directory, name)
                 if asked is not None:
-                    miss = self._miss(asked[0], question[1], uid)
+                    miss = self._miss(asked[0], question[1], share)
                     miss.asked(asked[1], client, question)
 
-    def _miss(self, build_id: BuildId, first: float, uid: int) -> Miss:
+    def _miss(self, build_id: BuildId, first: float, share: Share) -> Miss:
         miss = self._misses.get(build_id)
-        if miss is None or not uid:  # what root looks up is root's
+        if miss is None or share == HOST:  # what root looks up is root's
             known = self._misses.pop(build_id)
-            miss = known or Miss(build_id, next(self._serials) & nodes.NUMBER_MASK, first)
-            self._misses.put(build_id, of_user(uid), miss)
+            miss = known or Miss(build_id, next(self._serials) & nodes.NUMBER_MASK, first, share)
+            miss.share = share
+            self._misses.put(build_id, share, miss)
         return miss
 
     def _asked(self, directory: int, name: bytes) -> tuple[BuildId, int] | None:
