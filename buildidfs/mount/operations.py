@@ -31,24 +31,18 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError, RemoteError
 from buildidfs.linux import procfs
-from buildidfs.model import Kind
 from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
-from buildidfs.names import DEBUG_SUFFIX, DWP_SUFFIX, KIND_OF, MAX_NAME
+from buildidfs.names import MAX_NAME
 from buildidfs.shares import Quota, of_user
 from buildidfs.view import (
     PUBLIC,
+    Keep,
     NeedsReading,
     NeedsRequest,
-    TieredView,
     blank,
-    is_alias,
-    is_alias_name,
-    is_browsing,
-    is_dwz,
     is_path_text,
     is_place,
     is_wanted,
-    leads_to_wanted,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +50,7 @@ if TYPE_CHECKING:
 
     from pyfuse3 import EntryAttributes, FileInfo, ReaddirToken, RequestContext, StatvfsData
 
-    from buildidfs.model import BuildId
+    from buildidfs.model import BuildId, Kind
     from buildidfs.mount.invalidate import Absences
     from buildidfs.mount.loop import PlainLoop
     from buildidfs.view import Attributes, View, Viewer
@@ -87,7 +81,7 @@ _MOST_WAITS = 48
 for other requests.
 """
 
-_ROOT = pyfuse3.ROOT_INODE
+_ANNOUNCED, _PRIVATE = Keep.ANNOUNCED, Keep.PRIVATE
 _READ_SIZE = 1 << 20
 
 UNKNOWN = b"?"
@@ -190,6 +184,12 @@ class Operations(pyfuse3.Operations):
         self._lasting = Replies(view, FOREVER_S)
         self._fleeting = Replies(view, FLEETING_S)
         self._unkept = Replies(view, 0.0)
+        self._replies = {
+            Keep.ANNOUNCED: self._lasting,
+            Keep.BRIEFLY: self._fleeting,
+            Keep.NEVER: self._unkept,
+            Keep.PRIVATE: self._unkept,
+        }
         self._callers = Callers()
         self._misses = view.misses
         self._names_only = NamesOnly.probe()
@@ -197,7 +197,6 @@ class Operations(pyfuse3.Operations):
         self._listed = 0  # the directory that was listed last
         self._wanted = 0  # remaining replies with attributes for that directory
         self._file = pyfuse3.FileInfo(keep_cache=True)
-        self._tiered = view if isinstance(view, TieredView) else None
         self._absent = pyfuse3.EntryAttributes()
         self._absent.st_ino = 0
         self._absent.entry_timeout = absences.timeout_s
@@ -209,31 +208,17 @@ class Operations(pyfuse3.Operations):
         try:
             while True:
                 moment = absences.moment
-                node = self._view.lookup(parent, name)
+                node, keep = self._view.lookup(parent, name)
                 if node:
-                    if parent != _ROOT and (is_place(parent) or name.endswith(DWP_SUFFIX)):
-                        return await self._place(parent, name, node, ctx)
-                    if parent == _ROOT and is_alias(node):
-                        return self._fleeting.of(node)
-                    if self._fetch is not None and leads_to_wanted(node):
-                        return self._unkept.of(node)
-                    if parent == self._listed:
+                    if keep is _PRIVATE:
+                        await self._require_knowing(parent, name, node, ctx)
+                    elif parent == self._listed:
                         self._wanted = _IN_FULL_REPLIES
-                    if self._tiered is not None and self._tiered.is_remote(node):
-                        return self._fleeting.of(node)
-                    return self._lasting.of(node)
+                    return self._replies[keep].of(node)
                 if len(name) > MAX_NAME:  # the kernel lets 1024 bytes pass
                     raise FUSEError(errno.ENAMETOOLONG)
-                if is_browsing(parent):
-                    raise FUSEError(errno.ENOENT)
                 self._misses.note(parent, name, self._callers.name(ctx.pid), of_user(ctx.uid))
-                # A commit does not announce the names of dwz files and aliases.
-                is_untold = is_dwz(parent) or (parent == _ROOT and is_alias_name(name))
-                # Nor does it announce when a server may be asked again.
-                is_untold = is_untold or (self._fetch is not None and _is_of_debuginfo(name))
-                if self._tiered is not None and self._tiered.may_appear(parent, name):
-                    is_untold = True
-                if is_untold or not absences.add(parent, name):
+                if keep is not _ANNOUNCED or not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
                 if absences.moment == moment:
                     return self._absent
@@ -277,23 +262,18 @@ class Operations(pyfuse3.Operations):
         except Exception as error:
             raise refusal(error) from None
 
-    async def _place(
+    async def _require_knowing(
         self, parent: int, name: bytes, node: int, ctx: RequestContext
-    ) -> EntryAttributes:
-        """Look up an entry that shows where a file was seen.
-
-        The kernel may cache it only if all users may know of it, because it caches names for all
-        users.
+    ) -> None:
+        """Raise `FUSEError` (ENOENT) unless the caller may know of an entry that shows where a file
+        was seen. The kernel may not cache it, because it caches names for all users.
         """
-        if self._view.is_public(parent, name, node):
-            is_told = not (is_browsing(parent) or is_dwz(parent))
-            return (self._lasting if is_told else self._fleeting).of(node)
-        if not self._directories.sees_all(ctx):
-            viewer = self._directories.viewer(ctx) or PUBLIC
-            known = self._view.may_know
-            if not await self._loop.in_slow_thread(known, parent, name, node, viewer):
-                raise FUSEError(errno.ENOENT)
-        return self._unkept.of(node)
+        if self._directories.sees_all(ctx):
+            return
+        viewer = self._directories.viewer(ctx) or PUBLIC
+        known = self._view.may_know
+        if not await self._loop.in_slow_thread(known, parent, name, node, viewer):
+            raise FUSEError(errno.ENOENT)
 
     @_answering
     def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
@@ -494,11 +474,6 @@ class Operations(pyfuse3.Operations):
     def close(self) -> None:
         """Close files that were still open when the session ended."""
         self._files.close()
-
-
-def _is_of_debuginfo(name: bytes) -> bool:
-    """Return True for a name of debuginfo, which `View` may offer as a file to be fetched."""
-    return KIND_OF.get(name) is Kind.DEBUGINFO or name.endswith(DEBUG_SUFFIX)
 
 
 def _read_whole(fd: int, offset: int, size: int) -> bytearray:

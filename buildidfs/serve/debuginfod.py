@@ -229,7 +229,7 @@ class Debuginfod:
         and else raises `NeedsReading`.
         """
         try:
-            return self._view.lookup(node, name)
+            return self._view.child(node, name)
         except NeedsReading:
             if not wait:
                 raise

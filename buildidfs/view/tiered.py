@@ -16,7 +16,7 @@ from buildidfs.resolve import FIRST_ORDINAL, VARIANT
 from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.view import nodes
 from buildidfs.view.attributes import NeedsRequest
-from buildidfs.view.tree import View
+from buildidfs.view.tree import Keep, View
 
 if TYPE_CHECKING:
     from buildidfs.store import Store
@@ -46,13 +46,13 @@ class TieredView(View):
         super().__init__(store, zero_scripts=zero_scripts, may_come=may_come)
         self._remote = store.remote
 
-    def lookup(self, node: int, name: bytes) -> int:
+    def child(self, node: int, name: bytes) -> int:
         """Return the node of an entry of a directory, 0 if there is none.
 
         Raises `NeedsRequest` if only a bucket has the answer, `RemoteUnavailable` if it does not
         answer.
         """
-        found = super().lookup(node, name)
+        found = super().child(node, name)
         if found and not nodes.leads_to_wanted(found):
             return found
         # Buckets are asked before servers from which the file may be fetched.
@@ -111,26 +111,19 @@ class TieredView(View):
         try:
             self._remote.ask(*wanted)
         except RemoteUnavailable:
-            found = super().lookup(node, name)
+            found = super().child(node, name)
             if not found:
                 raise
             return found
-        return super().lookup(node, name)
+        return super().child(node, name)
 
-    def may_appear(self, node: int, name: bytes) -> bool:
-        """Return True for an absent name that another host may create at any time."""
-        return self._wanted(node, name) is not None
-
-    def is_remote(self, node: int) -> bool:
-        """Return True for a node that becomes invalid when the process ends, or when the store gets
-        the file.
-        """
-        ordinal = nodes.any_ordinal_of(node)
-        if ordinal >= FIRST_ORDINAL:
-            return True
-        if node >> nodes.TAG_SHIFT != nodes.TAG_ID or not nodes.slot_of(node) & nodes.KIND_MASK:
-            return False
-        return node & nodes.DETAIL_MASK & VARIANT == VARIANT
+    def _keep(self, parent: int, name: bytes, node: int) -> Keep:
+        keep = super()._keep(parent, name, node)
+        if keep is not Keep.ANNOUNCED:
+            return keep
+        if node == nodes.ABSENT:  # another host may add the file at any time
+            return keep if self._wanted(parent, name) is None else Keep.NEVER
+        return Keep.BRIEFLY if _is_remote(node) else keep
 
     def _wanted(self, node: int, name: bytes) -> Wanted | None:
         """Return the files for a name; None for a name that no bucket can have."""
@@ -151,3 +144,15 @@ class TieredView(View):
             found = self._store.index.build_id(nodes.ordinal_of(node)) if kinds else None
             return None if found is None else (found, kinds)
         return None
+
+
+def _is_remote(node: int) -> bool:
+    """Return True for a node that becomes invalid when the process ends, or when the store gets
+    the file.
+    """
+    ordinal = nodes.any_ordinal_of(node)
+    if ordinal >= FIRST_ORDINAL:
+        return True
+    if node >> nodes.TAG_SHIFT != nodes.TAG_ID or not nodes.slot_of(node) & nodes.KIND_MASK:
+        return False
+    return node & nodes.DETAIL_MASK & VARIANT == VARIANT

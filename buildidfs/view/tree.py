@@ -14,6 +14,7 @@ README, by-path, by-name, containers, missing                 `layouts.browse`
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import stat
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from buildidfs import names
 from buildidfs.errors import BuildIdFsError
-from buildidfs.names import DWP_SUFFIX
+from buildidfs.model import Kind
+from buildidfs.names import DEBUG_SUFFIX, DWP_SUFFIX, KIND_OF
 from buildidfs.view import nodes
 from buildidfs.view.attributes import Attributes, ExtendedAttributes, FileContent, stale
 from buildidfs.view.layouts import by_path
@@ -103,9 +105,29 @@ _GO_DIGITS = 80
 """The numbers of hexadecimal digits in aliases; a Go build ID has more than 80."""
 
 
-def is_alias_name(name: bytes) -> bool:
+class Keep(enum.IntEnum):
+    """How long a front door may remember that a name leads to a node, or to none."""
+
+    ANNOUNCED = 0
+    """Until a commit changes it. The commit announces the name (`View.spellings`)."""
+    BRIEFLY = 1
+    """For a second. No commit announces the name."""
+    NEVER = 2
+    """The next look-up may have another answer."""
+    PRIVATE = 3
+    """Never. Only viewers who `View.may_know` of the entry may see it."""
+
+
+_ANNOUNCED, _BRIEFLY, _NEVER, _PRIVATE = Keep
+
+
+def _is_alias_name(name: bytes) -> bool:
     """Return True if an absent name in the root may become a link without an announcement."""
     return len(name) in _ALIAS_DIGITS or len(name) > _GO_DIGITS
+
+
+def _is_of_debuginfo(name: bytes) -> bool:
+    return KIND_OF.get(name) is Kind.DEBUGINFO or name.endswith(DEBUG_SUFFIX)
 
 
 _STATIC_END = nodes.PERF_BUCKET + 256
@@ -131,6 +153,7 @@ class View:
         it is missing, `lookup` finds an empty file that cannot be opened; see `wanted_in`.
         """
         self._store = store
+        self._may_come = may_come
         # Set once, when the store was made: no directory looks newer than a core file.
         made = (Path(os.fsdecode(store.path)) / "format").stat()
         self._directory = Attributes(
@@ -168,7 +191,35 @@ class View:
 
     # --- for all front doors ---------------------------------------------------------------
 
-    def lookup(self, node: int, name: bytes) -> int:
+    def lookup(self, parent: int, name: bytes) -> tuple[int, Keep]:
+        """Return the node of an entry of a directory, 0 if there is none, and how long that may be
+        remembered.
+
+        Raises `NeedsReading` if the caller must use `lookup_slowly` in a thread.
+        """
+        node = self.child(parent, name)
+        return node, self._keep(parent, name, node)
+
+    def _keep(self, parent: int, name: bytes, node: int) -> Keep:
+        if node == nodes.ABSENT:
+            # A commit announces no alias, dwz file or name in the trees for people; nor is it
+            # announced when a server may be asked for debuginfo again.
+            is_silent = (
+                nodes.is_browsing(parent)
+                or nodes.is_dwz(parent)
+                or (parent == nodes.ROOT and _is_alias_name(name))
+                or (self._may_come is not None and _is_of_debuginfo(name))
+            )
+            return _NEVER if is_silent else _ANNOUNCED
+        if parent == nodes.ROOT:
+            return _BRIEFLY if nodes.is_alias(node) else _ANNOUNCED
+        if nodes.is_place(parent) or name.endswith(DWP_SUFFIX):
+            if not self.is_public(parent, name, node):
+                return _PRIVATE
+            return _BRIEFLY if nodes.is_browsing(parent) or nodes.is_dwz(parent) else _ANNOUNCED
+        return _NEVER if nodes.leads_to_wanted(node) else _ANNOUNCED
+
+    def child(self, node: int, name: bytes) -> int:
         """Return the node of an entry of a directory, 0 if there is none.
 
         Raises `NeedsReading` if the caller must use `lookup_slowly` in a thread.
@@ -181,7 +232,7 @@ class View:
                 return _ROOT_NAMES.get(name, nodes.ABSENT)
             ordinal = self._store.index.ordinal(raw) if hexlify(raw) == name else None
             if ordinal is None:
-                return self._alias(name) if is_alias_name(name) else nodes.ABSENT
+                return self._alias(name) if _is_alias_name(name) else nodes.ABSENT
             return nodes.of_id(ordinal)
         tag = node >> nodes.TAG_SHIFT
         if tag:
@@ -213,8 +264,7 @@ class View:
 
         With a ``viewer``, only entries that lead to a file that this viewer may read are yielded.
         Offsets grow; a listing resumes beyond the offset ``after``. `lookup` also finds entries
-        that a listing leaves out. So in directories that are `nodes.is_place` a front door must
-        also call `is_public` or `may_know`; in other directories a known name is not secret.
+        that a listing leaves out; those that not every viewer may know of are `Keep.PRIVATE`.
         """
         entries = self._children(node, after)
         return entries if viewer is None else self._listing.shown(node, entries, viewer)

@@ -250,7 +250,7 @@ def _check_view(data: bytes) -> None:
     after = flip & ((1 << 63) - 1)
     name = data[9:]
     for attempt in (
-        lambda: view.attributes(view.lookup(node, name) or node),
+        lambda: view.attributes(view.child(node, name) or node),
         lambda: [*islice(view.children(node, after), 100)],
         lambda: view.readlink(node),
         lambda: view.open(node).close(),

@@ -114,7 +114,7 @@ def test_take_all() -> None:
 
 def test_only_names_that_were_asked_for_are_invalidated(store: Store, kernel: FakeKernel) -> None:
     view, absences = View(store), Absences()
-    directory = view.lookup(View.ROOT, b"perf")
+    directory = view.child(View.ROOT, b"perf")
     for place in [(View.ROOT, ID.hex().encode()), (directory, b"usr"), (directory, b"other"),
                   (View.ROOT, b"abcdef0124")]:  # fmt: skip
         absences.add(*place)
@@ -132,13 +132,13 @@ def test_only_names_that_were_asked_for_are_invalidated(store: Store, kernel: Fa
 def test_names_that_may_lead_elsewhere_are_invalidated(store: Store, kernel: FakeKernel) -> None:
     store.commit([capture(store, b"x", ID, trust=Trust.CONTAINER)])
     view, absences = View(store), Absences()
-    directory = view.lookup(View.ROOT, ID.hex().encode())
-    before = view.lookup(directory, b"elf")
+    directory = view.child(View.ROOT, ID.hex().encode())
+    before = view.child(directory, b"elf")
     with _listening(store, view, absences, kernel):
         store.commit([capture(store, b"better", ID, trust=Trust.HOST)])
         told = set(kernel.forgotten)
 
-    assert view.lookup(directory, b"elf") != before
+    assert view.child(directory, b"elf") != before
     assert {(directory, b"elf"), (directory, b"executable")} <= told
     assert (View.ROOT, ID.hex().encode()) not in told, "the directory is what it was"
 
@@ -147,9 +147,9 @@ def test_names_of_what_is_removed_are_invalidated(store: Store, kernel: FakeKern
     at = sighting(b"/opt/app")
     store.commit([capture(store, b"x", ID, at=at), capture(store, b"y", OTHER)])
     view = View(store)
-    top = view.lookup(View.ROOT, ID.hex().encode())
-    perf = view.lookup(View.ROOT, b"perf")
-    opt = view.lookup(perf, b"opt")
+    top = view.child(View.ROOT, ID.hex().encode())
+    perf = view.child(View.ROOT, b"perf")
+    opt = view.child(perf, b"opt")
     digest = store.index.variants(1, Kind.EXECUTABLE)[0].digest
     removed: list[bool] = []
     with (
@@ -164,8 +164,8 @@ def test_names_of_what_is_removed_are_invalidated(store: Store, kernel: FakeKern
         kernel.forgotten
     )
     assert not {name for _, name in kernel.forgotten if name == OTHER.hex().encode()}
-    assert view.lookup(View.ROOT, ID.hex().encode()) == 0
-    assert view.lookup(perf, b"opt") == 0
+    assert view.child(View.ROOT, ID.hex().encode()) == 0
+    assert view.child(perf, b"opt") == 0
 
 
 def test_unknown_ordinal_invalidates_all_names(store: Store, kernel: FakeKernel) -> None:
@@ -189,7 +189,7 @@ def test_directories_that_the_kernel_does_not_know(store: Store, kernel: FakeKer
 def test_mode_and_owner_are_read_again(store: Store, kernel: FakeKernel) -> None:
     store.commit([capture(store, b"x", ID, at=sighting(b"/1", mode=0o100700))])
     view = View(store)
-    elf = view.lookup(view.lookup(View.ROOT, ID.hex().encode()), b"elf")
+    elf = view.child(view.child(View.ROOT, ID.hex().encode()), b"elf")
     assert view.attributes(elf).mode & 0o777 == 0o500
     with _listening(store, view, Absences(), kernel):
         at = sighting(b"/2", mode=0o100755, trust=Trust.HOST)

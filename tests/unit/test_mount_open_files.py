@@ -31,8 +31,8 @@ def view(tmp_path: Path) -> Iterator[View]:
 
 
 def _nodes(view: View) -> list[int]:
-    ids = [view.lookup(View.ROOT, b"01%02x" % n) for n in range(COUNT)]
-    return [view.lookup(directory, b"elf") for directory in ids]
+    ids = [view.child(View.ROOT, b"01%02x" % n) for n in range(COUNT)]
+    return [view.child(directory, b"elf") for directory in ids]
 
 
 def _descriptors() -> int:
@@ -98,7 +98,7 @@ def test_none_may_be_kept(view: View) -> None:
 
 def test_texts_are_everybodys_own(view: View) -> None:
     files = OpenFiles(view)
-    node = view.lookup(view.lookup(View.ROOT, b"0100"), b"path")
+    node = view.child(view.child(View.ROOT, b"0100"), b"path")
     first, second = files.open(node), files.open(node)
     assert first != second
     assert is_text(first)
@@ -173,7 +173,7 @@ def test_user_with_many_open_files_leaves_others_theirs(
         "buildidfs.mount.open_files.resource.getrlimit", lambda which: (limit, limit)
     )
     files = OpenFiles(view, idle=0, own=5)
-    text = view.lookup(view.lookup(View.ROOT, b"0100"), b"path")
+    text = view.child(view.child(View.ROOT, b"0100"), b"path")
     handles = [files.open(text, 7) for _ in range(15)]  # half of three quarters
     with pytest.raises(OSError, match="in system") as caught:
         files.open(text, 7)

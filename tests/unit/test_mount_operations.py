@@ -18,7 +18,7 @@ import pyfuse3
 import pytest
 from pyfuse3 import FUSEError
 
-from buildidfs.errors import ArtifactMissing, IntegrityError, StoreError
+from buildidfs.errors import ArtifactMissing, IntegrityError, RemoteUnavailable, StoreError
 from buildidfs.model import ByteRange, Trust
 from buildidfs.mount import operations as operations_module
 from buildidfs.mount.invalidate import Absences
@@ -133,9 +133,9 @@ async def test_a_commit_between_question_and_answer(store: Store, loop: NotCache
     class CommitsMeanwhile(View):
         asked = 0
 
-        def lookup(self, node: int, name: bytes) -> int:
+        def child(self, node: int, name: bytes) -> int:
             self.asked += 1
-            found = super().lookup(node, name)
+            found = super().child(node, name)
             if self.asked == 1:
                 store.commit([capture(store, b"new", b"\x12\x34")])
                 absences.moment += 1
@@ -362,7 +362,7 @@ async def test_a_row_that_cannot_be_shown_does_not_hide_the_others(
             return super().attributes(node)
 
     view = OneIsDamaged(store)
-    gone = view.lookup(view.lookup(1, ID.hex().encode()), b"elf")
+    gone = view.child(view.child(1, ID.hex().encode()), b"elf")
     listed: list[bytes] = []
 
     def reply(token: object, name: bytes, entry: object, offset: int) -> bool:
@@ -372,7 +372,7 @@ async def test_a_row_that_cannot_be_shown_does_not_hide_the_others(
     monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
     operations = Operations(view, loop, Absences(), store.path)
     token: Any = None
-    await operations.readdir(view.lookup(1, ID.hex().encode()), 0, token)
+    await operations.readdir(view.child(1, ID.hex().encode()), 0, token)
     assert listed == [b"path", b"variants"]
 
 
@@ -511,6 +511,7 @@ def _caused(cause: OSError) -> StoreError:
         (_caused(OSError(errno.EMFILE, "too many")), errno.EMFILE),
         (_caused(OSError(errno.EACCES, "not allowed")), errno.EIO),
         (StoreError("index"), errno.EIO),
+        (RemoteUnavailable("the bucket does not answer"), errno.EIO),
         (ValueError("a fault"), errno.EIO),
     ],
 )

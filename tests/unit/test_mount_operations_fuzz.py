@@ -179,7 +179,7 @@ async def test_any_request(
     operations = Operations(view, PlainLoop(), Absences(most=100), store.path, list_all=False)
     client = Client(operations, seed)
     files = [
-        view.lookup(nodes.of_id(ordinal), name)
+        view.child(nodes.of_id(ordinal), name)
         for ordinal, _ in store.index.build_ids_from()
         for name in (b"elf", b"debug", b"vdso", b"path", b"variants")
     ]

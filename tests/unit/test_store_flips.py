@@ -110,7 +110,7 @@ def _shows(view: View, path: bytes, content: bytes) -> bool:
     node = view.ROOT
     names = path.split(b"/")
     while names:
-        node = view.lookup(node, names.pop(0))
+        node = view.child(node, names.pop(0))
         if not node:
             return True
         if stat.S_ISLNK(view.file_type(node)):

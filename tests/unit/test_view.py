@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from buildidfs.errors import IntegrityError
 from buildidfs.model import BuildId, ByteRange, Kind, Quality, Trust
 from buildidfs.store import Store
-from buildidfs.view import View, blank, nodes
+from buildidfs.view import Keep, View, blank, nodes
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
@@ -42,7 +42,7 @@ def _resolve(view: View, trail: list[int], path: bytes) -> list[int]:
         if name == b"..":
             trail = trail[:-1] or trail
         elif name not in (b"", b"."):
-            found = view.lookup(trail[-1], name)
+            found = view.child(trail[-1], name)
             if not found:
                 return []
             if stat.S_ISLNK(view.attributes(found).mode):
@@ -63,7 +63,7 @@ def _list(view: View, path: str) -> list[str]:
     for name, child, offset in view.children(node):
         assert offset > last or name not in names, "offsets grow"
         last = offset
-        assert view.lookup(node, name) == child, (path, name)
+        assert view.child(node, name) == child, (path, name)
         names.append(name.decode())
     assert len(set(names)) == len(names)
     return names
@@ -150,7 +150,7 @@ def test_links_are_those_that_clients_expect(store: Store, view: View) -> None:
 
     def target(path: str) -> bytes:
         directory, _, name = path.rpartition("/")
-        node = view.lookup(_walk(view, directory), name.encode())
+        node = view.child(_walk(view, directory), name.encode())
         assert view.attributes(node).size == len(view.readlink(node))
         return view.readlink(node)
 
@@ -206,7 +206,7 @@ def test_absent_names(store: Store, view: View, path: str) -> None:
     parent = _walk(view, directory)
 
     assert parent
-    assert view.lookup(parent, name.encode(errors="surrogateescape")) == 0
+    assert view.child(parent, name.encode(errors="surrogateescape")) == 0
 
 
 @given(length=st.integers(BuildId.MIN_BYTES, BuildId.MAX_BYTES))
@@ -298,7 +298,7 @@ def test_removed_node_is_stale(store: Store, view: View) -> None:
         view.readlink(nodes.of_id(77, nodes.SLOT_PERF_LINK))
     assert caught.value.errno == errno.ESTALE
     with pytest.raises(OSError, match=r".") as caught:
-        view.lookup(nodes.of_dwz(b"gone"), b"x")
+        view.child(nodes.of_dwz(b"gone"), b"x")
     assert caught.value.errno == errno.ESTALE
 
 
@@ -311,10 +311,10 @@ def test_numbers_that_are_no_nodes(store: Store, view: View) -> None:
             with pytest.raises(OSError, match=r".") as caught:
                 call(node)
             assert caught.value.errno == errno.ESTALE
-    assert view.lookup(nodes.PERF_BUCKET + 256, HEX[2:]) == 0
+    assert view.child(nodes.PERF_BUCKET + 256, HEX[2:]) == 0
     assert list(view.children(nodes.PERF_BUCKET + 256)) == []
     with pytest.raises(OSError, match=r".") as caught:
-        view.lookup(1 << 63 | 1, b"x")
+        view.child(1 << 63 | 1, b"x")
     assert caught.value.errno == errno.ESTALE
 
 
@@ -465,11 +465,11 @@ def test_dwz_files_with_and_without_directories(store: Store, view: View) -> Non
     assert _bytes(view, ".dwz/flat") == paths[0]
     assert _bytes(view, ".dwz/x86") == paths[3], "a file has the name before a directory"
     assert _bytes(view, ".dwz/x86-64/gdb.debug") == paths[2]
-    assert view.readlink(view.lookup(_walk(view, ".dwz/x86-64"), b"gdb.debug")) == (
+    assert view.readlink(view.child(_walk(view, ".dwz/x86-64"), b"gdb.debug")) == (
         b"../../../0702/debug"
     )
     # another view has to find the directory by its number
-    assert View(store).lookup(_walk(view, ".dwz/x86-64"), b"gdb.debug")
+    assert View(store).child(_walk(view, ".dwz/x86-64"), b"gdb.debug")
 
 
 def test_a_long_listing_of_dwz_files_goes_on_where_it_stopped(store: Store, view: View) -> None:
@@ -544,3 +544,34 @@ def test_spellings_know_what_may_change(store: Store, view: View) -> None:
                        (_walk(view, "perf/usr/bin/app/abcdef0123"), b"debug")):  # fmt: skip
         assert (node, name) in replaceable, places[node]
     assert list(view.spellings(99)) == []
+
+
+def test_lookup_reports_how_long_a_name_may_be_remembered(store: Store) -> None:
+    commit(store, capture(store, b"x", ID, at=sighting(b"/opt/app"), kinds=(Kind.EXECUTABLE,)))
+    plain = View(store)
+    fetching = View(store, may_come=lambda build_id, kind: True)
+    directory = _walk(plain, HEX.decode())
+    private = sighting(b"/home/app", mode=0o700)
+    commit(store, capture(store, b"y", b"\x12\x34", at=private, kinds=(Kind.EXECUTABLE,)))
+
+    def keep(view: View, parent: int, name: bytes) -> tuple[bool, Keep]:
+        node, keep = view.lookup(parent, name)
+        return node != nodes.ABSENT, keep
+
+    root = View.ROOT
+    assert keep(plain, root, HEX) == (True, Keep.ANNOUNCED)
+    assert keep(plain, directory, b"elf") == (True, Keep.ANNOUNCED)
+    assert keep(plain, nodes.PERF, b"opt") == (True, Keep.ANNOUNCED)
+    assert keep(plain, nodes.BY_NAME, b"app") == (True, Keep.BRIEFLY)
+    assert keep(plain, _walk(plain, "perf"), b"home") == (True, Keep.PRIVATE)
+
+    assert keep(plain, root, b"abce") == (False, Keep.ANNOUNCED)
+    assert keep(plain, directory, b"debug") == (False, Keep.ANNOUNCED)
+    assert keep(plain, root, b"0" * 32) == (False, Keep.NEVER), "a commit announces no alias"
+    assert keep(plain, nodes.DWZ, b"x") == (False, Keep.NEVER)
+    assert keep(plain, nodes.BY_NAME, b"x") == (False, Keep.NEVER)
+
+    assert keep(fetching, directory, b"debug") == (True, Keep.NEVER), "it may be fetched"
+    assert keep(fetching, directory, b"kallsyms") == (False, Keep.ANNOUNCED)
+    other = nodes.DEBUG_BUCKET + 0xAB
+    assert keep(fetching, other, b"00.debug") == (False, Keep.NEVER)

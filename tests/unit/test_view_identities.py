@@ -38,7 +38,7 @@ def find(view: View, path: str) -> int:
             walked.pop()
             continue
         try:
-            node = view.lookup(walked[-1], name)
+            node = view.child(walked[-1], name)
         except NeedsReading:
             node = view.lookup_slowly(walked[-1], name)
         if not node:
@@ -75,11 +75,11 @@ def test_every_alias_leads_to_the_directory(store: Store, tmp_path: Path) -> Non
     view = View(store)
     (code,) = (a.value for a in store.aliases.of(digest(data)) if a.type is AliasType.CODE)
     for alias in (digest(data).hex(), code.hex()):
-        assert view.readlink(view.lookup(View.ROOT, alias.encode())) == str(htl(data)).encode()
+        assert view.readlink(view.child(View.ROOT, alias.encode())) == str(htl(data)).encode()
         assert read(view, f"{alias}/elf") == data
         assert alias not in listed(view, "/")
     assert read(view, f"{htl(data)}/elf") == data
-    assert not view.lookup(View.ROOT, b"ab" * 16)
+    assert not view.child(View.ROOT, b"ab" * 16)
 
 
 def test_program_with_a_build_id_is_found_by_its_htlhash(store: Store, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_perf_gets_a_note_where_the_path_is_not_for_all(store: Store, tmp_path: 
     noted = read(view, f"perf/.build-id/{name[:2]}/{name[2:]}/elf")
     assert identify(noted[:4096], FileReader(noted), len(noted)) == htl(data)
     bucket = find(view, f"perf/.build-id/{name[:2]}")
-    link = view.lookup(bucket, name[2:].encode())
+    link = view.child(bucket, name[2:].encode())
     assert view.readlink(link) == f"../../{name}".encode(), "which tells of no path"
     assert name not in listed(view, "perf")
 

@@ -57,7 +57,7 @@ def _resolve(view: View, path: bytes, trail: list[int] | None = None) -> list[in
         if name == b"..":
             trail = trail[:-1] or trail
         elif name not in (b"", b"."):
-            found = view.lookup(trail[-1], name)
+            found = view.child(trail[-1], name)
             if not found:
                 return []
             if stat.S_ISLNK(view.attributes(found).mode):
@@ -82,7 +82,7 @@ def _names(view: View, path: bytes, reader: Viewer | None = None) -> set[bytes]:
     assert node, path
     found = list(view.children(node, 0, reader))
     for name, child, _ in found:
-        assert view.lookup(node, name) == child, (path, name)
+        assert view.child(node, name) == child, (path, name)
         view.attributes(child)
     assert len({name for name, _, _ in found}) == len(found)
     return {name for name, _, _ in found}
@@ -128,7 +128,7 @@ def test_readme(view: View) -> None:
         assert name in text
         assert stat.S_ISDIR(view.attributes(_node(view, name)).mode)
     assert view.attributes(_node(view, b"README")).mode == stat.S_IFREG | 0o444
-    assert view.lookup(nodes.README, b"x") == 0
+    assert view.child(nodes.README, b"x") == 0
     assert list(view.children(nodes.README)) == []
     assert _errno(lambda: view.readlink(nodes.README)) == errno.EINVAL
     assert _errno(lambda: view.open(nodes.BY_NAME)) == errno.EISDIR
@@ -158,9 +158,9 @@ def test_links_resolve_from_any_depth(store: Store, view: View) -> None:
 
 def test_links_are_relative(store: Store, view: View) -> None:
     see(store, b"x", sighting(b"/usr/lib/libc.so.6"), build_id=ID)
-    link = view.lookup(_node(view, b"by-path/usr/lib/libc.so.6"), HEX)
+    link = view.child(_node(view, b"by-path/usr/lib/libc.so.6"), HEX)
     assert view.readlink(link) == b"../../../../" + HEX
-    link = view.lookup(_node(view, b"by-name/libc.so.6"), HEX)
+    link = view.child(_node(view, b"by-name/libc.so.6"), HEX)
     assert view.readlink(link) == b"../../" + HEX
     assert view.attributes(link).mode == stat.S_IFLNK | 0o777
 
@@ -206,7 +206,7 @@ def test_listings_by_path_and_by_name_go_on(store: Store, view: View) -> None:
 def test_removed_files_are_found_nowhere(store: Store, view: View) -> None:
     digest = see(store, b"x", seen_in("box", b"/usr/bin/app"), build_id=ID)
     see(store, b"y", seen_in("box", b"/opt/app"), build_id=b"\x01\x01")
-    link = view.lookup(_node(view, b"by-name/app"), HEX)
+    link = view.child(_node(view, b"by-name/app"), HEX)
     store.remove([digest])
     assert _names(view, b"by-name/app") == {b"0101"}
     assert _names(view, b"by-path") == {b"opt"}
@@ -221,7 +221,7 @@ def test_files_being_removed_are_not_listed(
     monkeypatch.setattr(store.index, "kinds", lambda ordinal: 0)
     for path in (b"by-name/app", b"by-path/usr/bin/app"):
         assert list(view.children(_node(view, path))) == []
-        assert view.lookup(_node(view, path), HEX) == 0
+        assert view.child(_node(view, path), HEX) == 0
 
 
 def test_a_circle_in_a_damaged_index_ends(store: Store, view: View) -> None:
@@ -234,7 +234,7 @@ def test_a_circle_in_a_damaged_index_ends(store: Store, view: View) -> None:
         assert row_of(env, "paths", key)[:4] == key
     finally:
         environment.release(env)
-    link = view.lookup(nodes.of_browsing(nodes.FORM_PATH, within=number), HEX)
+    link = view.child(nodes.of_browsing(nodes.FORM_PATH, within=number), HEX)
     assert _errno(lambda: view.readlink(link)) == errno.ESTALE
     assert [name for name, _, _ in view.children(nodes.of_browsing(nodes.FORM_PATH, 0, number))]
 
@@ -305,7 +305,7 @@ def test_removed_nodes_are_stale(store: Store, view: View, monkeypatch: pytest.M
     see(store, b"x", seen_in("box", b"/usr/bin/app"), build_id=ID)
     place = b"containers/box"
     held = [_node(view, place + below) for below in (b"", b"/root", b"/root/usr", b"/first-seen")]
-    alias = view.lookup(held[1], b"bin")
+    alias = view.child(held[1], b"bin")
     assert view.readlink(alias) == b"usr/bin"
     monkeypatch.setattr(containers, "MAX_CONTAINERS", 1)
     see(store, b"y", seen_in("new", at=1000))
@@ -314,7 +314,7 @@ def test_removed_nodes_are_stale(store: Store, view: View, monkeypatch: pytest.M
         assert _errno(functools.partial(view.attributes, node)) == errno.ESTALE
     assert _errno(lambda: view.readlink(alias)) == errno.ESTALE
     assert _errno(lambda: view.open(held[3])) == errno.ESTALE
-    assert view.lookup(held[1], b"usr") == view.lookup(held[2], b"bin") == 0
+    assert view.child(held[1], b"usr") == view.child(held[2], b"bin") == 0
     assert list(view.children(held[1])) == []
     assert _node(view, HEX + b"/elf"), "the file itself is still there"
 
@@ -328,7 +328,7 @@ def test_numbers_that_were_made_up(store: Store, view: View) -> None:
     chosen = random.Random(1)
     questions: list[Callable[[int], object]] = [
         view.attributes, view.readlink, view.open, view.extended,
-        lambda node: view.lookup(node, b"usr"),
+        lambda node: view.child(node, b"usr"),
         lambda node: list(itertools.islice(view.children(node, chosen.getrandbits(63)), 10)),
         functools.partial(_names_for, view),
     ]  # fmt: skip
@@ -490,7 +490,7 @@ def test_debug_files_are_below_any_container(store: Store, view: View, had: byte
     for name in (b"usr", b"usr/lib", b"usr/lib/debug", b"usr/lib/debug/.build-id"):
         parent, _, last = name.rpartition(b"/")
         at = _node(view, root + b"/" + parent)
-        assert view.may_know(at, last, view.lookup(at, last), nobody)
+        assert view.may_know(at, last, view.child(at, last), nobody)
     for name in (b"/ab/zz.debug", b"/ab/" + b"0" * 38 + b".debug", b"/zz", b"/xyz/x.debug"):
         assert _data(view, base + name) == b""
     assert _data(view, root + b"/opt/usr/lib/debug/.build-id/cd/" + b"cd" * 19) == b""
@@ -526,7 +526,7 @@ def _ask(view: View, path: bytes, client: bytes = b"gdb") -> None:
     """Look up a path as a mount does, down to what is missing."""
     node = View.ROOT
     for name in path.split(b"/"):
-        found = view.lookup(node, name)
+        found = view.child(node, name)
         if not found:
             view.misses.note(node, name, client)
             return
@@ -700,8 +700,8 @@ def test_nodes_without_extended_attributes(store: Store, view: View) -> None:
     digest = see(store, b"x", seen_in("box"), build_id=ID)
     _ask(view, b"0202")
     links = [
-        view.lookup(_node(view, b"by-name/app"), HEX),
-        view.lookup(nodes.DEBUG_BUCKET + 0xAB, HEX[2:]),
+        view.child(_node(view, b"by-name/app"), HEX),
+        view.child(nodes.DEBUG_BUCKET + 0xAB, HEX[2:]),
     ]
     for node in (
         *links, View.ROOT, *(_node(view, path) for path in (

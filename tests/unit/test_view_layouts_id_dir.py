@@ -41,18 +41,18 @@ def directory(store: Store) -> int:
 
 def test_without_a_package_there_are_no_names(store: Store) -> None:
     view = View(store)
-    assert [view.lookup(directory(store), name) for name in NAMES] == [nodes.ABSENT] * 5
+    assert [view.child(directory(store), name) for name in NAMES] == [nodes.ABSENT] * 5
     assert not [name for name, _, _ in view.children(directory(store)) if b"dwp" in name]
 
 
 def test_names(store: Store) -> None:
     ordinal = package(store)
     view = View(store)
-    own = view.lookup(nodes.of_id(ordinal), b"debug")
+    own = view.child(nodes.of_id(ordinal), b"debug")
     assert own
-    assert {view.lookup(directory(store), name) for name in NAMES} == {own}
+    assert {view.child(directory(store), name) for name in NAMES} == {own}
     for other in (b"other.dwp", b".dwp", b"hot", b"bin/hot.dwp"):
-        assert view.lookup(directory(store), other) == nodes.ABSENT
+        assert view.child(directory(store), other) == nodes.ABSENT
     listed = {name: node for name, node, _ in view.children(directory(store)) if b"dwp" in name}
     assert listed == {b"elf.dwp": own, b"debug.dwp": own}
 
@@ -71,13 +71,13 @@ def test_names_that_a_commit_brings(store: Store) -> None:
         (parent, name) for parent, name, _ in view.spellings(store.index.ordinal(OWNER) or 0)
     }
     assert (directory(store), b"cold.dwp") in brought
-    assert view.lookup(directory(store), b"cold.dwp")
+    assert view.child(directory(store), b"cold.dwp")
 
 
 def test_a_better_package_is_another_node(store: Store) -> None:
     package(store)
     view = View(store)
-    first = view.lookup(directory(store), b"elf.dwp")
+    first = view.child(directory(store), b"elf.dwp")
     better = capture(
         store,
         b"better",
@@ -86,7 +86,7 @@ def test_a_better_package_is_another_node(store: Store) -> None:
         trust=Trust.HOST,
     )
     store.commit([better])
-    assert view.lookup(directory(store), b"elf.dwp") not in (first, nodes.ABSENT)
+    assert view.child(directory(store), b"elf.dwp") not in (first, nodes.ABSENT)
 
 
 def test_package_whose_owner_was_never_seen(store: Store) -> None:
@@ -105,4 +105,4 @@ def test_a_build_id_too_long_for_a_package(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
         store.commit([capture(store, b"binary", long_one)])
         node = nodes.of_id(store.index.ordinal(long_one) or 0)
-        assert View(store).lookup(node, b"elf.dwp") == nodes.ABSENT
+        assert View(store).child(node, b"elf.dwp") == nodes.ABSENT

@@ -30,7 +30,7 @@ def view(store: Store) -> View:
 
 
 def directory(view: View) -> int:
-    return view.lookup(view.lookup(View.ROOT, ID.hex().encode()), b"section")
+    return view.child(view.child(View.ROOT, ID.hex().encode()), b"section")
 
 
 def content(view: View, name: bytes, offset: int = 0, size: int = 1 << 20) -> bytes | None:
@@ -53,7 +53,7 @@ def test_sections_of_debuginfo_and_else_of_the_executable(store: Store, view: Vi
         capture(store, debug, ID, kinds=[Kind.DEBUGINFO], quality=Quality.DEBUGINFO),
     )
     with pytest.raises(NeedsReading):
-        view.lookup(directory(view), b".debug_info")
+        view.child(directory(view), b".debug_info")
     assert content(view, b".debug_info") == INFO.data
     assert content(view, b".debug_info", 7, 5) == INFO.data[7:12]
     assert content(view, b".debug_info", len(INFO.data) - 3) == INFO.data[-3:]
@@ -66,7 +66,7 @@ def test_sections_of_debuginfo_and_else_of_the_executable(store: Store, view: Vi
     assert View(store).attributes(node) == view.attributes(node)
     assert view.attributes(node).size == len(INFO.data)
     assert list(view.children(directory(view))) == []
-    listed = {name for name, _, _ in view.children(view.lookup(View.ROOT, ID.hex().encode()))}
+    listed = {name for name, _, _ in view.children(view.child(View.ROOT, ID.hex().encode()))}
     assert b"section" not in listed, "what copies a tree copies each file once"
 
 

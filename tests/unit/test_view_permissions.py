@@ -99,7 +99,7 @@ def _fill(store: Store) -> None:
 def _walk(view: View, path: str) -> int:
     node = View.ROOT
     for name in filter(None, path.split("/")):
-        node = view.lookup(node, os.fsencode(name))
+        node = view.child(node, os.fsencode(name))
         assert node, path
     return node
 
@@ -107,7 +107,7 @@ def _walk(view: View, path: str) -> int:
 def _names(view: View, path: str, reader: Viewer | None) -> set[str]:
     entries = list(view.children(_walk(view, path), 0, reader))
     for name, node, _ in entries:
-        assert view.lookup(_walk(view, path), name) == node
+        assert view.child(_walk(view, path), name) == node
     return {name.decode() for name, _, _ in entries}
 
 
@@ -290,7 +290,7 @@ def test_every_variant_of_every_kind(store: Store, view: View) -> None:
     assert view.attributes(directory) == view.attributes(_walk(view, "0101"))
     found = {}
     for name, node, _ in view.children(directory):
-        assert view.lookup(directory, name) == node
+        assert view.child(directory, name) == node
         assert view.file_type(node) == stat.S_IFREG
         content = view.open(node)
         found[os.pread(content.blob.fd, 100, 0)] = view.attributes(node), node, name.decode()
@@ -317,11 +317,11 @@ def test_every_variant_of_every_kind(store: Store, view: View) -> None:
 def test_names_of_no_variant(store: Store, view: View, name: str) -> None:
     commit(store, capture(store, b"x", b"\x01\x01"), capture(store, b"y", b"\x01\x02"))
     directory = _walk(view, "0101/variants")
-    assert view.lookup(directory, name.encode()) == 0
+    assert view.child(directory, name.encode()) == 0
     (digest,) = _names(view, "0102/variants", None)
-    assert view.lookup(directory, digest.encode()) == 0, "of another build ID"
+    assert view.child(directory, digest.encode()) == 0, "of another build ID"
     (own,) = _names(view, "0101/variants", None)
-    assert view.lookup(directory, own.upper().encode()) == 0 or own.isdecimal()
+    assert view.child(directory, own.upper().encode()) == 0 or own.isdecimal()
 
 
 def test_bytes_that_stand_for_several_build_ids(store: Store, view: View) -> None:
@@ -378,8 +378,8 @@ def test_removed_files_are_in_no_listing(store: Store, view: View) -> None:
     store.remove([min(variants)])
     assert _names(view, "1001/variants", None) == {max(variants).hex()}
     store.remove([max(variants)])
-    assert view.lookup(View.ROOT, b"1001") == 0
-    assert view.lookup(nodes.of_id(1), b"variants") == 0
+    assert view.child(View.ROOT, b"1001") == 0
+    assert view.child(nodes.of_id(1), b"variants") == 0
     assert list(view.children(directory)) == []
     for path in ("", "debug/.build-id/10", "perf/.build-id/10", "perf/usr/bin"):
         assert not {"1001", "01", "a"} & _names(view, path, None), path
@@ -397,5 +397,5 @@ def test_files_being_removed_are_in_no_listing(
         (nodes.PERF_BUCKET + 0x10, b"01"),
         (_walk(view, "perf/usr/bin/a"), b"1001"),
     ):
-        assert view.lookup(directory, name) == 0
+        assert view.child(directory, name) == 0
         assert name not in {entry for entry, _, _ in view.children(directory)}
