@@ -133,9 +133,11 @@ class Holdings:
     def row(
         self, container: str, path: bytes, build_id: BuildId | None, weight: int, why: str = ""
     ) -> Row:
-        """Return the row of a binary; ``why`` is the reason if it has no build ID."""
-        if build_id is None:
-            return Row(container, path, None, weight, why=why or NO_BUILD_ID)
+        """Return the row of a binary; ``why`` is the reason if it has no build ID, or if the file
+        with this build ID may be another one.
+        """
+        if build_id is None or why:
+            return Row(container, path, build_id, weight, why=why or NO_BUILD_ID)
         known = self._known.get(build_id)
         if known is None:
             known = self._known[build_id] = self._look(build_id)

@@ -33,6 +33,12 @@ OTHER_CONTEXT: Final = (
     "neither a process, the kernel nor a guest: a hypervisor, or a context unknown to this version"
 )
 
+OFFSETS_DIFFER: Final = (
+    "files with its build ID have their code at different offsets, and nothing tells which it was"
+)
+NOT_AS_MAPPED: Final = (
+    "the store has another file with its build ID: the mapped one had its code at other offsets"
+)
 SHARED: Final = "unrelated programs have this build ID, and nothing tells which one it was"
 NOT_CAPTURED: Final = "never captured"
 STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"
@@ -96,6 +102,17 @@ _OF_REASON: Final = {
         "shared-build-id",
         "say which program it was by its adopted ID (repair --assign PATH=ID); show has those",
         "buildidfs show {id}",
+    ),
+    OFFSETS_DIFFER: Remedy(
+        "other-offsets",
+        "say which file it was by its adopted ID (repair --assign PATH=ID); show has those",
+        "buildidfs show {id}",
+    ),
+    NOT_AS_MAPPED: Remedy(
+        "not-as-mapped",
+        "a tool such as patchelf has rewritten one of the two: capture the file that was mapped"
+        " where it still is",
+        "buildidfs scan {scan} {file}",
     ),
     OTHER_HOST: Remedy(
         "other-host",

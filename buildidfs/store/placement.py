@@ -82,6 +82,10 @@ class Placement:
         """Forget the files, after the store got new captures."""
         self._known.clear()
 
+    def has(self, build_id: BuildId) -> bool:
+        """Return True if the store has an executable of the build ID with code."""
+        return bool(self._of(build_id))
+
     def differing(self, build_id: BuildId) -> tuple[Placed, ...]:
         """Return one executable for each placement of the code, the best first; empty if all files
         of the build ID have it at the same offsets.

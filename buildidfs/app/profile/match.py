@@ -76,7 +76,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     """The result for a mapping: its build ID, or the reason ``why`` there is none, and the
-    ``candidates`` left.
+    ``candidates`` left. With both, the store may have another file with that build ID.
 
     ``is_other`` is True if the known files at the path are certainly other files; ``is_sure`` if
     more than the path matches.

@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.app.profile import match
 from buildidfs.app.profile.match import KALLSYMS, Answer, Matcher
@@ -26,8 +28,10 @@ from buildidfs.app.remedies import (
     NO_BUILD_ID,
     NO_KERNEL,
     NO_MAPPING,
+    NOT_AS_MAPPED,
     NOT_CAPTURED,
     NOTHING_RECORDED,
+    OFFSETS_DIFFER,
     OTHER_CONTEXT,
     OTHER_HOST,
     OTHER_MACHINE,
@@ -46,6 +50,7 @@ from buildidfs.formats.perf.headers import CPUMODE, GUEST_KERNEL, GUEST_USER, KE
 from buildidfs.formats.perf.records import KERNEL_PID, Events, Executed, Forked, Lost, Mapped
 from buildidfs.model import BuildId
 from buildidfs.names import printable
+from buildidfs.store.placement import Extent, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -88,8 +93,9 @@ _MODES: Final = {
 class Reading:
     """A profile: its address spaces, and the build IDs of its files as far as the store knows them.
 
-    ``assigned`` gives build IDs to paths, see `match.Matcher`. ``lost`` counts records that the
-    kernel dropped, ``samples`` those that `hits` has read. The constructor raises `UsageError`.
+    ``assigned`` gives build IDs to paths, see `match.Matcher`. ``contested`` are the paths in
+    answers so far whose build ID does not identify the mapped file. ``lost`` counts records that
+    the kernel dropped, ``samples`` those that `hits` has read. The constructor raises `UsageError`.
     """
 
     def __init__(
@@ -113,6 +119,9 @@ class Reading:
         self._events = Events(profile.layouts, profile.header.order)
         self._answers: dict[tuple[int, int, int], Answer] = {}
         self._mounts: dict[tuple[int, int], frozenset[int]] = {}
+        self._placement = Placement(store)
+        self.contested: set[bytes] = set()
+        self._placed: dict[tuple[object, ...], tuple[BuildId, str]] = {}
         self._anonymous: dict[tuple[int, int], str] = {}
         for named in profile.build_ids():
             self._name(named)
@@ -208,13 +217,52 @@ class Reading:
     def forget(self) -> None:
         """Drop earlier answers, after the store got new captures."""
         self.matcher.forget()
+        self._placement.forget()
+        self._placed.clear()
         self._answers.clear()
         self._mounts.clear()
 
     # --- files -----------------------------------------------------------------------------
 
     def answer(self, hit: Hit) -> Answer:
-        """Identify the file of a hit (whose ``file`` is not negative)."""
+        """Identify the file of a hit (whose ``file`` is not negative).
+
+        If files with its build ID have their code at other offsets, the result has the adopted ID
+        of the one that was mapped.
+        """
+        answer = self._identify(hit)
+        build_id, file = answer.build_id, self.spaces.files[hit.file]
+        if build_id is None or file.cpumode & CPUMODE == KERNEL or file.path.startswith(b"["):
+            return answer
+        key = build_id, *self.spaces.extents(hit.pid, hit.image, hit.file, hit.time)
+        placed = self._placed.get(key)
+        if placed is None:
+            placed = self._placed[key] = self._place(build_id, [Extent(*each) for each in key[1:]])
+        build_id, why = placed
+        if why:
+            self.contested.add(match.plain(file.path))
+            if (given := self._assigned.get(match.plain(file.path))) is not None:
+                build_id, why = given, ""
+        if (build_id, why) == (answer.build_id, answer.why):
+            return answer
+        return msgspec.structs.replace(answer, build_id=build_id, why=why)
+
+    def _place(self, build_id: BuildId, extents: list[Extent]) -> tuple[BuildId, str]:
+        """Return the ID of the executable to which the mappings fit, or ``build_id`` and the reason
+        why the store may have another file.
+        """
+        differing = self._placement.differing(build_id)
+        if not extents:
+            return build_id, OFFSETS_DIFFER if differing else ""
+        fits = self._placement.mapped(build_id, extents)
+        if not fits and self._placement.has(build_id):
+            return build_id, NOT_AS_MAPPED
+        if not differing:
+            return build_id, ""
+        own = fits[0].build_id if len(fits) == 1 else None
+        return (build_id, OFFSETS_DIFFER) if own is None else (own, "")
+
+    def _identify(self, hit: Hit) -> Answer:
         file = self.spaces.files[hit.file]
         mnt = self.spaces.mount_namespace(hit.pid, hit.time)
         answer = self._alone(hit.file, hit.time, mnt)

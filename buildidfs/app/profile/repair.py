@@ -144,9 +144,14 @@ def repair(
 
 
 def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None:
-    """Raise `UsageError` if no file without a build ID has an assigned path."""
+    """Raise `UsageError` if no file with an assigned path needs a build ID: it has none, or one
+    that does not identify it.
+    """
     files, believes = reading.spaces.files, reading.matcher.believes
     nameless = {plain(file.path) for file in files if not believes(file)}
+    for hit in reading.everything() if assigned else ():
+        reading.answer(hit)
+    nameless |= reading.contested
     named = {plain(file.path) for file in files if believes(file)}
     for path in assigned:
         if path not in nameless:
@@ -167,7 +172,7 @@ def unresolved_in(
             continue
         path, answer = reading.describe(hit)
         why = answer.why
-        if answer.build_id is not None:
+        if answer.build_id is not None and not why:
             if len(answer.build_id) <= headers.MAX_ID:
                 continue
             why = TOO_LONG
@@ -366,8 +371,8 @@ class Renaming:
         for hit in reading.everything():
             file = reading.spaces.files[hit.file]
             answer = reading.answer(hit)
-            if answer.build_id is not None:
-                is_known = reading.matcher.believes(file) or self._says(file, answer.build_id)
+            if answer.build_id is not None and not answer.why:
+                is_known = answer.build_id == file.build_id or self._says(file, answer.build_id)
                 (known if is_known else resolved).add(hit.file)
             if _has_name(file):
                 build_id = _held(answer)
@@ -390,14 +395,12 @@ class Renaming:
             return Fix(bytes(generated.build_id), generated.name, event.start)
         answer = self._reading.answer(hit)
         build_id = _held(answer)
-        is_believed = self._reading.matcher.believes(file)
+        is_believed = build_id is None or build_id == file.build_id
         if not _has_name(file):
             # The record of a kernel module has the build ID of another module.
             return Fix(bytes(build_id)) if file.build_id and build_id and not is_believed else Fix()
         name = self._name(file, build_id)
-        if build_id is None or is_believed:
-            return Fix(b"", name)
-        return Fix(bytes(build_id), name)
+        return Fix(b"" if is_believed or build_id is None else bytes(build_id), name)
 
     def table(self) -> Iterator[Named]:
         """Yield the build IDs by name, including those of the profile that are still right."""
@@ -463,7 +466,7 @@ def _has_name(file: File) -> bool:
 
 
 def _held(answer: Answer) -> BuildId | None:
-    """Return the build ID if it fits into a record of perf."""
-    if answer.build_id is None or len(answer.build_id) > MAX_ID:
+    """Return the build ID if it fits into a record of perf, and identifies the mapped file."""
+    if answer.build_id is None or answer.why or len(answer.build_id) > MAX_ID:
         return None
     return answer.build_id

@@ -111,7 +111,7 @@ class _Scan:
         before = Holdings(self._store)
         held, missing = set(), []
         for hit, binary in self._binaries():
-            if binary.build_id is not None and before.has(binary.build_id):
+            if binary.build_id is not None and not binary.why and before.has(binary.build_id):
                 held.add(binary.build_id)
             else:
                 missing.append((hit, binary))
@@ -134,10 +134,9 @@ class _Scan:
         after = Holdings(self._store)
         for hit, binary in self._binaries():
             build_id = binary.build_id
-            if build_id is not None and after.has(build_id):
+            if build_id is not None and not binary.why and after.has(build_id):
                 binary.state = HELD if build_id in held else CAPTURED
-                binary.why = ""
-            elif build_id is not None:
+            elif build_id is not None and not binary.why:
                 binary.why = self._why(hit, binary, scanner)
             whole.binaries.append(binary)
 

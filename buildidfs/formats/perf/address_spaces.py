@@ -171,6 +171,22 @@ class Spaces:
             pid, image = parent[0], above.image(parent[1])
         return found
 
+    def extents(self, pid: int, image: int, file: int, time: int) -> list[tuple[int, int, int]]:
+        """Return where a process as ``image`` had mapped a file at that time, or inherited it:
+        start, end and offset in the file of each mapping.
+        """
+        for _ in range(_GENERATIONS):
+            timeline = self._timeline(pid)
+            if timeline is None:
+                break
+            if found := timeline.extents(image, file, time):
+                return found
+            parent = timeline.parent(image)
+            if parent is None or (above := self._timeline(parent[0])) is None:
+                break
+            pid, image = parent[0], above.image(parent[1])
+        return []
+
     def everything(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield all mappings: process, image, number of the file, time."""
         for pid in self._entries:
@@ -352,6 +368,17 @@ class _Timeline:
             if file < _NO_FILE:
                 found.append((file, begin))
         return found
+
+    def extents(self, image: int, file: int, time: int) -> list[tuple[int, int, int]]:
+        """Return start, end and offset of the mappings of a file that were made at a time."""
+        first, last = bisect_left(self._times, time), bisect_right(self._times, time)
+        return [
+            (start, end, offset)
+            for number, (_, start, end, offset, which) in enumerate(
+                self._entries[first:last], first
+            )
+            if which == file and self._images[number + 1] == image
+        ]
 
     def everything(self) -> Iterator[tuple[int, int, int]]:
         """Yield all mappings: image, number of the file, time."""

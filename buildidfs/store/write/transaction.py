@@ -150,7 +150,7 @@ class Recorder:
         best = self._variants.best(ordinal, Kind.EXECUTABLE)
         if best is None or not outcome.new_variant or best.adopted:
             return
-        self._learn_offsets(best, digest)
+        self._learn_offsets(ordinal, digest)
         if all(belief(each) != belief(best) for each in self._of(digest, ordinal)):
             return
         others = self._variants.every(ordinal, Kind.EXECUTABLE)
@@ -168,19 +168,25 @@ class Recorder:
         for each in kept:
             self._adopt(each.digest, (each.kind,), None)
 
-    def _learn_offsets(self, best: Artifact, new: Digest) -> None:
-        """Give the served executable and a ``new`` one their adopted IDs, if a tool that rewrote
-        the program has moved its code in the file.
+    def _learn_offsets(self, ordinal: int, new: Digest) -> None:
+        """Give a ``new`` executable and others of its build ID their adopted IDs, if a tool that
+        rewrote the program has moved its code in the file.
 
         Their debuginfo then belongs to the adopted IDs, too. `store.placement` chooses among them.
         """
-        offsets = [self._aliases.value(each, AliasType.OFFSETS) for each in (best.digest, new)]
-        if b"" in offsets or offsets[0] == offsets[1]:
+        own = self._aliases.value(new, AliasType.OFFSETS)
+        executables = islice(self._variants.every(ordinal, Kind.EXECUTABLE), MOST_JOINED)
+        others = [
+            each.digest
+            for each in executables
+            if self._aliases.value(each.digest, AliasType.OFFSETS) not in (b"", own)
+        ]
+        if not own or not others:
             return
-        debuginfo = islice(self._variants.every(best.ordinal, Kind.DEBUGINFO), MOST_JOINED)
+        debuginfo = islice(self._variants.every(ordinal, Kind.DEBUGINFO), MOST_JOINED)
         lent = [each for each in debuginfo if not self._has_kind(each, Kind.EXECUTABLE)]
-        for digest in (best.digest, new):
-            kinds = tuple(each.kind for each in self._of(digest, best.ordinal))
+        for digest in (new, *others):
+            kinds = tuple(each.kind for each in self._of(digest, ordinal))
             self._adopt(digest, kinds, None)
             for each in lent:
                 self._lend_debuginfo(each.digest, digest)
