@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.names import printable
+from buildidfs.store.placement import NOT_AS_MAPPED, OFFSETS_DIFFER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,12 +34,6 @@ OTHER_CONTEXT: Final = (
     "neither a process, the kernel nor a guest: a hypervisor, or a context unknown to this version"
 )
 
-OFFSETS_DIFFER: Final = (
-    "files with its build ID have their code at different offsets, and nothing tells which it was"
-)
-NOT_AS_MAPPED: Final = (
-    "the store has another file with its build ID: the mapped one had its code at other offsets"
-)
 SHARED: Final = "unrelated programs have this build ID, and nothing tells which one it was"
 NOT_CAPTURED: Final = "never captured"
 STRIPPED: Final = "stripped: only dynamic symbols, no debuginfo captured"

@@ -107,7 +107,7 @@ def symbolize(
         raise UsageError("--buildid-list and --lines belong to --perf-script")
     with session.open_store() as store, Symbolizer(store, program) as symbolizer:
         if perf_script:
-            _filter(symbolizer, _read_list(buildid_list), with_lines=lines)
+            _filter(store, symbolizer, _read_list(buildid_list), with_lines=lines)
             return 0
         texts = requests or _input()
         return _answer(session, store, symbolizer, texts, file_offset=file_offset, json_=json_)
@@ -227,14 +227,16 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
     return script_output.parse_build_ids(text)
 
 
-def _filter(symbolizer: Symbolizer, listed: dict[bytes, BuildId], *, with_lines: bool) -> None:
+def _filter(
+    store: Store, symbolizer: Symbolizer, listed: dict[bytes, BuildId], *, with_lines: bool
+) -> None:
     """Copy standard input to standard output, and add names that perf has not found.
 
     At the end it prints the names that are still missing, with the reasons, on standard error.
     """
     from buildidfs.app.symbolize.script_filter import ScriptFilter
 
-    script = ScriptFilter(symbolizer, listed, with_lines=with_lines)
+    script = ScriptFilter(store, symbolizer, listed, with_lines=with_lines)
     output: BinaryIO = sys.stdout.buffer
     for line in sys.stdin.buffer:
         output.write(script.line(line))

@@ -30,6 +30,8 @@ from buildidfs.formats.elf import code_file, header, other_ids
 from buildidfs.model import BuildId
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import SYMBOLS, BadRequest, Response, Waiting, lines
+from buildidfs.store import placement
+from buildidfs.store.placement import OFFSETS_DIFFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -400,8 +402,10 @@ class _Run:
             build_id = self._store.aliases.beginning_with(other_ids.beginnings(debug_id))
             base = None if build_id is None else self._engine.base(build_id)
             if build_id is None or base is None:
+                ordinal = self._store.index.ordinal(build_id or b"") or 0
+                why = OFFSETS_DIFFER if placement.differs(self._store, ordinal) else NOT_HERE
                 self._modules[debug_id] = None
-                self._why.setdefault(debug_id, {})[NOT_HERE] = None
+                self._why.setdefault(debug_id, {})[why] = None
             else:
                 self._modules[debug_id] = build_id, base
         return self._modules[debug_id]

@@ -22,7 +22,7 @@ from buildidfs.store.index.locations import IN_USE
 from buildidfs.store.index.ranking import is_withheld
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from buildidfs.model import Digest
     from buildidfs.store.store import Store
@@ -32,6 +32,14 @@ _LARGEST_PAGE: Final = 1 << 16
 _MOST_LAYOUTS: Final = 16
 _MOST_KNOWN: Final = 1 << 14
 _ET_EXEC: Final = 2
+
+
+NOT_AS_MAPPED: Final = (
+    "the store has another file with its build ID: the mapped one had its code at other offsets"
+)
+OFFSETS_DIFFER: Final = (
+    "files with its build ID have their code at different offsets, and nothing tells which it was"
+)
 
 
 class Extent(NamedTuple):
@@ -82,9 +90,20 @@ class Placement:
         """Forget the files, after the store got new captures."""
         self._known.clear()
 
-    def has(self, build_id: BuildId) -> bool:
-        """Return True if the store has an executable of the build ID with code."""
-        return bool(self._of(build_id))
+    def choose(self, build_id: BuildId, extents: Sequence[Extent]) -> tuple[BuildId, str]:
+        """Return the ID of the executable to which all mappings of a process fit, or ``build_id``
+        and the reason why the store may have another file.
+        """
+        differing = self.differing(build_id)
+        if not extents:
+            return build_id, OFFSETS_DIFFER if differing else ""
+        fits = self._mapped(build_id, extents)
+        if not fits and self._of(build_id):
+            return build_id, NOT_AS_MAPPED
+        if not differing:
+            return build_id, ""
+        own = fits[0].build_id if len(fits) == 1 else None
+        return (build_id, OFFSETS_DIFFER) if own is None else (own, "")
 
     def differing(self, build_id: BuildId) -> tuple[Placed, ...]:
         """Return one executable for each placement of the code, the best first; empty if all files
@@ -93,7 +112,7 @@ class Placement:
         found = self._of(build_id)
         return found if len(found) > 1 else ()
 
-    def mapped(self, build_id: BuildId, extents: Iterable[Extent]) -> tuple[Placed, ...]:
+    def _mapped(self, build_id: BuildId, extents: Iterable[Extent]) -> tuple[Placed, ...]:
         """Return the executables to which all mappings fit: one, if they identify it.
 
         The result is empty if a mapping fits none that the store has.

@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from buildidfs.formats.perf.script_output import Location, PrintedFrame, Script, parse_build_ids
+from buildidfs.formats.perf.script_output import (
+    KernelMapping,
+    Location,
+    PrintedFrame,
+    Script,
+    parse_build_ids,
+)
 from buildidfs.model import BuildId
 
 ID, OTHER = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 8)
@@ -24,12 +31,14 @@ def mmap(
 
 
 def frames(text: bytes, script: Script | None = None) -> list[tuple[PrintedFrame, Location | None]]:
-    """Each frame, and where it is by then."""
+    """Each frame, and where it is by then, without its mapping."""
     script = script or Script()
-    lines = text.split(b"\n")
-    return [
-        (frame, script.locate(frame)) for line in lines if (frame := script.line(line)) is not None
-    ]
+    found = []
+    for line in text.split(b"\n"):
+        if (frame := script.line(line)) is not None:
+            location = script.locate(frame)
+            found.append((frame, location and msgspec.structs.replace(location, mapping=None)))
+    return found
 
 
 def places(text: bytes) -> list[Location | None]:
@@ -42,6 +51,34 @@ CHAIN = b"""hot  7/7  2.000001: cpu-clock:ppp:
 \t            1139 main+0x2a (/app/hot)
 \t    7f0000000010 [unknown] (/lib/x (deleted))
 """
+
+
+def test_location_has_the_mapping() -> None:
+    script = Script()
+    script.line(mmap(0x55000000, 0x1000, "/app/hot"))
+    for line in CHAIN.split(b"\n"):
+        frame = script.line(line)
+        if frame is not None and frame.dso == b"/app/hot":
+            location = script.locate(frame)
+            assert location is not None
+            assert location.mapping == (0x55000000, 0x55001000, 0x1000)
+
+
+def test_mappings_of_the_kernel_and_its_modules() -> None:
+    script = Script()
+    for at, size, reference, name in (
+        (0xFFFFFFFF81000000, 0x1209988, 0xFFFFFFFF81000000, "[kernel.kallsyms]_text"),
+        (0xFFFFFFFFA0000000, 0x9000, 0, "/lib/modules/6.1.0-9/kernel/net/nf-nat.ko.xz"),
+        (0xFFFFFFFFA0010000, 0x1000, 0, "[ext4]"),
+    ):
+        event = f"swapper 0 [000] 0.0: PERF_RECORD_MMAP -1/0: [{at:#x}({size:#x}) @"
+        script.line(f"{event} {reference:#x}]: x {name}".encode())
+    kernel = 0xFFFFFFFF81000000
+    assert script.kernel == {
+        b"[kernel.kallsyms]": KernelMapping(kernel, kernel + 0x1209988, b"_text", kernel),
+        b"[nf_nat]": KernelMapping(0xFFFFFFFFA0000000, 0xFFFFFFFFA0009000),
+        b"[ext4]": KernelMapping(0xFFFFFFFFA0010000, 0xFFFFFFFFA0011000),
+    }
 
 
 def test_chain_has_offsets() -> None:

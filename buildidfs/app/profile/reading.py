@@ -28,10 +28,8 @@ from buildidfs.app.remedies import (
     NO_BUILD_ID,
     NO_KERNEL,
     NO_MAPPING,
-    NOT_AS_MAPPED,
     NOT_CAPTURED,
     NOTHING_RECORDED,
-    OFFSETS_DIFFER,
     OTHER_CONTEXT,
     OTHER_HOST,
     OTHER_MACHINE,
@@ -237,7 +235,8 @@ class Reading:
         key = build_id, *self.spaces.extents(hit.pid, hit.image, hit.file, hit.time)
         placed = self._placed.get(key)
         if placed is None:
-            placed = self._placed[key] = self._place(build_id, [Extent(*each) for each in key[1:]])
+            extents = [Extent(*each) for each in key[1:]]
+            placed = self._placed[key] = self._placement.choose(build_id, extents)
         build_id, why = placed
         if why:
             self.contested.add(match.plain(file.path))
@@ -246,21 +245,6 @@ class Reading:
         if (build_id, why) == (answer.build_id, answer.why):
             return answer
         return msgspec.structs.replace(answer, build_id=build_id, why=why)
-
-    def _place(self, build_id: BuildId, extents: list[Extent]) -> tuple[BuildId, str]:
-        """Return the ID of the executable to which the mappings fit, or ``build_id`` and the reason
-        why the store may have another file.
-        """
-        differing = self._placement.differing(build_id)
-        if not extents:
-            return build_id, OFFSETS_DIFFER if differing else ""
-        fits = self._placement.mapped(build_id, extents)
-        if not fits and self._placement.has(build_id):
-            return build_id, NOT_AS_MAPPED
-        if not differing:
-            return build_id, ""
-        own = fits[0].build_id if len(fits) == 1 else None
-        return (build_id, OFFSETS_DIFFER) if own is None else (own, "")
 
     def _identify(self, hit: Hit) -> Answer:
         file = self.spaces.files[hit.file]

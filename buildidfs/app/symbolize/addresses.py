@@ -27,6 +27,7 @@ from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import file_ops
 from buildidfs.model import Artifact, BuildId, ByteRange, Kind
 from buildidfs.store import chosen, is_withheld, naming_belief
+from buildidfs.store.placement import OFFSETS_DIFFER, Placement
 from buildidfs.view.permissions import PUBLIC, may_open
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def _told(artifact: Artifact) -> tuple[bool, int]:
 class Symbolizer:
     """Queries a program about the files in ``store``; a context manager.
 
+    If files with one build ID have their code at other offsets, an address has names only if all of
+    them name the same functions there; ``placement`` finds the adopted ID of the right file.
+
     ``program`` is one of `programs.NAMES`, by default the first that is installed. With a
     ``viewer``, files that this viewer may not read count as missing. Raises `UsageError` if no
     program is installed.
@@ -117,6 +121,7 @@ class Symbolizer:
     ) -> None:
         self._store = store
         self._viewer = viewer
+        self.placement = Placement(store)
         self.name, self._path = programs.find(program)
         self._program: Program | None = None
         self._slots: Slots | None = None
@@ -145,12 +150,17 @@ class Symbolizer:
         build ID.
         """
         self._fresh = set()
+        self.placement.forget()
 
     def base(self, build_id: BuildId) -> int | None:
         """Return the address at which the first segment of the file is loaded.
 
-        Returns None if no file of the build ID is known that the viewer may read.
+        Returns None if no file of the build ID is known that the viewer may read, or if its files
+        are loaded at different addresses.
         """
+        if differing := self._differing(build_id):
+            bases = {self.base(each) for each in differing}
+            return bases.pop() if len(bases) == 1 else None
         file = self._file(build_id)
         if not file.copies:
             return None
@@ -174,6 +184,8 @@ class Symbolizer:
         `UsageError` if there is no room for a copy of the file, `CapabilityError`,
         `IntegrityError`.
         """
+        if differing := self._differing(build_id):
+            return _agreed([self.at_address(each, address, called=called) for each in differing])
         address -= called
         key = (build_id, address)
         answer = self._known.get(key)
@@ -185,6 +197,8 @@ class Symbolizer:
 
     def at_offset(self, build_id: BuildId, offset: int, *, called: bool = False) -> Answer:
         """Return the names at an offset in the file, which is how perf counts; see `at_address`."""
+        if differing := self._differing(build_id):
+            return _agreed([self.at_offset(each, offset, called=called) for each in differing])
         address = self.address_of(build_id, offset)
         if address is not None:
             return self.at_address(build_id, address, called=called)
@@ -197,6 +211,13 @@ class Symbolizer:
         """
         file = self._file(build_id)
         return elf_header.address_of(file.loads, offset) if file.has_offsets else None
+
+    def _differing(self, build_id: BuildId) -> list[BuildId]:
+        """Return the IDs of the executables of a build ID, if it does not identify one of them."""
+        found = self.placement.differing(build_id)
+        seen = [each for each in found if may_open(each.artifact, self._viewer)]
+        ids = [each.build_id for each in seen if each.build_id not in (None, build_id)]
+        return [each for each in ids if each is not None] if len(ids) > 1 else []
 
     # --- files -----------------------------------------------------------------------------
 
@@ -387,6 +408,12 @@ def _without_stray(frames: list[Frame], code: Sequence[ByteRange], address: int)
     if where is None or address - where.offset in range(where.size):
         return frames
     return frames[:-1]
+
+
+def _agreed(answers: list[Answer]) -> Answer:
+    """Return the answer that all of several files give; they may name different functions."""
+    functions = {tuple(frame.function for frame in each.frames) for each in answers}
+    return answers[0] if len(functions) == 1 else Answer((), OFFSETS_DIFFER)
 
 
 def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:

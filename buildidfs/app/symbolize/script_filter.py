@@ -7,9 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.app.symbolize.addresses import NOT_MAPPED
+from buildidfs.app.symbolize.kernel_symbols import NO_MAPPING, KernelSymbols
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import script_output
 from buildidfs.names import printable
+from buildidfs.store.placement import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,9 +19,9 @@ if TYPE_CHECKING:
     from buildidfs.app.symbolize.addresses import Answer, Symbolizer
     from buildidfs.formats.perf.script_output import PrintedFrame
     from buildidfs.model import BuildId
+    from buildidfs.store import Store
 
 # Addresses without a name before a symbolizer was asked. The remedy depends on all of the text.
-_NO_MAPPING: Final = "no mapping"
 _NO_BUILD_ID: Final = "no build ID"
 _PERF_DATA: Final = (b"PERFILE2", b"2ELIFREP")
 
@@ -31,9 +33,15 @@ class ScriptFilter:
     """
 
     def __init__(
-        self, symbolizer: Symbolizer, listed: Mapping[bytes, BuildId], *, with_lines: bool
+        self,
+        store: Store,
+        symbolizer: Symbolizer,
+        listed: Mapping[bytes, BuildId],
+        *,
+        with_lines: bool,
     ) -> None:
         self._symbolizer = symbolizer
+        self._kernel = KernelSymbols(store, listed.get(script_output.KALLSYMS))
         self._listed = listed
         self._with_lines = with_lines
         self._script = script_output.Script()
@@ -49,15 +57,22 @@ class ScriptFilter:
             )
         self.is_empty = False
         frame = self._script.line(line.rstrip(b"\n"))
-        if frame is None or not frame.unknown or frame.dso.startswith(b"[kernel"):
+        if frame is None or not frame.unknown:
             return line
+        if frame.dso == script_output.KALLSYMS or frame.dso in self._script.kernel:
+            return self._kernel_frame(frame, line)
         location = self._script.locate(frame)
         if location is None:
-            self._why[frame.dso, _NO_MAPPING] += 1
+            self._why[frame.dso, NO_MAPPING] += 1
             return line
         build_id = location.build_id or self._listed.get(location.path)
         if build_id is None:
             self._why[location.path, _NO_BUILD_ID] += 1
+            return line
+        extents = [] if location.mapping is None else [Extent(*location.mapping)]
+        build_id, why = self._symbolizer.placement.choose(build_id, extents)
+        if why:
+            self._why[location.path, why] += 1
             return line
         answer = self._symbolizer.at_offset(build_id, location.offset, called=frame.called)
         if not answer.frames:
@@ -65,6 +80,14 @@ class ScriptFilter:
             return line
         address = self._symbolizer.address_of(build_id, location.offset)
         return _named(frame, answer, address, with_lines=self._with_lines)
+
+    def _kernel_frame(self, frame: PrintedFrame, line: bytes) -> bytes:
+        """Return the replacement for a line of a frame in the kernel or one of its modules."""
+        answer = self._kernel.at(self._script.kernel, frame.dso, frame.ip)
+        if not answer.frames:
+            self._why[frame.dso, answer.why] += 1
+            return line
+        return _named(frame, answer, frame.ip, with_lines=False)
 
     @property
     def files_without_names(self) -> int:
@@ -103,7 +126,7 @@ def _remedy(script: script_output.Script, reason: str) -> str:
     """Return the fault and its remedy. The remedy asks only for events that the text
     lacks so far.
     """
-    if reason == _NO_MAPPING:
+    if reason == NO_MAPPING:
         if not script.has_mappings:
             return "no mapping told of: give perf script --show-mmap-events --show-task-events"
         if not script.has_tasks:

@@ -40,6 +40,9 @@ _CHAIN: Final = re.compile(rb"(\t\s*)([0-9a-f]{1,16}) (.*?) \((.*)\)$")
 _AT_END: Final = re.compile(rb"(.*\s)([0-9a-f]{1,16}) (\[unknown\]) \((.*)\)$")
 _OFFSET: Final = re.compile(rb"(.+)\+0x([0-9a-f]{1,16})$")
 
+KALLSYMS: Final = b"[kernel.kallsyms]"
+_MODULE: Final = re.compile(rb"(?:\A\[|/)([^/\]]+?)(?:\]|\.ko(?:\.xz|\.zst|\.gz)?)\Z")
+_KERNEL_PROCESS: Final = -1
 _EVENT: Final = b": PERF_RECORD_"
 _KERNEL: Final = 1 << 63
 _MOST_MAPPINGS: Final = 1 << 14  # of one process
@@ -65,11 +68,29 @@ class PrintedFrame(msgspec.Struct, frozen=True):
 
 
 class Location(msgspec.Struct, frozen=True):
-    """A place in a file: its path, its build ID if an event had it, and the offset."""
+    """A place in a file: its path, its build ID if an event had it, and the offset.
+
+    ``mapping`` is start, end and offset of the mapping, if an event had it.
+    """
 
     path: bytes
     build_id: BuildId | None
     offset: int
+    mapping: tuple[int, int, int] | None = None
+
+
+class KernelMapping(msgspec.Struct, frozen=True):
+    """Code of the kernel or of a module, from ``start`` to ``end``.
+
+    ``symbol`` is the symbol that had the address ``reference`` when the profile was made; it is
+    empty for a module. ``build_id`` is that of the kernel, if the event had it.
+    """
+
+    start: int
+    end: int
+    symbol: bytes = b""
+    reference: int = 0
+    build_id: BuildId | None = None
 
 
 class _Mapping(msgspec.Struct, frozen=True):
@@ -79,15 +100,21 @@ class _Mapping(msgspec.Struct, frozen=True):
     path: bytes
     build_id: BuildId | None
 
+    def at(self, offset: int) -> Location:
+        mapping = self.start, self.end, self.offset
+        return Location(self.path, self.build_id, offset, mapping)
+
 
 class Script:
     """Follows a text line by line: the process of each sample, and its mappings at that time.
 
     ``has_mappings`` and ``has_tasks`` are True if events of either sort were in the text so far.
+    ``kernel`` has the mappings of the kernel and its modules, by the names that frames show.
     """
 
     def __init__(self) -> None:
         self.has_mappings = self.has_tasks = False
+        self.kernel: dict[bytes, KernelMapping] = {}
         self._processes: dict[int, list[_Mapping]] = {}
         self._process_of: dict[int, int] = {}
         self._located: dict[tuple[int, int, bytes, bool], Location | None] = {}
@@ -139,13 +166,13 @@ class Script:
         if offset is not None:
             for mapping in reversed(same):
                 if 0 <= offset - mapping.offset < mapping.end - mapping.start:
-                    return Location(mapping.path, mapping.build_id, offset)
+                    return mapping.at(offset)
             if frame.offset is not None or not same:
                 return Location(frame.dso, None, offset)
         index = bisect.bisect_right(mappings, frame.ip, key=lambda mapping: mapping.start) - 1
         if index < 0 or frame.ip >= (mapping := mappings[index]).end:
             return None
-        return Location(mapping.path, mapping.build_id, frame.ip - mapping.start + mapping.offset)
+        return mapping.at(frame.ip - mapping.start + mapping.offset)
 
     def _in_chain(self, line: bytes) -> PrintedFrame | None:
         found = _CHAIN.match(line) if line.endswith(b")") else None
@@ -186,6 +213,9 @@ class Script:
 
     def _map(self, found: re.Match[bytes]) -> None:
         process, path = int(found[1]), found[8]
+        if process == _KERNEL_PROCESS:
+            self._map_kernel(found)
+            return
         self._process_of[int(found[2])] = process
         if not path.startswith((b"/", b"[vdso]")) or path.startswith(b"//") or process < 0:
             return
@@ -200,6 +230,17 @@ class Script:
             last += 1
         mappings[first:last] = [new]
         self._keep(process, mappings)
+
+    def _map_kernel(self, found: re.Match[bytes]) -> None:
+        start, path = int(found[3], 16), found[8]
+        end = start + int(found[4], 16)
+        if path.startswith(KALLSYMS):
+            symbol, reference = path.removeprefix(KALLSYMS), int(found[5], 16)
+            kernel = KernelMapping(start, end, symbol, reference, _build_id(found[6]))
+            self.kernel[KALLSYMS] = kernel
+        elif (module := _MODULE.search(path)) and len(self.kernel) < _MOST_MAPPINGS:
+            # Frames show its name with underscores, in brackets.
+            self.kernel[b"[%b]" % module[1].replace(b"-", b"_")] = KernelMapping(start, end)
 
     def _keep(self, process: int, mappings: list[_Mapping]) -> None:
         self._located.clear()
