@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Iterable
 
 Name = TypeVar("Name", bound="Hashable")
 Item = TypeVar("Item")
@@ -337,6 +337,14 @@ class FairTable(Generic[Name, Item]):
             return None
         names = self._names[full]
         return self.pop(next(reversed(names) if self._keep_first else iter(names)))
+
+
+def fair(rows: Iterable[Item], most: int, share: Callable[[Item], Share]) -> list[Item]:
+    """Return at most ``most`` rows, of each share the first ones, in their order."""
+    table: FairTable[int, Item] = FairTable(most, keep_first=True)
+    for number, row in enumerate(rows):
+        table.put(number, share(row), row)
+    return table.values()
 
 
 class Quota:

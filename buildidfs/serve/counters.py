@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.serve.messages import REASONS, RESET
-from buildidfs.shares import FairTable, Share
+from buildidfs.shares import Share, fair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -195,8 +195,5 @@ def most_frequent(rows: Iterable[Asked], most: int) -> list[Asked]:
     """Return at most ``most`` rows, in shares of the clients: of each the most frequent build IDs,
     the latest first.
     """
-    order = sorted(rows, key=lambda each: (each.count, each.last))
-    table: FairTable[bytes, Asked] = FairTable(most)
-    for row in order:
-        table.put(row.build_id, Share(row.client), row)
-    return table.values()[::-1]
+    order = sorted(rows, key=lambda each: (-each.count, -each.last))
+    return fair(order, most, lambda each: Share(each.client))

@@ -18,10 +18,19 @@ import msgspec
 import pytest
 
 from buildidfs.app.live import watch
-from buildidfs.app.live.state import OTHERS, Event, Losses, WatchOptions
+from buildidfs.app.live.state import (
+    OTHERS,
+    Event,
+    Losses,
+    Sources,
+    WatchOptions,
+    WatchState,
+    as_facts,
+)
 from buildidfs.app.live.watch import Scans, Watch
 from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Message, Missed, Place
 from buildidfs.ingest import live as caught_module
+from buildidfs.ingest.batch import Counters
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.shares import HOST, Share
@@ -392,15 +401,37 @@ def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
     losses.add("not in time", "docker:a", 8, 5)
     losses.add("gone", "", 1)
     for number in range(50):
-        losses.add("not in time", f"docker:{number}", number)
+        losses.add("not in time", f"docker:{number}", number, share=Share("uid 1000", f"{number}"))
         losses.add(f"reason {number}", "", number)
     rows = {(row.reason, row.container): row.count for row in losses.rows()}
     assert rows["not in time", "docker:a"] == 6
     assert rows["gone", ""] == 1
-    assert rows["not in time", OTHERS] == 50
+    assert rows["not in time", OTHERS] == 49
     assert sum(rows.values()) == 107, "what there is no row for is counted all the same"
     assert len(rows) <= 6
     assert losses.rows()[0].container == ""
+
+
+def test_owner_with_many_containers_hides_no_other_container() -> None:
+    """In the rows of losses, and in the fewer rows that `status` shows."""
+    losses, sources = Losses(clock=lambda: 0.0), Sources()
+    for number in range(2000):
+        losses.add("late", f"mnt:{number}", 1, 1000, share=Share("uid 1000", f"mnt:{number}"))
+        sources.add(f"mnt:{number}", 1, Share("uid 1000", f"mnt:{number}"))
+        if number == 300:
+            losses.add("late", "docker:a", 1)
+            sources.add("docker:a", 1)
+    assert sum(row.count for row in losses.rows()) == 2_000_001
+    assert sum(row.recent for row in losses.rows()) == 2_000_001
+    assert sum(row.captured for row in sources.rows()) == 2001
+    state = WatchState(
+        "following", (), Counts(), Counters(), 0, 0, 0, 0, idle=True,
+        losses=losses.rows(), sources=sources.rows(),
+    )  # fmt: skip
+    for name in ("losses", "sources"):
+        shown = [row["container"] for row in as_facts(state)[name]]
+        assert len(shown) == 32
+        assert "docker:a" in shown
 
 
 def test_losses_of_containers_hide_none_on_the_host() -> None:

@@ -15,6 +15,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId, Sighting
+from buildidfs.shares import HOST, FairTable, Share, fair
 from buildidfs.store.retention.tally import Tally
 
 PARTIAL: Final = frozenset(("confined", "polling"))
@@ -56,7 +57,7 @@ class Loss(msgspec.Struct, frozen=True):
     ``container`` is the label, empty for the host, or `OTHERS` for containers beyond the limit of
     `Losses`. ``mnt_ns_id`` is the number of the mount namespace of the last file (0: unknown), and
     ``last_ns`` its time (Unix, ns). ``reason`` is a text without varying numbers. ``recent`` of the
-    files were lost in the last `RECENT_S` seconds, to the minute.
+    files were lost in the last `RECENT_S` seconds, to the minute. The row counts for ``share``.
     """
 
     reason: str
@@ -65,6 +66,7 @@ class Loss(msgspec.Struct, frozen=True):
     count: int
     last_ns: int
     recent: int = 0
+    share: Share = HOST
 
 
 OTHERS: Final = "(others)"
@@ -85,6 +87,8 @@ _MOST_NAMED: Final = 256
 _MOST_FRESH: Final = 4096
 _EVENTS: Final = ("", OTHERS)
 
+_Key = tuple[str, str]  # reason and container of a row
+
 
 class LostFile(msgspec.Struct, frozen=True):
     """``count`` files that were lost for one reason; ``path`` is that of the first, or empty."""
@@ -100,9 +104,10 @@ class LostFile(msgspec.Struct, frozen=True):
 class Losses:
     """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
-    Losses on the host always have rows, and come first, so no container hides them. Lost events of
-    the kernel are counted separately, because their processes are unknown. ``clock``
-    returns a time in seconds; its zero does not matter. `take` returns the rows for the journal.
+    Losses on the host always have rows, and come first, so no container hides them. The other
+    shares divide ``most`` rows; what has no row any more counts for `OTHERS`. Lost events of the
+    kernel are counted separately, because their processes are unknown. ``clock`` returns a time in
+    seconds; its zero does not matter. `take` returns the rows for the journal.
     """
 
     def __init__(
@@ -111,8 +116,9 @@ class Losses:
         self._most = most
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows: dict[tuple[str, str], Loss] = {}
-        self._minutes: dict[int, Counter[tuple[str, str]]] = {}
+        self._rows: FairTable[_Key, Loss] = FairTable(most)
+        self._kept: dict[_Key, Loss] = {}  # of the host, and of `OTHERS`
+        self._minutes: dict[int, Counter[_Key]] = {}
         self._fresh: dict[tuple[str, str, bytes], LostFile] = {}
         self._named: Counter[str] = Counter()
 
@@ -125,20 +131,45 @@ class Losses:
         *,
         path: bytes = b"",
         build_id: BuildId | None = None,
+        share: Share | None = None,
     ) -> None:
-        """Count files that were lost just now; ``path`` is that of the first one."""
+        """Count files that were lost just now; ``path`` is that of the first one. They count for
+        ``share``, by default one of the container alone.
+        """
+        share = Share(container) if share is None else share
         with self._lock:
-            self._name(LostFile(reason, container, mnt_ns_id, count, path, build_id))
-            if (reason, container) not in self._rows and len(self._rows) >= self._most:
-                container = container and OTHERS
-                if (reason, container) not in self._rows and len(self._rows) >= 2 * self._most:
-                    reason = OTHERS
-            old = self._rows.get((reason, container))
-            total = count if old is None else old.count + count
-            self._rows[reason, container] = Loss(
-                reason, container, mnt_ns_id, total, time.time_ns()
-            )
-            self._now()[reason, container] += count
+            self._name(LostFile(reason, container, mnt_ns_id, count, path, build_id), share.owner)
+            key, now = (reason, container), time.time_ns()
+            if container:
+                old = self._rows.get(key)
+                total = count if old is None else old.count + count
+                row = Loss(reason, container, mnt_ns_id, total, now, share=share)
+                self._now()[key] += count
+                if not self._rows.renew(key, row):
+                    self._merge(self._rows.put(key, share, row))
+            else:
+                self._now()[self._keep(Loss(reason, container, mnt_ns_id, count, now))] += count
+
+    def _merge(self, gone: Loss | None) -> None:
+        """Count a row that has lost its room for `OTHERS`."""
+        if gone is None:
+            return
+        key = gone.reason, gone.container
+        other = self._keep(msgspec.structs.replace(gone, container=OTHERS, share=HOST))
+        for counts in self._minutes.values():
+            if count := counts.pop(key, 0):
+                counts[other] += count
+
+    def _keep(self, row: Loss) -> _Key:
+        """Add a row to those that keep their room; return its key."""
+        key = row.reason, row.container
+        its = sum(container == row.container for _, container in self._kept)
+        if key not in self._kept and its >= self._most:
+            key = OTHERS, row.container
+        old = self._kept.get(key)
+        total = row.count if old is None else old.count + row.count
+        self._kept[key] = msgspec.structs.replace(row, reason=key[0], count=total)
+        return key
 
     def take(self) -> list[LostFile]:
         """Return the files lost since the last call; for each container a limited
@@ -149,16 +180,16 @@ class Losses:
             self._named.clear()
         return list(fresh.values())
 
-    def _name(self, lost: LostFile) -> None:
-        """Name a lost file; files beyond the limit of its container are only counted."""
+    def _name(self, lost: LostFile, owner: str) -> None:
+        """Name a lost file; files beyond the limit of its owner are only counted."""
         key = lost.reason, lost.container, lost.path
         if key not in self._fresh:
-            full = self._named[lost.container] >= _MOST_NAMED or len(self._fresh) >= _MOST_FRESH
+            full = self._named[owner] >= _MOST_NAMED or len(self._fresh) >= _MOST_FRESH
             if full:
                 others = OTHERS if len(self._fresh) >= 2 * _MOST_FRESH else lost.container
                 key = lost.reason, others, b""
                 lost = msgspec.structs.replace(lost, container=others, path=b"", build_id=None)
-            self._named[lost.container] += 1
+            self._named[owner] += 1
         if (old := self._fresh.get(key)) is not None:
             lost = msgspec.structs.replace(lost, count=old.count + lost.count)
         self._fresh[key] = lost
@@ -175,7 +206,8 @@ class Losses:
         with self._lock:
             recent = self._recent()
             rows = [
-                msgspec.structs.replace(row, recent=recent[key]) for key, row in self._rows.items()
+                msgspec.structs.replace(row, recent=recent[row.reason, row.container])
+                for row in (*self._kept.values(), *self._rows.values())
             ]
         return tuple(sorted(rows, key=_weight, reverse=True))
 
@@ -207,45 +239,63 @@ def _weight(row: Loss) -> tuple[bool, bool, int, int]:
 
 class Source(msgspec.Struct, frozen=True):
     """Counts of one container: ``captured`` files with ``bytes`` since the start, the last one at
-    ``last_ns`` (Unix time, ns). ``container`` is its label, empty for the host, or `OTHERS`.
+    ``last_ns`` (Unix time, ns). ``container`` is its label, empty for the host, or `OTHERS`. The
+    row counts for ``share``.
     """
 
     container: str
     captured: int
     bytes: int
     last_ns: int
+    share: Share = HOST
 
 
 class Sources:
-    """Counts captured files by container. Thread-safe, and bounded: the counts of a container
-    without recent captures are added to `OTHERS`.
+    """Counts captured files by container. Thread-safe, and bounded: the shares divide ``most``
+    rows, and what a container without recent captures has lost its row for counts for `OTHERS`.
     """
 
     def __init__(self, most: int = _MOST_SOURCES) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._rows: dict[str, Source] = {}  # in the order of their last captures
+        self._rows: FairTable[str, Source] = FairTable(most)  # in the order of the last captures
+        self._kept: dict[str, Source] = {}  # the host, and `OTHERS`
 
-    def add(self, container: str, size: int) -> None:
-        """Count a file of ``size`` bytes that was captured just now."""
+    def add(self, container: str, size: int, share: Share | None = None) -> None:
+        """Count a file of ``size`` bytes that was captured just now; ``share`` as in
+        `Losses.add`.
+        """
+        share = Share(container) if share is None else share
         with self._lock:
-            self._sum(container, 1, size, time.time_ns())
-            if len(self._rows) > self._most:
-                oldest = next(each for each in self._rows if each != OTHERS)
-                gone = self._rows.pop(oldest)
-                self._sum(OTHERS, gone.captured, gone.bytes, gone.last_ns)
+            new = Source(container, 1, size, time.time_ns(), share)
+            if not container:
+                self._keep(new)
+                return
+            row = _sum(self._rows.get(container), new)
+            if not self._rows.renew(container, row):
+                gone = self._rows.put(container, share, row)
+                if gone is not None:
+                    self._keep(msgspec.structs.replace(gone, container=OTHERS, share=HOST))
 
     def rows(self) -> tuple[Source, ...]:
         """Return all rows, the one with the last capture first."""
         with self._lock:
-            rows = list(self._rows.values())
+            rows = [*self._kept.values(), *self._rows.values()]
         return tuple(sorted(rows, key=lambda row: row.last_ns, reverse=True))
 
-    def _sum(self, container: str, captured: int, size: int, last_ns: int) -> None:
-        old = self._rows.pop(container, None) or Source(container, 0, 0, 0)
-        self._rows[container] = Source(
-            container, old.captured + captured, old.bytes + size, max(old.last_ns, last_ns)
-        )
+    def _keep(self, new: Source) -> None:
+        self._kept[new.container] = _sum(self._kept.get(new.container), new)
+
+
+def _sum(old: Source | None, new: Source) -> Source:
+    if old is None:
+        return new
+    return msgspec.structs.replace(
+        new,
+        captured=old.captured + new.captured,
+        bytes=old.bytes + new.bytes,
+        last_ns=max(old.last_ns, new.last_ns),
+    )
 
 
 class WatchState(msgspec.Struct):
@@ -322,7 +372,7 @@ def as_facts(state: WatchState) -> dict[str, Any]:
                 "bytes": source.bytes,
                 "last": source.last_ns / 1e9,
             }
-            for source in state.sources[:_ROWS]
+            for source in fair(state.sources, _ROWS, lambda row: row.share)
         ],
         "losses": [
             {
@@ -332,7 +382,7 @@ def as_facts(state: WatchState) -> dict[str, Any]:
                 "recent": loss.recent,
                 "last": loss.last_ns / 1e9,
             }
-            for loss in state.losses[:_ROWS]
+            for loss in fair(state.losses, _ROWS, lambda row: row.share)
         ],
         "events_lost": state.events_lost,
     }

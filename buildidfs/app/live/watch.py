@@ -61,7 +61,6 @@ from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.errors import BuildIdFsError, CapabilityError, IncompleteError
-from buildidfs.formats.container import cgroup
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
 from buildidfs.linux import machine
@@ -69,6 +68,7 @@ from buildidfs.linux.sdnotify import Notifier
 from buildidfs.names import printable
 from buildidfs.shares import HOST, FairQueue, Share
 from buildidfs.store import run_files
+from buildidfs.store.index.place_shares import share_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -445,7 +445,8 @@ class Watch(Listener):
         elif isinstance(message, Missed):
             place = message.place
             shown = self._sightings.shown(place)
-            self._losses.add(message.reason, shown, place.mnt_ns_id, path=message.path)
+            share = self._sightings.share(place)
+            self._losses.add(message.reason, shown, place.mnt_ns_id, path=message.path, share=share)
             _log.info("missed %s: %s", printable(message.path), message.reason)
             if message.errno in DENIED:
                 with contextlib.suppress(OSError):  # the process is gone
@@ -473,9 +474,9 @@ class Watch(Listener):
         place = message.place
         label = self._sightings.shown(place)
         path = message.paths[0] if message.paths else b""
-        self._losses.add(FLOOD, label, place.mnt_ns_id, message.count, path=path)
-        share = cgroup.share(place.cgroup, place.namespaces.mnt, place.owner)
-        owner = share.owner if label else ""
+        share = self._sightings.share(place)
+        self._losses.add(FLOOD, label, place.mnt_ns_id, message.count, path=path, share=share)
+        owner = share.owner
         if owner not in self._flooding and len(self._flooding) < _MOST_FLOODING:
             self._flooding.add(owner)
             where = label or "a user of the host"
@@ -529,7 +530,7 @@ class Watch(Listener):
         self._scans.process(pid, share, wait_s=0.0)
 
     def _not_followed(self, whose: Whose) -> None:
-        self._losses.add(UNFOLLOWED, whose.container, whose.mnt_ns_id)
+        self._losses.add(UNFOLLOWED, whose.container, whose.mnt_ns_id, share=whose.share)
 
     # --- files ------------------------------------------------------------------------------
 
@@ -546,13 +547,14 @@ class Watch(Listener):
         return any(container.fits(text, origin.container, names) for text in wanted)
 
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
-        self._sources.add(self._shown(sighting.origin), sighting.origin.identity.size)
+        origin = sighting.origin
+        self._sources.add(self._shown(origin), origin.identity.size, share_at(origin))
         self._tell(Event("captured", sighting, build_id))
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         origin = sighting.origin
         shown = self._shown(origin)
-        self._losses.add(reason, shown, origin.mnt_ns_id, path=origin.path, build_id=build_id)
+        self._lose(sighting, reason, build_id)
         self._tell(Event("not captured", sighting, build_id, reason))
         now = time.monotonic()
         if now - self._named_since > 60:
@@ -570,9 +572,14 @@ class Watch(Listener):
         self._unreadable.append(found)
 
     def unpinned(self, sighting: Sighting, build_id: BuildId) -> None:
-        origin = sighting.origin
-        shown = self._shown(origin)
-        self._losses.add(UNPINNED, shown, origin.mnt_ns_id, path=origin.path, build_id=build_id)
+        self._lose(sighting, UNPINNED, build_id)
+
+    def _lose(self, sighting: Sighting, reason: str, build_id: BuildId | None) -> None:
+        at = sighting.origin
+        self._losses.add(
+            reason, self._shown(at), at.mnt_ns_id,
+            path=at.path, build_id=build_id, share=share_at(at),
+        )  # fmt: skip
 
     def forget(self, key: bytes) -> None:
         self._watcher.forget((key,))
