@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs import names
-from buildidfs.app import containers
+from buildidfs.app import containers, remedies
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
 from buildidfs.names import printable
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.model import Alias, Digest
     from buildidfs.store import OriginRecord, Pin, Store
+    from buildidfs.store.location_rows import Removal
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _FILES_SHOWN: Final = 10
@@ -263,6 +264,7 @@ class Known(NamedTuple):
     seconds of Unix time; ``why`` has the reason why each variant is served or not; ``served`` are
     the numbers of the served variants, ``truncated`` has the reasons why debuggers refuse files,
     and ``aliases`` are the other names of each variant, by type.
+    ``removed`` is the removal of bytes by a limit.
     """
 
     missing: list[str]
@@ -273,12 +275,16 @@ class Known(NamedTuple):
     served: dict[Kind, int | None]
     truncated: dict[Digest, str]
     aliases: dict[Digest, dict[str, str]]
+    removed: Removal | None
 
 
 def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
 
     owner = names.package_owner(build_id)
-    missing = [] if owner is not None else _missing(store, store.index.ordinal(build_id) or 0)
+    removed = store.journal.removals().get(build_id)
+    missing = []
+    if owner is None:
+        missing = _missing(store, store.index.ordinal(build_id) or 0, removed)
     split = None
     with contextlib.suppress(IntegrityError):  # ``missing`` says that
         split = split_dwarf(store, build_id)
@@ -301,7 +307,8 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
         if each.truncated
     }
     aliases = {digest: alias_texts(store.aliases.of(digest)) for digest in digests}
-    return Known(missing, split, used, store.pins.of(build_id), why, served, truncated, aliases)
+    pins = store.pins.of(build_id)
+    return Known(missing, split, used, pins, why, served, truncated, aliases, removed)
 
 
 def _truncated(store: Store, artifact: Artifact) -> str:
@@ -323,22 +330,28 @@ def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
         return elf_file.describe(blob.fileno())
 
 
-def _missing(store: Store, ordinal: int) -> list[str]:
+def _missing(store: Store, ordinal: int, removed: Removal | None) -> list[str]:
     """Return descriptions of the files that a debugger will miss."""
     if store.aliases.is_ambiguous(ordinal):
         return ["a build ID of its own: unrelated programs have this one, and none is served"]
     executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
     debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
     withheld = debuginfo is None and bool(store.index.variants(ordinal, Kind.DEBUGINFO))
+    gone = 0 if removed is None else removed.kinds
+    why = "" if removed is None else remedies.removed(removed)
+    if gone and not any(store.index.artifact(ordinal, kind) for kind in Kind):
+        return [f"all files: {why}"]
     if executable is None and debuginfo is None and not withheld:
         return []  # the vDSO and kallsyms need no other files
     found = []
     if executable is None:
-        found.append("executable: only its debuginfo was seen")
+        is_gone = gone & 1 << Kind.EXECUTABLE
+        found.append(f"executable: {why if is_gone else 'only its debuginfo was seen'}")
     if withheld:
         found.append("debuginfo: all that was seen is believed less than the executable")
     elif debuginfo is None or debuginfo.quality < Quality.DEBUGINFO:
-        found.append("debuginfo: no file with DWARF was seen")
+        is_gone = gone & 1 << Kind.DEBUGINFO
+        found.append(f"debuginfo: {why if is_gone else 'no file with DWARF was seen'}")
     for artifact in (executable, debuginfo):
         if artifact is None:
             continue

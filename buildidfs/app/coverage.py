@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeGuard
 
 import msgspec
 
+from buildidfs.app import remedies
 from buildidfs.app.remedies import (
     NO_BUILD_ID,
     NO_EXECUTABLE,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.process.inventory import Census
     from buildidfs.model import Artifact
     from buildidfs.store import Store
+    from buildidfs.store.location_rows import Removal
     from buildidfs.view import Viewer
 
 
@@ -129,6 +131,7 @@ class Holdings:
         self._store = store
         self._viewer = viewer
         self._known: dict[BuildId, tuple[bool, Quality, bool, str]] = {}
+        self._removals: dict[BuildId, Removal] | None = None
 
     def row(
         self, container: str, path: bytes, build_id: BuildId | None, weight: int, why: str = ""
@@ -153,12 +156,27 @@ class Holdings:
     def _look(self, build_id: BuildId) -> tuple[bool, Quality, bool, str]:
         ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
-            return False, Quality.NONE, False, self._absent
+            return False, Quality.NONE, False, self.removed(build_id) or self._absent
         return self.of(ordinal)
 
     @property
     def _absent(self) -> str:
         return NOT_CAPTURED if self._viewer is None else NOT_SERVED
+
+    def removed(self, build_id: BuildId | None, *kinds: Kind) -> str:
+        """Return the reason if a limit has removed bytes of a build ID, of any or of certain kinds;
+        else nothing.
+
+        The journal is not read for a viewer, because it does not record who may read a file.
+        """
+        if self._viewer is not None or build_id is None:
+            return ""
+        if self._removals is None:
+            self._removals = self._store.journal.removals()
+        found = self._removals.get(build_id)
+        if found is None or (kinds and not any(found.kinds & 1 << kind for kind in kinds)):
+            return ""
+        return remedies.removed(found)
 
     def of(self, ordinal: int) -> tuple[bool, Quality, bool, str]:
         """Return ``executable``, ``symbols``, ``debuginfo`` and ``why`` of a `Row` for an ordinal.
@@ -171,7 +189,8 @@ class Holdings:
         if not held and self._viewer is None and store.aliases.is_ambiguous(ordinal):
             return False, Quality.NONE, False, SHARED
         if not held:
-            return False, Quality.NONE, False, self._absent
+            removed = self.removed(store.index.build_id(ordinal))
+            return False, Quality.NONE, False, removed or self._absent
         if Kind.KALLSYMS in held:
             return True, Quality.SYMTAB, False, ""
         symbols = max(artifact.quality for artifact in held.values())
@@ -179,11 +198,14 @@ class Holdings:
             symbols = max(symbols, Quality.SYMTAB)  # the store has its dynamic symbols only
         executable = Kind.EXECUTABLE in held or Kind.VDSO in held
         debuginfo = symbols >= Quality.DEBUGINFO
-        if not executable:
-            return executable, symbols, debuginfo, NO_EXECUTABLE
-        if symbols >= Quality.SYMTAB:
+        if executable and symbols >= Quality.SYMTAB:
             return executable, symbols, debuginfo, ""
-        why = STRIPPED if symbols is Quality.DYNSYM else NO_SYMBOLS
+        lacking = Kind.DEBUGINFO if executable else Kind.EXECUTABLE
+        why = self.removed(store.index.build_id(ordinal), lacking)
+        if not why and not executable:
+            why = NO_EXECUTABLE
+        elif not why:
+            why = STRIPPED if symbols is Quality.DYNSYM else NO_SYMBOLS
         return executable, symbols, debuginfo, why
 
     def _is_there(self, artifact: Artifact | None) -> TypeGuard[Artifact]:

@@ -19,6 +19,7 @@ from buildidfs.app import containers
 from buildidfs.capture.origin import container
 from buildidfs.formats.container import cgroup
 from buildidfs.model import BuildId
+from buildidfs.store.location_rows import Removal
 from buildidfs.store.run_files import Lost
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Place(msgspec.Struct):
     """A build ID at a path, in a container (its label; empty: the host) of the machine ``host``.
 
     Times are in nanoseconds of Unix time. ``held`` is True if the store has bytes of the build ID.
-    ``cgroup`` is the control group of one of the sightings.
+    ``cgroup`` is the control group of one of the sightings. ``removed`` is the removal of the bytes
+    by a limit, if the store has none.
     """
 
     build_id: BuildId
@@ -49,6 +51,12 @@ class Place(msgspec.Struct):
     last_seen_ns: int
     held: bool
     cgroup: bytes = b""
+    removed: Removal | None = None
+
+    @property
+    def state(self) -> str:
+        """Return ``held``, ``removed`` or ``missing``."""
+        return "held" if self.held else "missing" if self.removed is None else "removed"
 
 
 def at_path(
@@ -103,6 +111,7 @@ class _Places:
         self._is_meant = None if label is None else containers.meant(store, label)
         self._found: dict[tuple[bytes, bytes, str, str, bytes], Place] = {}
         self._held: dict[bytes, bool] = {}
+        self._removals: dict[BuildId, Removal] | None = None
 
     def held(self, number: int, path: bytes) -> None:
         """Add the build IDs of a path in the store's tree."""
@@ -145,10 +154,16 @@ class _Places:
         place = self._found.get(key)
         if place is None:
             held = self._is_held(build_id)
-            place = Place(build_id, at.path, label, at.host, first, last, held, group)
+            removed = None if held else self._removed(build_id)
+            place = Place(build_id, at.path, label, at.host, first, last, held, group, removed)
             self._found[key] = place
         place.first_seen_ns = min(place.first_seen_ns, first)
         place.last_seen_ns = max(place.last_seen_ns, last)
+
+    def _removed(self, build_id: BuildId) -> Removal | None:
+        if self._removals is None:
+            self._removals = self._store.journal.removals()
+        return self._removals.get(build_id)
 
     def _is_held(self, build_id: BuildId) -> bool:
         held = self._held.get(build_id)

@@ -7,6 +7,7 @@ programs. `coverage`, `repair`, `why` and `status` print reasons and remedies.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +17,8 @@ from buildidfs.store.placement import NOT_AS_MAPPED, OFFSETS_DIFFER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from buildidfs.store.location_rows import Removal
 
 NO_BUILD_ID: Final = "no build ID recorded, and none in the journal"
 OTHER_HOST: Final = "only on other machines a file was seen at this path"
@@ -42,10 +45,13 @@ NO_EXECUTABLE: Final = "only its debuginfo was captured"
 NO_KALLSYMS: Final = "symbols of this kernel never captured"
 NO_DEBUGINFO: Final = "it has symbols, but no file with DWARF was seen: lines are missing"
 WITHHELD: Final = "all debuginfo that was seen is believed less than the executable"
-STILL_HERE: Final = "never captured, and still at its path on this host"
+AT_ITS_PATH: Final = "still at its path on this host"
+STILL_HERE: Final = f"never captured, and {AT_ITS_PATH}"
 NEVER_SEEN: Final = "no scan and no watch of this store has seen it"
 NOTED: Final = "there was no room for it, and this host had it at that time"
 NOT_KEPT: Final = "it was seen, and its bytes are not in the store"
+REMOVED: Final = "removed to make room"
+AGED: Final = "removed because it was unused for longer than max-age"
 NOT_SERVED: Final = "nothing is held under this build ID that every user may read"
 COMPLETE: Final = "nothing is missing: the store has names for it"
 UNREPAIRED: Final = "the store has names for it, but the profile lacks its build ID"
@@ -83,7 +89,7 @@ class Remedy(msgspec.Struct, frozen=True):
     helps.
 
     A command may contain ``{file}`` (the profile or core file), ``{scan}`` (the scan command for
-    it), ``{path}`` and ``{id}``.
+    it), ``{path}``, ``{id}``, and ``{pinned}`` (the file, or else the ID).
     """
 
     code: str
@@ -235,6 +241,18 @@ _OF_REASON: Final = {
         " it again where it still is, and pin what has to stay (buildidfs pin)",
         "buildidfs scan proc",
     ),
+    REMOVED: Remedy(
+        "removed",
+        "pin what has to stay (buildidfs pin) or set a larger limit ([retention] max-size in"
+        " buildidfs.toml(5)), then capture it again where it still is",
+        "buildidfs pin {pinned}",
+    ),
+    AGED: Remedy(
+        "aged",
+        "pin what has to stay (buildidfs pin) or set a larger max-age (buildidfs.toml(5)), then"
+        " capture it again where it still is",
+        "buildidfs pin {pinned}",
+    ),
     NOT_SERVED: Remedy(
         "not-served",
         "on the machine of the store the command says more, to a user who may read the store",
@@ -276,9 +294,20 @@ _OF_LOSS: Final = (
 )  # fmt: skip
 
 
+def removed(what: Removal) -> str:
+    """Return the reason that a limit has removed the bytes, with the time."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(what.time))
+    return f"{AGED if what.aged else REMOVED} at {at}"
+
+
+def without_time(why: str) -> str:
+    """Return a reason without the time of a removal."""
+    return next((each for each in (REMOVED, AGED) if why.startswith(each)), why)
+
+
 def of_reason(why: str) -> Remedy:
     """Return the remedy for a reason of this module, or of the ELF decoders."""
-    return _OF_REASON.get(why, _UNKNOWN)
+    return _OF_REASON.get(without_time(why), _UNKNOWN)
 
 
 def of_own_build(remedy: Remedy) -> Remedy:

@@ -211,9 +211,11 @@ def _count_all(
         if artifact is not None and artifact.trust is Trust.HOST:
             survey.host.add(executable, symbols, debuginfo)
         why = why_lacking(executable, symbols, debuginfo, said)
+        if why == remedies.NO_DEBUGINFO:
+            why = holdings.removed(build_id, Kind.DEBUGINFO) or why
         if not why:
             continue
-        survey.reasons[why] += 1
+        survey.reasons[remedies.without_time(why)] += 1
         if not is_public(artifact):
             continue
         entry = (severity(why), spread[ordinal], ordinal, build_id, why)

@@ -248,7 +248,7 @@ class Pruning:
 
     def _removing(self, plan: Iterator[Choice]) -> Iterator[Choice]:
         while batch := list(islice(plan, _REMOVED_AT_ONCE)):
-            self._store.remove(each.candidate.digest for each in batch if each.goes)
+            self._store.remove_chosen([each for each in batch if each.goes])
             yield from batch
 
     def exceeded(self) -> dict[str, int]:

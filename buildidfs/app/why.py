@@ -172,12 +172,13 @@ class Explainer:
             return [self._finding(row.why, row, file)]
         if row.why == remedies.NOT_SERVED:
             return [self._finding(row.why, row, file)]
-        if row.why == remedies.NOT_CAPTURED:
+        if row.why == remedies.NOT_CAPTURED or (not row.executable and self._is_removed(row)):
             return self._missed(row, file)
         if row.why:
             return [*self._withheld(row, file), self._finding(row.why, row, file)]
         if not row.debuginfo and row.symbols is Quality.SYMTAB and row.path[:1] != b"[":
-            return [*self._withheld(row, file), self._finding(remedies.NO_DEBUGINFO, row, file)]
+            why = self._holdings.removed(row.build_id, Kind.DEBUGINFO) or remedies.NO_DEBUGINFO
+            return [*self._withheld(row, file), self._finding(why, row, file)]
         is_named = not file or self._scan != "perf-data" or row.build_id in self._named_in(file)
         return [self._finding(remedies.COMPLETE if is_named else remedies.UNREPAIRED, row, file)]
 
@@ -204,9 +205,12 @@ class Explainer:
         found: list[Finding] = []
         here = self._still_here(row.build_id, row.path, records)
         if here is not None:
-            found.append(self._finding(remedies.STILL_HERE, row, file, path=here))
+            said = f"{row.why}, and {remedies.AT_ITS_PATH}" if self._is_removed(row) else ""
+            found.append(self._finding(remedies.STILL_HERE, row, file, said, path=here))
         lost = self._losses().get(row.build_id.hex())
-        if lost is not None:
+        if self._is_removed(row):
+            found.append(self._finding(row.why, row, file))
+        elif lost is not None:
             where = self._names.short(lost.container) or "the host"
             found.append(
                 Finding(
@@ -229,6 +233,9 @@ class Explainer:
             why = remedies.NOT_CAPTURED if file else remedies.NEVER_SEEN
             found.append(self._finding(why, row, file))
         return found
+
+    def _is_removed(self, row: Row) -> bool:
+        return remedies.without_time(row.why) != row.why
 
     def _finding(
         self, why: str, row: Row, file: str, said: str = "", *, path: bytes = b""
@@ -257,6 +264,7 @@ class Explainer:
             scan=self._scan,
             path=_word(path or row.path),
             id=row.build_id or "ID",
+            pinned=_word(os.fsencode(file)) if file else row.build_id,
         )
         return Finding(remedy.code, said or why, text, command, package, unknown)
 

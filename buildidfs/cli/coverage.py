@@ -179,7 +179,7 @@ def _text(coverage: Coverage, names: Names, layout: table.Layout) -> None:
         return
     reasons: Counter[str] = Counter()
     for row in coverage.rows:
-        reasons[row.why] += row.weight
+        reasons[remedies.without_time(row.why)] += row.weight
     del reasons[""]
     for why, weight in reasons.most_common(_REASONS):
         terminal.say(why, label=f"{weight / coverage.weight:6.1%}", indent=8)

@@ -113,9 +113,9 @@ def journal(
     """Show the build IDs that were seen, with path, container and time, by the time of the last
     sighting.
 
-    A line without bytes in the store says missing, or noted if there was no room and the host still
-    had the file at that path. A line says lost, with the reason, if the watch saw a file and could
-    not capture it.
+    A line without bytes in the store says missing, removed if a limit has removed them, or noted if
+    there was no room and the host still had the file at that path. A line says lost, with the
+    reason, if the watch saw a file and could not capture it.
     """
     labels = set[str]()
     with session.open_store() as store:
@@ -149,7 +149,13 @@ def _lines(
             )  # fmt: skip
         else:
             held = history.is_held(store, row.build_id)
-            state = "held" if held else "noted" if row.noted else "missing"
+            state = "missing"
+            if held:
+                state = "held"
+            elif row.removed is not None:
+                state = "removed"
+            elif row.noted is not None:
+                state = "noted"
             yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
 
 
@@ -197,6 +203,7 @@ def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[s
         "build_id": row.build_id.hex(),
         **path_fields(row.path),
         "held": line.state == "held",
+        "removed": None if row.removed is None else row.removed.time,
         "noted": None if row.noted is None else _identity(row.noted),
         "lost": None,
         **whose_fields(row, names, called),

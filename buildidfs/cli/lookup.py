@@ -43,7 +43,7 @@ def _package(row: Mapper) -> str | None:
 
 _PLACES: Final[tuple[Column[Place], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
-    Column("held", "BYTES", lambda row: "held" if row.held else "missing", table.TEXT),
+    Column("held", "BYTES", lambda row: row.state, table.TEXT),
     Column("first_seen", "FIRST SEEN", lambda row: row.first_seen_ns, table.AGE, 100),
     Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
     Column("host", "HOST", lambda row: row.host, table.LABEL, 140),
@@ -91,7 +91,7 @@ def which(
 
     PATH is a whole path. The command also finds it with or without /usr where distributions have
     merged the two, and through the symbolic links of this host. Build IDs without bytes in the
-    store are marked as missing.
+    store are marked as missing, or as removed if a limit has removed them.
     """
     from buildidfs.app import history
     from buildidfs.errors import ArtifactMissing
@@ -127,6 +127,7 @@ def _place_fields(names: Names, place: Place) -> dict[str, object]:
         **names.fields(place.container, place.cgroup),
         "host": place.host,
         "held": place.held,
+        "removed": None if place.removed is None else place.removed.time,
         "first_seen": place.first_seen_ns / 1e9,
         "last_seen": place.last_seen_ns / 1e9,
     }

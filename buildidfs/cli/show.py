@@ -22,8 +22,8 @@ from buildidfs.cli.output import counted, json_line, moment, one_line, path_fiel
 
 if TYPE_CHECKING:
     from buildidfs.app.catalog import Known
-    from buildidfs.model import Artifact, BuildId, Kind
-    from buildidfs.store import OriginRecord
+    from buildidfs.model import Artifact, BuildId, Kind, Origin
+    from buildidfs.store import JournalRecord, OriginRecord
 
 _VARIANTS: Final = 10  # for each kind
 _PLACES: Final = 20
@@ -76,7 +76,8 @@ def show(
         origins = store.index.origins(ordinal)
         known = catalog.known(store, build_id, variants)
         kept = {kind: each for kind, each in variants.items() if each}
-        shown = _Shown(build_id, kept, origins, known, names, Names(store))
+        journal = [] if origins else store.journal.of(build_id)
+        shown = _Shown(build_id, kept, origins, journal, known, names, Names(store))
         if json_:
             _as_json(shown)
         else:
@@ -84,18 +85,22 @@ def show(
 
 
 class _Shown(NamedTuple):
-    """A build ID with all printed facts; ``names`` are the namespaces that define a container."""
+    """A build ID with all printed facts; ``names`` are the namespaces that define a container.
+
+    ``journal`` has its sightings if the store has none of its bytes.
+    """
 
     build_id: BuildId
     variants: dict[Kind, list[Artifact]]
     origins: list[OriginRecord]
+    journal: list[JournalRecord]
     known: Known
     names: tuple[str, ...] | None
     called: Names
 
 
 def _as_json(shown: _Shown) -> None:
-    build_id, variants, origins, known, names, called = shown
+    build_id, variants, origins, _, known, names, called = shown
     json_line(
         {
             "build_id": build_id.hex(),
@@ -137,6 +142,7 @@ def _as_json(shown: _Shown) -> None:
                 for record in origins
             ],
             "missing": known.missing,
+            "removed": None if known.removed is None else known.removed.time,
             "split_dwarf": None
             if known.split is None
             else {
@@ -153,7 +159,7 @@ def _as_json(shown: _Shown) -> None:
 
 
 def _as_text(shown: _Shown, *, bounded: bool) -> None:
-    build_id, variants, origins, known, names, called = shown
+    build_id, variants, origins, journal, known, names, called = shown
     click.echo(f"build ID   {build_id}")
     for kind, kept in variants.items():
         rows = list(zip(kept, known.why[kind], strict=True))
@@ -168,15 +174,16 @@ def _as_text(shown: _Shown, *, bounded: bool) -> None:
         for_whom = f" for {printable(pin.name)}" if pin.name else ""
         click.echo(f"pinned     {moment(pin.created_ns)}{for_whom}")
     click.echo("seen")
-    for record in origins[: _PLACES if bounded else None]:
-        where = one_line(called.long(container_of(record.origin, names), record.origin.cgroup))
-        first, last = moment(record.first_seen_ns), moment(record.last_seen_ns)
+    places: list[tuple[Origin | JournalRecord, int, int]]
+    places = [(each.origin, each.first_seen_ns, each.last_seen_ns) for each in origins]
+    places += [(each, each.first_seen_ns, each.last_seen_ns) for each in journal]
+    for seen, first_ns, last_ns in places[: _PLACES if bounded else None]:
+        where = one_line(called.long(container_of(seen, names), seen.cgroup))
+        first, last = moment(first_ns), moment(last_ns)
         when = first if first == last else f"{first} to {last}"
-        click.echo(f"  {printable(record.origin.path)}")
-        terminal.say(
-            f"in {where} on {one_line(record.origin.host)}, {when}", label=" " * 6, indent=6
-        )
-    _count_left_out(len(origins) - _PLACES if bounded else 0, "place", "  ")
+        click.echo(f"  {printable(seen.path)}")
+        terminal.say(f"in {where} on {one_line(seen.host)}, {when}", label=" " * 6, indent=6)
+    _count_left_out(len(places) - _PLACES if bounded else 0, "place", "  ")
     for text in known.missing:
         _say(text, "missing")
 

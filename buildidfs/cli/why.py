@@ -140,9 +140,12 @@ def _print_groups(
     for each in answer.files:
         finding = each.findings[0]
         step = finding.package.manager or finding.command  # packages are installed together
-        groups.setdefault((finding.why, finding.remedy, step), []).append(each)
+        reason = remedies.without_time(finding.why)
+        groups.setdefault((reason, finding.remedy, step), []).append(each)
     order = sorted(groups.items(), key=lambda item: -sum(each.weight for each in item[1]))
     for (reason, remedy, _), members in order[: _GROUPS if bounded else None]:
+        reasons = {each.findings[0].why for each in members}
+        reason = reasons.pop() if len(reasons) == 1 else reason
         weight = sum(each.weight for each in members)
         share = sum(each.share or 0.0 for each in members)
         count = counted(weight, _SINGULAR.get(unit, unit.removesuffix("s")), unit)

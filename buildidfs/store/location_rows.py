@@ -196,12 +196,32 @@ def place_of(key: bytes, value: bytes) -> Digest | None:
     return Digest(row.digest) if in_place else None
 
 
+class Removal(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a build ID that were removed at ``time`` (Unix time, s) to make room, or, if
+    ``aged``, because they were unused for longer than max-age.
+
+    Bit ``1 << kind`` of ``kinds`` is set for each kind of artifact that the bytes were.
+    """
+
+    time: int
+    kinds: int
+    aged: bool = False
+
+    def __or__(self, other: Removal | None) -> Removal:
+        """Return the later removal with the kinds of both."""
+        if other is None:
+            return self
+        later = max(self, other, key=lambda each: each.time)
+        return Removal(later.time, self.kinds | other.kinds, later.aged)
+
+
 class JournalRecord(msgspec.Struct, frozen=True):
     """A build ID seen at a path in one container, with the first and last time (Unix time, ns).
 
     A field with the name of a field of `Origin` has the same meaning. ``boot`` is the boot ID, 16
     bytes, or empty if unknown: ``mnt_ns_id`` is unambiguous only together with it. ``noted``
-    identifies a file for which the store had no room; it is None for other files.
+    identifies a file for which the store had no room; it is None for other files. ``removed`` is
+    the last removal of its bytes by a limit; the store may have captured them since.
     """
 
     build_id: BuildId
@@ -218,6 +238,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     last_seen_ns: int
     cgroup_id: int = 0
     noted: FileIdentity | None = None
+    removed: Removal | None = None
 
 
 class JournalRow(msgspec.Struct, array_like=True):
@@ -235,7 +256,16 @@ class JournalRow(msgspec.Struct, array_like=True):
     noted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None
 
 
-_decode_journal = msgspec.msgpack.Decoder(JournalRow).decode
+class RemovedRow(JournalRow, array_like=True):
+    """A `JournalRow` whose bytes were removed by a limit."""
+
+    removed: Removal | None = None
+
+
+_decode_journal = msgspec.msgpack.Decoder(RemovedRow).decode
+_FIELDS: Final = len(JournalRow.__struct_fields__)
+_MSGPACK_ARRAY: Final = 0x90  # of less than 16 elements
+_ID_AT: Final = TIMES.size + 3  # behind the heads of the array and of its first element
 
 
 def journal_prefix(path: bytes, mnt_ns_id: int, boot: bytes | None = None) -> bytes:
@@ -262,12 +292,18 @@ def journal_key(origin: Origin, build_id: BuildId, boot: bytes, label: str | Non
 
 
 def pack_journal(
-    origin: Origin, build_id: BuildId, first: int, last: int, *, noted: bool = False
+    origin: Origin,
+    build_id: BuildId,
+    first: int,
+    last: int,
+    *,
+    noted: bool = False,
+    removed: Removal | None = None,
 ) -> bytes:
     """Return a row of *journal*. ``noted`` identifies a file that was not captured for lack of
     room, see `JournalRecord`.
     """
-    row = JournalRow(
+    fields = (
         bytes(build_id),
         origin.path,
         msgspec.structs.astuple(origin.namespaces),
@@ -279,12 +315,38 @@ def pack_journal(
         origin.cgroup_id,
         _fields(origin.identity) if noted else None,
     )
+    row = JournalRow(*fields) if removed is None else RemovedRow(*fields, removed)
     return TIMES.pack(first, last) + _encode(row)
+
+
+def mark_removed(value: bytes, removed: Removal, noted: FileIdentity | None) -> bytes:
+    """Return a row of *journal* with a removal; ``noted`` is a file of the host that has the bytes
+    still.
+    """
+    old = _decode_journal(memoryview(value)[TIMES.size :])
+    row = msgspec.structs.replace(
+        old,
+        noted=old.noted if noted is None else _fields(noted),
+        removed=removed | old.removed,
+    )
+    return value[: TIMES.size] + _encode(row)
 
 
 def is_noted(value: bytes) -> bool:
     """Return True if a row of *journal* is for a file that was not captured for lack of room."""
     return _decode_journal(memoryview(value)[TIMES.size :]).noted is not None
+
+
+def removal_in(value: bytes) -> Removal | None:
+    """Return the removal of a row of *journal*. A row without one is not decoded."""
+    if value[TIMES.size] == _MSGPACK_ARRAY | _FIELDS:
+        return None
+    return _decode_journal(memoryview(value)[TIMES.size :]).removed
+
+
+def build_id_in(value: bytes) -> bytes:
+    """Return the build ID of a row of *journal* without decoding the row."""
+    return value[_ID_AT : _ID_AT + value[_ID_AT - 1]]
 
 
 def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
@@ -307,6 +369,7 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
         last,
         row.cgroup_id,
         None if row.noted is None else FileIdentity(*row.noted),
+        row.removed,
     )
 
 

@@ -161,8 +161,9 @@ program that identifies more files has a higher epoch, which makes every old row
 captured. *who* consists of build ID, container, the container label in the control group (empty if
 all namespaces are the host's), namespaces and host. The boot ID is zeros if it is unknown. Last
 seen is kept to the minute; the other fields are those of the last sighting written. If there was no
-room for the bytes of a recapturable file, the row ends with the identity of the file. *recent* has
-one row for each of *journal*, in order of last seen, with a hash of the owner of its share
+room for the bytes of a recapturable file, the row ends with the identity of the file. If a limit
+has removed the bytes, the time and the kinds of the removed artifacts follow. *recent* has one row
+for each of *journal*, in order of last seen, with a hash of the owner of its share
 (`place_shares`). At most 2**20 rows: a further row removes up to a 32nd of them, of the owners with
 the most those last seen longest ago.
 """

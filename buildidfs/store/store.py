@@ -336,6 +336,14 @@ class Store:
 
         return eviction.plan(self._opened(), self._files, policy, altlinks, stays=stays)
 
+    def remove_chosen(self, chosen: Sequence[Choice]) -> Removed:
+        """Remove blobs of a plan as `remove` does, and write into the journal that a limit has
+        removed them.
+        """
+        from buildidfs.store.retention import eviction
+
+        return eviction.remove_chosen(self._writable(), self._files, chosen)
+
     def exceeded(self, policy: Policy) -> dict[str, int]:
         """Return by how many bytes each limit of a policy is exceeded, by its name; 0 or less if it
         is not.

@@ -21,6 +21,7 @@ from buildidfs.model import (
     Sighting,
 )
 from buildidfs.store.blobs.files import Staged
+from buildidfs.store.location_rows import Removal
 
 
 def claimed(sighting: Sighting, now_ns: int) -> Sighting:
@@ -78,12 +79,14 @@ class NewSeen(msgspec.Struct, frozen=True):
 
     ``boot`` is the boot ID (16 bytes) of the system on which the file was seen; None for the
     running one. ``noted`` is True if there was no room for the bytes, and the file is recapturable.
+    ``removed`` is the removal of its bytes by a limit.
     """
 
     sighting: Sighting
     build_id: BuildId
     boot: bytes | None = None
     noted: bool = False
+    removed: Removal | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -92,7 +92,8 @@ def test_no_address_on_standard_input(filled: BuildIdFs) -> None:
 
 def test_profile_without_samples_is_not_called_complete(filled: BuildIdFs, tmp_path: Path) -> None:
     file = tmp_path / "perf.data"
-    file.write_bytes(PerfWriter().file(b""))
+    write = PerfWriter()
+    file.write_bytes(write.file(write.mmap2(1, 0x10000, 0x1000, b"/app/server")))
     said = filled("why", file, check=False)
     assert said.rc == 30
     assert "has no samples: there is nothing to explain" in said.err

@@ -500,7 +500,8 @@ def test_a_profile_pins_what_it_names(buildidfs: BuildIdFs, directory: Path) -> 
     data.unlink()
     buildidfs("unpin", data)
     buildidfs("prune", "--max-size", "0", check=False)
-    assert buildidfs("show", ls["build_id"], check=False).rc == 30
+    assert buildidfs("get", "-o", directory / "ls", ls["build_id"], check=False).rc == 30
+    assert "removed to make room at" in buildidfs("show", ls["build_id"]).out
 
 
 # --- mounts --------------------------------------------------------------------------------------

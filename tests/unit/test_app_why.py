@@ -292,7 +292,7 @@ def test_each_reason_has_a_remedy() -> None:
     ]
     notes = (
         remedies.NOTHING_RECORDED, remedies.OTHER_MACHINE, remedies.MAY_BE_HERE,
-        remedies.INSTALLED, remedies.DEBIAN_ARCHIVE,
+        remedies.INSTALLED, remedies.DEBIAN_ARCHIVE, remedies.AT_ITS_PATH,
     )  # fmt: skip
     codes = [remedies.of_reason(text).code for text in texts if text not in notes]
     assert "other" not in codes

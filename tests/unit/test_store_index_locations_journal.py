@@ -19,9 +19,10 @@ import pytest
 
 from buildidfs.errors import StoreError
 from buildidfs.linux import statx
-from buildidfs.model import BuildId, NamespaceSet
+from buildidfs.model import BuildId, Kind, NamespaceSet
 from buildidfs.store import JournalRecord, NewSeen, Store, location_rows, schema
 from buildidfs.store.index import environment
+from buildidfs.store.location_rows import Removal
 from tests.support.captures import NOW, SECOND, capture, sighting
 
 MINUTE = 60 * SECOND
@@ -392,8 +393,22 @@ def test_rows_are_the_documented_ones() -> None:
     assert location_rows.unpack_journal(key, row).cgroup_id == 7
     with pytest.raises(msgspec.ValidationError):
         location_rows.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-1]))
-    longer = row[:16] + msgspec.msgpack.encode([*array, "later"])
+    longer = row[:16] + msgspec.msgpack.encode([*array, None, "later"])
     assert location_rows.unpack_journal(key, longer) == location_rows.unpack_journal(key, row)
     assert location_rows.unpack_journal(key, row).noted is None
     noted = location_rows.pack_journal(origin, ID, 1, 2, noted=True)
     assert location_rows.unpack_journal(key, noted).noted == origin.identity
+    assert location_rows.removal_in(noted) is None
+    assert location_rows.build_id_in(noted) == ID
+
+
+def test_row_of_removed_bytes_keeps_the_kinds_of_all_removals() -> None:
+    origin = sighting(b"/a").origin
+    row = location_rows.pack_journal(origin, ID, 1, 2)
+    row = location_rows.mark_removed(row, Removal(5, 1 << Kind.DEBUGINFO), None)
+    row = location_rows.mark_removed(row, Removal(7, 1 << Kind.EXECUTABLE), origin.identity)
+    both = Removal(7, 1 << Kind.DEBUGINFO | 1 << Kind.EXECUTABLE)
+    assert location_rows.removal_in(row) == both
+    record = location_rows.unpack_journal(location_rows.journal_key(origin, ID, BOOT, ""), row)
+    assert (record.removed, record.noted) == (both, origin.identity)
+    assert (record.first_seen_ns, record.last_seen_ns) == (1, 2)

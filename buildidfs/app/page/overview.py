@@ -146,7 +146,9 @@ def container(
 def _finding(why: str) -> answers.Finding:
     """Return a reason of `remedies` that is about no particular file."""
     remedy = remedies.of_reason(why)
-    command = remedy.command.format(file="FILE", scan="perf-data", path="PATH", id="ID")
+    command = remedy.command.format(
+        file="FILE", scan="perf-data", path="PATH", id="ID", pinned="ID"
+    )
     return answers.Finding(remedy.code, why, remedy.text, command or None)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from buildidfs.store.index.environment import Environment, Table
     from buildidfs.store.index.queries import Index
-    from buildidfs.store.location_rows import JournalRecord
+    from buildidfs.store.location_rows import JournalRecord, Removal
 
 
 ROOT = 0
@@ -458,15 +458,42 @@ class Journal:
     def of(self, build_id: BuildId) -> list[JournalRecord]:
         """Return the rows of a build ID, last seen first; reads every row."""
         wanted = bytes(build_id)
-        found: list[JournalRecord] = []
+        # Most rows need not be decoded.
+        return _last_first(
+            location_rows.unpack_journal(key, row)
+            for key, row in self._every()
+            if location_rows.build_id_in(row) == wanted
+        )
+
+    @whole
+    def removals(self) -> dict[BuildId, Removal]:
+        """Return the last removal by a limit of each build ID; reads every row."""
+        found: dict[BuildId, Removal] = {}
+        for _, row in self._every():
+            removed = location_rows.removal_in(row)
+            if removed is not None:
+                build_id = BuildId(location_rows.build_id_in(row))
+                found[build_id] = removed | found.get(build_id)
+        return found
+
+    @whole
+    def removed(self) -> list[JournalRecord]:
+        """Return the rows of files whose bytes a limit has removed; reads every row."""
+        return [
+            location_rows.unpack_journal(key, row)
+            for key, row in self._every()
+            if location_rows.removal_in(row) is not None
+        ]
+
+    def _every(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all rows in the order of their keys; no transaction is open meanwhile."""
         start = b""
         while True:
             with self._env.read() as txn:
                 rows = list(islice(prefixed(txn, self._rows, b"", start), _ROWS))
-            # Most rows need not be decoded.
-            found += [location_rows.unpack_journal(key, row) for key, row in rows if wanted in row]
+            yield from rows
             if len(rows) < _ROWS:
-                return _last_first(record for record in found if record.build_id == build_id)
+                return
             start = rows[-1][0] + b"\0"
 
 

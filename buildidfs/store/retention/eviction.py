@@ -30,6 +30,8 @@ from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import Journal
 from buildidfs.store.index.place_shares import share_at
+from buildidfs.store.index.queries import Index
+from buildidfs.store.location_rows import Removal
 from buildidfs.store.retention import removal, tally
 from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room
 from buildidfs.store.retention.recapture import can_be_had, is_fresh
@@ -417,7 +419,9 @@ class Keeper:
 
         ``check`` runs while no process commits.
         """
-        gone, entries = self._described(chosen)
+        now = int(time.time())
+        gone = {each.candidate.digest: _evicted(each, now) for each in chosen if not each.aged}
+        entries = _journal_entries(self._env, chosen, now)
         write_down = functools.partial(self._write_down, gone, entries)
         digests = [each.candidate.digest for each in chosen]
         done = removal.remove(self._env, self._blobs, digests, write_down=write_down, check=check)
@@ -448,40 +452,6 @@ class Keeper:
         row.noted += journal.noted
         tally.save(self._env, txn, row)
 
-    def _described(
-        self, chosen: Sequence[Choice]
-    ) -> tuple[dict[Digest, Evicted], dict[Digest, list[NewSeen]]]:
-        """Describe the blobs that make room, and make journal entries.
-
-        A recapturable blob gets an entry for each of its places, which are noted from then on.
-        """
-        now = int(time.time())
-        gone: dict[Digest, Evicted] = {}
-        entries: dict[Digest, list[NewSeen]] = {}
-        for choice in chosen:
-            each = choice.candidate
-            if choice.aged:
-                continue
-            build_id = each.build_ids[0] if each.build_ids else None
-            named = bytes(build_id or b"")
-            gone[each.digest] = Evicted(named, choice.path, each.size, now, each.again)
-            if build_id is not None:
-                places = self._planner.places(each)
-                places = places if each.again else places[:1]
-                found = (self._entry(place, build_id, bool(each.again)) for place in places)
-                entries[each.digest] = [entry for entry in found if entry is not None]
-        return gone, entries
-
-    def _entry(self, place: OriginRecord, build_id: BuildId, noted: bool) -> NewSeen | None:
-        """Return a journal entry for a blob that was seen at a place; None if the journal has it
-        already.
-        """
-        origin = place.origin
-        known = Journal(self._env).at(origin.mnt_ns_id, origin.path, None)
-        if any(row.build_id == build_id and (row.noted or not noted) for row in known):
-            return None
-        return NewSeen(Sighting(origin, place.last_seen_ns), build_id, boot=b"", noted=noted)
-
     def _wait_until_freed(self, before: int, size: int) -> None:
         """Wait a little until the filesystem has freed the space of removed files.
 
@@ -491,6 +461,69 @@ class Keeper:
         until = time.monotonic() + _FREED_S
         while self._blobs.free_bytes() < before + size * 3 // 4 and time.monotonic() < until:
             time.sleep(_FREED_S / 20)
+
+
+def remove_chosen(env: Environment, blobs: Blobs, chosen: Sequence[Choice]) -> removal.Removed:
+    """Remove the blobs of a plan, and write the journal entries. Raises `StoreError`."""
+    entries = _journal_entries(env, chosen, int(time.time()))
+
+    def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
+        journal = JournalWriter(env, txn)
+        for digest in removed:
+            journal.add(entries.get(digest, ()))
+
+    digests = [each.candidate.digest for each in chosen]
+    return removal.remove(env, blobs, digests, write_down=write_down)
+
+
+def _evicted(choice: Choice, now: int) -> Evicted:
+    """Describe a blob that makes room."""
+    each = choice.candidate
+    build_id = bytes(each.build_ids[0]) if each.build_ids else b""
+    return Evicted(build_id, choice.path, each.size, now, each.again)
+
+
+def _journal_entries(
+    env: Environment, chosen: Sequence[Choice], now: int
+) -> dict[Digest, list[NewSeen]]:
+    """Return the journal entries for the blobs of a plan: one for each place of a blob. The places
+    of a recapturable blob are noted.
+    """
+    index, journal = Index(env), Journal(env)
+    entries: dict[Digest, list[NewSeen]] = {}
+    for choice in chosen:
+        each = choice.candidate
+        removed = Removal(now, sum({1 << kind for kind in each.kinds}), choice.aged)
+        entries[each.digest] = [
+            _entry(journal, place, build_id, removed, bool(each.again))
+            for build_id in each.build_ids
+            for place in index.origins(index.ordinal(build_id) or 0)
+            if place.digest == each.digest
+        ]
+    return entries
+
+
+def _entry(
+    journal: Journal, place: OriginRecord, build_id: BuildId, removed: Removal, noted: bool
+) -> NewSeen:
+    """Return the journal entry for a blob that was seen at a place: the one that exists, or a new
+    one.
+    """
+    origin, boot = place.origin, b""
+    for row in journal.at(origin.mnt_ns_id, origin.path, None):
+        if row.build_id == build_id:
+            boot = row.boot
+            origin = msgspec.structs.replace(
+                origin,
+                container=row.container,
+                namespaces=row.namespaces,
+                apart=row.apart,
+                cgroup=row.cgroup,
+                host=row.host,
+            )
+            break
+    sighting = Sighting(origin, place.last_seen_ns)
+    return NewSeen(sighting, build_id, boot=boot, noted=noted, removed=removed)
 
 
 def look(env: Environment, blobs: Blobs) -> Usage:

@@ -33,7 +33,7 @@ from buildidfs.store import location_rows, schema
 from buildidfs.store.index.place_shares import UNKNOWN, share_in
 from buildidfs.store.index.queries import DAMAGE, Index, prefixed
 from buildidfs.store.retention.pins import Pins
-from buildidfs.store.retention.recapture import MOST_PLACES, recapturable_at
+from buildidfs.store.retention.recapture import recapturable_at
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
@@ -308,17 +308,13 @@ class Planner:
         kinds = tuple(sorted({Kind(ref[1]) for ref in row.refs}))
         return Candidate(digest, row.taken, row.used, build_ids, kinds, again, stays)
 
-    def places(self, candidate: Candidate) -> list[OriginRecord]:
-        """Return the places at which the bytes of a blob were seen, newest first, up to a limit."""
-        origins = self._origins(candidate.digest, candidate.build_ids)
-        return sorted(origins, key=lambda each: -each.last_seen_ns)[:MOST_PLACES]
-
     def _choice(self, candidate: Candidate, why: str, *, aged: bool = False) -> Choice:
         self._chosen.add(candidate.digest)
         return Choice(candidate, self._path(candidate), True, why, aged)
 
     def _path(self, candidate: Candidate) -> bytes:
-        last = next(iter(self.places(candidate)), None)
+        origins = self._origins(candidate.digest, candidate.build_ids)
+        last = max(origins, key=lambda each: each.last_seen_ns, default=None)
         return b"" if last is None else last.origin.path
 
     def _origins(self, digest: Digest, build_ids: tuple[BuildId, ...]) -> list[OriginRecord]:

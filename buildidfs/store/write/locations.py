@@ -450,13 +450,22 @@ class JournalWriter:
         key = location_rows.journal_key(origin, new.build_id, boot, self._label(origin))
         old = self._txn.get(key, db=self._rows)
         if old is None:
-            row = location_rows.pack_journal(origin, new.build_id, seen, seen, noted=new.noted)
+            row = location_rows.pack_journal(
+                origin, new.build_id, seen, seen, noted=new.noted, removed=new.removed
+            )
             self._put(key, row, seen, origin)
             self._count += 1
             self.noted += new.noted
             if self._count > schema.MAX_JOURNAL:
                 self._make_room()
             return
+        if new.removed is not None:
+            noted = origin.identity if new.noted else None
+            self.noted += new.noted and not location_rows.is_noted(old)
+            row = location_rows.mark_removed(old, new.removed, noted)
+            self._txn.put(key, row, db=self._rows)
+            return
+        removed = location_rows.removal_in(old)
         first, last = location_rows.TIMES.unpack_from(old)
         newly = new.noted and not location_rows.is_noted(old)
         self.noted += newly
@@ -466,12 +475,16 @@ class JournalWriter:
             row = location_rows.TIMES.pack(seen, last) + old[location_rows.TIMES.size :]
             is_soon = last < seen + schema.LAST_SEEN_SLACK_NS
             if newly or (is_soon and new.noted == location_rows.is_noted(old)):
-                row = location_rows.pack_journal(origin, new.build_id, seen, last, noted=new.noted)
+                row = location_rows.pack_journal(
+                    origin, new.build_id, seen, last, noted=new.noted, removed=removed
+                )
             self._txn.put(key, row, db=self._rows)
         elif seen >= last + schema.LAST_SEEN_SLACK_NS or newly:
             self._txn.delete(schema.U64.pack(last) + key, db=self._recent)
             seen = max(seen, last)
-            row = location_rows.pack_journal(origin, new.build_id, first, seen, noted=new.noted)
+            row = location_rows.pack_journal(
+                origin, new.build_id, first, seen, noted=new.noted, removed=removed
+            )
             self._put(key, row, seen, origin)
 
     def _label(self, origin: Origin) -> str | None:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands state the removal of bytes that a limit took, not that nothing was captured."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.store import Store
+from tests.support.captures import capture, commit, sighting
+from tests.support.elfwriter import elf_file
+from tests.support.perfwriter import PerfWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.mounts import BuildIdFs
+
+WEB, DB, LARGE, SMALL = (f"docker:{digit * 12}" for digit in "abcd")
+PROGRAMS = [BuildId(bytes([number]) * 20) for number in range(1, 11)]
+DEBUGGED = BuildId(b"\x20" * 20)
+AT = r"removed to make room at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
+FALSE = ("never captured", "no file with DWARF", "install the debug package", "100.0%", "has seen")
+
+
+@pytest.fixture
+def evicted(buildidfs: BuildIdFs) -> BuildIdFs:
+    """A store that has lost ten programs of two containers, and the debug file of another one."""
+    with Store.create(buildidfs.store) as store:
+        for path, label, content, kind, quality in (
+            (b"/app/served.debug", LARGE, os.urandom(12 << 20), Kind.DEBUGINFO, Quality.DEBUGINFO),
+            (b"/app/served", SMALL, b"its program", Kind.EXECUTABLE, Quality.SYMTAB),
+        ):
+            at = sighting(path, container=label)
+            kinds = (kind,)
+            commit(store, capture(store, content, DEBUGGED, kinds=kinds, at=at, quality=quality))
+        for number, build_id in enumerate(PROGRAMS):
+            at = sighting(b"/app/%d" % number, container=(WEB, DB)[number % 2])
+            content = elf_file(build_id=bytes(build_id)) + os.urandom(1 << 20)
+            commit(store, capture(store, content, build_id, at=at, quality=Quality.SYMTAB))
+    buildidfs("prune", "--max-size", "1M")
+    with Store.open(buildidfs.store) as store:
+        assert not any(store.index.ordinal(build_id) for build_id in PROGRAMS)
+        ordinal = store.index.ordinal(DEBUGGED)
+        assert ordinal is not None
+        assert store.index.artifact(ordinal, Kind.DEBUGINFO) is None
+    return buildidfs
+
+
+def profile_of(directory: Path) -> Path:
+    write = PerfWriter()
+    records = b""
+    for number, build_id in enumerate([*PROGRAMS, DEBUGGED]):
+        base = 0x10000 * (number + 1)
+        records += write.mmap2(1, base, 0x1000, b"/app/%d" % number, build_id=bytes(build_id))
+        records += write.sample(1, base + 16, 9)
+    file = directory / "perf.data"
+    file.write_bytes(write.file(records))
+    return file
+
+
+@pytest.mark.parametrize("command", ["why", "show", "where"])
+@pytest.mark.parametrize("build_id", [PROGRAMS[0], DEBUGGED], ids=["all", "debuginfo"])
+def test_command_states_the_removal(evicted: BuildIdFs, command: str, build_id: BuildId) -> None:
+    out = evicted(command, str(build_id)).out
+    if command == "where":
+        assert ("removed" in out) == (build_id != DEBUGGED)
+    else:
+        assert re.search(AT, out), out
+    assert not [text for text in FALSE if text in out]
+    if command == "why":
+        assert "buildidfs pin" in out
+        assert "max-size" in out
+
+
+def test_profile_states_the_removal(evicted: BuildIdFs, tmp_path: Path) -> None:
+    file = profile_of(tmp_path)
+    for command in ("why", "coverage"):
+        out = evicted(command, file).out
+        assert re.search(AT, out) or "removed to make room" in out, out
+        assert not [text for text in FALSE if text in out], out
+    rows = json.loads(evicted("coverage", "--json", file).out)["rows"]
+    assert all(re.fullmatch(AT, row["why"]) for row in rows if row["path"] != "/app/10")
+
+
+def test_removed_place_has_the_time_of_its_removal(evicted: BuildIdFs) -> None:
+    (row,) = [
+        json.loads(line) for line in evicted("where", "--json", str(PROGRAMS[0])).out.splitlines()
+    ]
+    assert (row["held"], row["path"], row["container"]) == (False, "/app/0", WEB)
+    assert row["removed"] > 1_700_000_000
+    shown = json.loads(evicted("show", "--json", str(PROGRAMS[0])).out)
+    assert shown["removed"] == row["removed"]
+    listed = evicted("journal", "--path", "/app/0", "--format", "{state} {path}").out
+    assert listed == "removed /app/0\n"
+
+
+def test_file_that_is_captured_once_more_is_not_called_removed(
+    evicted: BuildIdFs, tmp_path: Path
+) -> None:
+    file = tmp_path / "program"
+    file.write_bytes(elf_file(build_id=bytes(PROGRAMS[0])))
+    evicted("add", file)
+    for command in ("why", "show", "where"):
+        assert not re.search(AT, evicted(command, str(PROGRAMS[0])).out)
+    assert "\theld\t" in evicted("where", str(PROGRAMS[0])).out
