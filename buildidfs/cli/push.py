@@ -15,8 +15,7 @@ from buildidfs.cli.output import counted, json_line, one_line, size
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from buildidfs.app.fleet.push import Pusher
-    from buildidfs.app.fleet.uploader import Summary
+    from buildidfs.app.fleet.push import Pusher, Summary
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
@@ -64,15 +63,12 @@ def push(
     """
     if sum((bool(ids), all_, watch)) != 1:
         raise UsageError("push takes build IDs, or one of --all and --watch")
-    from buildidfs.app.fleet import uploader
-    from buildidfs.app.fleet.push import Pusher
+    from buildidfs.app.fleet.push import PATIENCE_S, Pusher, settings_of
 
     if watch and not session.verbosity:
         session.start_logging()
-    patience = None if watch else uploader.PATIENCE_S
-    options = uploader.settings_of(
-        session.settings.remote, rate=rate, verify=verify, patience_s=patience
-    )
+    patience = None if watch else PATIENCE_S
+    options = settings_of(session.settings.remote, rate=rate, verify=verify, patience_s=patience)
     with (
         session.open_store() as store,
         Pusher(store, session.settings.remote, options) as pusher,

@@ -14,8 +14,7 @@ import pytest
 
 from buildidfs import config
 from buildidfs.app.fleet import push as pushing
-from buildidfs.app.fleet.push import Pusher
-from buildidfs.app.fleet.uploader import Options, Pace, Summary
+from buildidfs.app.fleet.push import Options, Pace, Pusher, Summary
 from buildidfs.errors import RemoteDenied, RemoteUnavailable, UsageError
 from buildidfs.model import Kind, Trust
 from buildidfs.remote import Bucket, manifests, objects

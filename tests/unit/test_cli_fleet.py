@@ -13,8 +13,7 @@ import zstandard
 from click.testing import CliRunner
 
 from buildidfs import config
-from buildidfs.app.fleet.push import Pusher
-from buildidfs.app.fleet.uploader import Options
+from buildidfs.app.fleet.push import Options, Pusher
 from buildidfs.cli.main import cli
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, RemoteDenied, UsageError
 from buildidfs.linux import machine

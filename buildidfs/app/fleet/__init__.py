@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fleet: push the files of a store to a bucket, and answer questions about all hosts.
 
-`push` uploads to a bucket; `uploader` has the threads of an upload. `ledger` remembers what was
+`push` uploads to a bucket, once or after each commit (`changes`). `ledger` remembers what was
 uploaded, `questions` reads the manifests of all hosts. `fetch` gets missing files from upstream
 servers.
 """

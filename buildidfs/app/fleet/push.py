@@ -11,6 +11,8 @@ file that the bucket has.
 
 Files that not all users could read where they were captured go to a separate bucket, or nowhere.
 Likewise, a manifest lists only places that all users may know of.
+
+`Pusher.run` does one pass over files; `Pusher.follow` then follows the commits to the store.
 """
 
 from __future__ import annotations
@@ -22,16 +24,24 @@ import itertools
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Literal
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
+import msgspec
+
+from buildidfs import config
 from buildidfs.app.fleet import NO_BUCKET
+from buildidfs.app.fleet.changes import Changes
 from buildidfs.app.fleet.ledger import Entry, Ledger
-from buildidfs.app.fleet.uploader import DAMAGED, Job, Options, Stopped, Summary, Uploader
+from buildidfs.backoff import Backoff
 from buildidfs.errors import (
     IntegrityError,
     RemoteDamaged,
     RemoteError,
+    RemoteRefused,
     RemoteUnavailable,
+    StoreError,
     UsageError,
 )
 from buildidfs.linux import machine
@@ -39,17 +49,31 @@ from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.remote import Bucket, manifests, objects
 from buildidfs.remote.filters import CLAIM_S, Filter
 from buildidfs.remote.manifests import PUSHED, VARIANT, Place, Row
+from buildidfs.store import OriginRecord
 from buildidfs.view.permissions import is_public
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from buildidfs.capture.base import Progress
     from buildidfs.config import RemoteSettings
-    from buildidfs.store import OriginRecord, Store
+    from buildidfs.store import Store
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+PATIENCE_S: Final = 60.0
+"""Seconds that a push without --watch waits for a bucket that does not answer."""
+
+DAMAGED: Final = "the blob is damaged: run buildidfs check --repair"
+
+_AHEAD: Final = 4
+"""Files that wait for each thread."""
+_PAUSES: Final = Backoff(1.0, 60.0, jitter=0.25)
+_PASS_S: Final = 3600.0
+_WORKERS: Final = 16
 _ASK_FIRST: Final = 1 << 20
 """Before a larger file is sent, the bucket is asked if it has the file. A smaller file is sent at
 once, on the condition that the bucket lacks it.
@@ -71,6 +95,72 @@ Put = Literal["sent", "same", "other", "leased"]
 """The result for a file: ``sent``, or not, because under its key the bucket has the ``same`` bytes
 or ``other`` bytes, or because another host is uploading it (``leased``).
 """
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Options of a push. ``rate`` is in bytes per second, 0 for no limit. ``patience_s`` is the
+    time to wait for a bucket that does not answer, None for ever. ``verify`` compares all files
+    with the bucket and ignores the ledger. Objects older than half of ``keep_s`` are touched.
+    """
+
+    rate: int = 0
+    patience_s: float | None = PATIENCE_S
+    verify: bool = False
+    keep_s: int | None = None
+
+
+class Summary(msgspec.Struct):
+    """Counts of files: sent as the first of their build ID (``pushed``) or as ``variants``, already
+    there (``present``), left out because not all users could read them (``private``), being
+    uploaded by another host (``leased``). ``bytes`` is the number of bytes sent. ``failed`` has the
+    files that could not be sent, with the reason.
+    """
+
+    pushed: int = 0
+    variants: int = 0
+    present: int = 0
+    private: int = 0
+    leased: int = 0
+    bytes: int = 0
+    failed: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def files(self) -> int:
+        """Return the number of files that were processed."""
+        return self.pushed + self.variants + self.present + self.private + self.leased
+
+    def add(self, other: Summary) -> None:
+        """Add the counts of another summary."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.failed += other.failed
+
+
+_COUNTS: Final = tuple(name for name in Summary.__struct_fields__ if name != "failed")
+
+
+class Pace:
+    """Limits the bytes per second of all threads together."""
+
+    def __init__(self, rate: int, stop: threading.Event) -> None:
+        self._rate = rate
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait(self, size: int) -> None:
+        """Wait until ``size`` bytes may be sent."""
+        if not self._rate:
+            return
+        with self._lock:
+            now = time.monotonic()
+            start = max(self._free_at, now)
+            self._free_at = start + size / self._rate
+        self._stop.wait(start - now)
+
+
+class Stopped(Exception):
+    """`stop` was called."""
 
 
 class Target:
@@ -128,13 +218,15 @@ class Target:
         self.ledger.close()
 
 
-class _Job(Job):
+class _Job(msgspec.Struct):
     """A file to push. ``served`` is True if the store serves it.
 
     ``claimed`` is the time at which it was added to the filter, in seconds since the machine was
     started. ``is_new`` is True if the filter did not have it before.
     """
 
+    build_id: BuildId
+    artifact: Artifact
     target: Target
     served: bool
     origins: list[OriginRecord]
@@ -142,21 +234,34 @@ class _Job(Job):
     claimed: float = 0.0
 
 
-class Pusher(Uploader[_Job]):
-    """Pushes the files of a store to a bucket."""
-
-    workers = 16
+class Pusher:
+    """Pushes the files of a store to a bucket; a context manager. `stop` may be called from any
+    thread.
+    """
 
     def __init__(self, store: Store, settings: RemoteSettings, options: Options) -> None:
         """Raises `UsageError`, `RemoteError`, `StoreError`."""
         if not settings.url:
             raise UsageError(NO_BUCKET)
-        super().__init__(store, options)
+        self._store = store
+        self._options = options
+        self._stop = threading.Event()
+        self._pace = Pace(options.rate, self._stop)
         self._host = machine.host_name()
         self._targets: list[Target] = []
         self._urls = (settings.url, settings.private)
         self._rows: list[Row] = []
         self._in_memory = threading.Semaphore(_MOST_IN_MEMORY)
+
+    def __enter__(self) -> Pusher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stop(self) -> None:
+        """End the push soon; each file is finished or left out."""
+        self._stop.set()
 
     def close(self) -> None:
         """Close the ledgers."""
@@ -170,7 +275,12 @@ class Pusher(Uploader[_Job]):
         ordinals: Iterable[tuple[int, BuildId]] | None = None,
         progress: Progress | None = None,
     ) -> Summary:
-        """Do one pass, and write manifest and filter; see `Uploader.run`."""
+        """Push the files of some build IDs, or all, and write manifest and filter; return the
+        summary.
+
+        Waits while the bucket does not answer. Raises `RemoteUnavailable` if that takes longer than
+        ``patience_s``, `RemoteDenied`, `StoreError`.
+        """
         self._persistently(self._connect)
         is_all = ordinals is None
         began = time.time_ns()
@@ -247,6 +357,33 @@ class Pusher(Uploader[_Job]):
         if self._options.verify:
             return False
         return target.ledger.has(build_id, artifact.kind, artifact.digest)
+
+    def _send(self, jobs: Iterator[_Job], summary: Summary, progress: Progress | None) -> None:
+        """Send the files in threads; a few files per thread are queued."""
+        waiting: deque[tuple[_Job, Future[Summary]]] = deque()
+        with ThreadPoolExecutor(_WORKERS, "push") as pool:
+            try:
+                for job in jobs:
+                    waiting.append((job, pool.submit(self._sent, job)))
+                    if len(waiting) >= _AHEAD * _WORKERS:
+                        self._take(*waiting.popleft(), summary, progress)
+                while waiting:
+                    self._take(*waiting.popleft(), summary, progress)
+            except BaseException:  # the threads must end, also after ^C
+                self._stop.set()
+                for _, future in waiting:
+                    future.cancel()
+                raise
+
+    def _take(
+        self, job: _Job, future: Future[Summary], summary: Summary, progress: Progress | None
+    ) -> None:
+        try:
+            summary.add(future.result())
+        except (IntegrityError, RemoteRefused, StoreError, OSError) as error:
+            summary.failed.append(f"{job.build_id} ({job.artifact.kind.name.lower()}): {error}")
+        if progress is not None:
+            progress(summary.files, str(job.build_id), size=summary.bytes)
 
     # --- one file ------------------------------------------------------------------------------
 
@@ -444,6 +581,74 @@ class Pusher(Uploader[_Job]):
             target.ledger.forget(entry)  # the next pass pushes the file again
             return
         target.ledger.set_touched(entry)
+
+    # --- outages -------------------------------------------------------------------------------
+
+    def _persistently(self, work: Callable[[], T]) -> T:
+        """Repeat ``work`` until the bucket answers, the time is up, or the push is stopped.
+
+        Raises `RemoteUnavailable`, `RemoteDenied`, `Stopped`.
+        """
+        began = time.monotonic()
+        for failures in itertools.count():
+            if self._stop.is_set():
+                raise Stopped
+            try:
+                return work()
+            except RemoteUnavailable as error:
+                patience, pause = self._options.patience_s, _PAUSES.delay(failures)
+                if patience is not None and time.monotonic() - began + pause > patience:
+                    raise
+                if pause > _PAUSES.most / 2:
+                    _log.warning("%s; trying again", error)
+                self._stop.wait(pause)
+        raise AssertionError
+
+    # --- following the store -------------------------------------------------------------------
+
+    def follow(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Push all files, then each new capture, until `stop` is called.
+
+        Raises `RemoteDenied`, `StoreError`.
+        """
+        with contextlib.closing(self._store.listen()) as listener:
+            changes = Changes(listener)
+            due = 0.0
+            with changes, contextlib.suppress(Stopped):
+                while not self._stop.is_set():
+                    if time.monotonic() >= due:
+                        changes.take()
+                        self._log(self.run())
+                        due = time.monotonic() + _PASS_S
+                        ready()
+                    ordinals = changes.wait(self._stop)
+                    if ordinals is None:
+                        due = 0.0
+                    elif ordinals:
+                        self._log(self.run(self._named(ordinals)))
+
+    def _named(self, ordinals: Iterable[int]) -> list[tuple[int, BuildId]]:
+        named = ((each, self._store.index.build_id(each)) for each in sorted(ordinals))
+        return [(ordinal, build_id) for ordinal, build_id in named if build_id is not None]
+
+    def _log(self, summary: Summary) -> None:
+        for failure in summary.failed:
+            _log.warning("cannot push %s", failure)
+        if summary.pushed or summary.variants:
+            _log.info("pushed %d files, %d variants", summary.pushed, summary.variants)
+
+
+def settings_of(
+    settings: RemoteSettings, *, rate: str | None, verify: bool, patience_s: float | None
+) -> Options:
+    """Return the options of a push, from the settings and the command line. Raises `UsageError`."""
+    keep = settings.keep
+    return Options(
+        config.size(settings.rate if rate is None else rate),
+        patience_s,
+        verify,
+        None if keep is None else config.seconds(keep),
+    )
 
 
 def _boot_time() -> float:
