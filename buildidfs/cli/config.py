@@ -132,7 +132,7 @@ def config(ctx: click.Context, layout: table.Layout) -> None:
 def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
     from buildidfs import config as toml
     from buildidfs.linux import machine
-    from buildidfs.upstream.servers import without_password
+    from buildidfs.upstream.options import without_password
 
     settings, path = session.settings, session.config_path
     given = frozenset() if path is None else toml.given_keys(session.config_text, path)

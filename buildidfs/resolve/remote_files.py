@@ -38,6 +38,7 @@ from buildidfs.remote.bucket import INTERACTIVE, PATIENT, Head
 from buildidfs.remote.filters import Filter
 from buildidfs.resolve import FIRST_ORDINAL, VARIANT
 from buildidfs.resolve.ranges import BLOCK, RangeReader, RemoteBlob
+from buildidfs.store.absent_files import AbsentFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MOST_IDS: Final = 1 << 16
-_NEGATIVE_S: Final = 30.0
-_WRONG_S: Final = 3600.0
+_ABSENT_S: Final = 30
+_WRONG_S: Final = 3600
 _FIRST_LOAD_S: Final = 2.0
 _ASKED_SOON: Final = 256
 _SOON_THREADS: Final = 8
@@ -159,8 +160,9 @@ class RemoteFiles:
         keep: Callable[[RemoteFile, int], None] = lambda file, fd: None,
         refresh_s: float = 60.0,
     ) -> None:
-        """``directory`` is for the bytes that were read. ``keep`` is called with each complete and
-        verified file, and a descriptor of its bytes that is valid during the call.
+        """``directory`` is the store, which takes the bytes that were read. ``keep`` is called with
+        each complete and verified file, and a descriptor of its bytes that is valid during the
+        call.
         """
         self._tiers = tiers
         self._directory = directory
@@ -171,7 +173,7 @@ class RemoteFiles:
         self._ids: dict[int, BuildId] = {}
         self._next = FIRST_ORDINAL
         self._found: dict[bytes, dict[Kind, RemoteFile]] = {}
-        self._absent: dict[tuple[bytes, Kind], float] = {}
+        self._absent = AbsentFiles(directory, ("bucket", *(tier.bucket.url for tier in tiers)))
         self._by_digest: dict[Digest, RemoteFile] = {}
         self._asking: set[tuple[bytes, Kind]] = set()
         self._answered = threading.Condition(self._lock)
@@ -231,8 +233,7 @@ class RemoteFiles:
         asked = [tier for tier in self._tiers if tier.filter.may_have(build_id, kind)]
         if not asked:
             return True
-        until = self._absent.get((build_id, kind))
-        if until is not None and time.monotonic() < until:
+        if self._absent.has(build_id, kind):
             return True
         if all(tier.is_down for tier in asked):
             raise RemoteUnavailable(f"{asked[0].bucket.url} does not answer")
@@ -298,10 +299,7 @@ class RemoteFiles:
                 return
         if failure is not None:
             raise RemoteUnavailable(str(failure)) from failure
-        with self._lock:
-            if len(self._absent) >= _MOST_IDS:
-                self._absent.clear()
-            self._absent[bytes(build_id), kind] = time.monotonic() + _NEGATIVE_S
+        self._absent.add(build_id, kind, _ABSENT_S)
 
     def _look(self, tier: Tier, build_id: BuildId, kind: Kind) -> RemoteFile | None:
         """Look in one bucket, and describe the file from its headers; None if the bucket has no
@@ -353,7 +351,7 @@ class RemoteFiles:
             self._found.setdefault(build_id, {})[file.artifact.kind] = file
             self._by_digest[file.artifact.digest] = file
 
-    def _forget(self, file: RemoteFile, absent_s: float = 0.0) -> None:
+    def _forget(self, file: RemoteFile, absent_s: int = 0) -> None:
         """Forget a file, so that it is looked up again; or treat it as absent for ``absent_s``
         seconds.
         """
@@ -363,8 +361,7 @@ class RemoteFiles:
             if kind in its and its[kind].artifact.digest == digest:
                 del its[kind]
             self._by_digest.pop(digest, None)
-            if absent_s:
-                self._absent[bytes(file.build_id), kind] = time.monotonic() + absent_s
+        self._absent.add(file.build_id, kind, absent_s)
 
     def _forget_oldest(self) -> None:
         build_id, ordinal = self._numbers.popitem(last=False)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from buildidfs.store import Store
+    from buildidfs.store.absent_files import AbsentFiles
     from buildidfs.upstream.fetcher import Upstreams
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,6 @@ LATE: Final = "late"
 INTRODUCTION_MAX: Final = 192 << 10
 _PACKET: Final = 64 << 10
 _END_S: Final = 5.0
-_ABSENT_S: Final = 300.0
-_UNAVAILABLE_S: Final = 15.0
-_MOST_REMEMBERED: Final = 1 << 16
 _SAID_S: Final = 60.0
 _IMPATIENT_S: Final = 60.0
 _MOST_WAITING: Final = 1024
@@ -89,19 +87,19 @@ class Agent:
         words: Sequence[str],
         introduction: bytes,
         wait_s: float,
-        absent_s: float = _ABSENT_S,
+        absent: AbsentFiles,
+        failed: AbsentFiles,
         token: str = "",
     ) -> None:
         """``module`` has the ``main`` of the process, which gets the arguments ``words``, and
         ``introduction`` as the first packet.
 
-        ``token`` is our name in the requests to servers, see `fetcher.token_of`.
-
-        A file that no server has is requested again after ``absent_s`` seconds, but some minutes at
-        most.
+        ``absent`` and ``failed`` have the files that the process recently found on no server, or
+        could not fetch. ``token`` is our name in the requests to servers, see `fetcher.token_of`.
         """
         self.token = token
-        self._absent_s = min(absent_s, _ABSENT_S)
+        self._absent = absent
+        self._failed = failed
         self._program = Supervised(module, *words, introduction=introduction)
         self.wait_s = wait_s
         self._lock = threading.Lock()
@@ -109,14 +107,14 @@ class Agent:
         self._waits_from = 0.0
         self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[Answer]]] = {}
         self._asked: dict[tuple[bytes, Kind], Future[Answer]] = {}
-        self._missing: dict[tuple[bytes, Kind], tuple[float, str]] = {}
         self._said: dict[str, float] = {}
         self._closed = False
 
     def is_worth_asking(self, build_id: bytes, kind: Kind) -> bool:
-        """Return False if no server had the file a moment ago. Takes no lock."""
-        known = self._missing.get((build_id, kind))
-        return known is None or time.monotonic() >= known[0]
+        """Return False if the file recently was on no server, or could not be fetched. Takes no
+        lock.
+        """
+        return not (self._absent.has(build_id, kind) or self._failed.has(build_id, kind))
 
     @staticmethod
     def is_answer(state: str) -> bool:
@@ -131,9 +129,10 @@ class Agent:
         a hanging server wait no longer than a single request.
         """
         key = bytes(build_id), kind
-        known = self._missing.get(key)
-        if known is not None and time.monotonic() < known[0]:
-            return known[1]
+        if self._absent.has(build_id, kind):
+            return ABSENT
+        if self._failed.has(build_id, kind):
+            return UNAVAILABLE
         with self._lock:
             future = self._asked.get(key)
             if future is None:
@@ -218,15 +217,8 @@ class Agent:
             self._asked.pop(key, None)
             if self.is_answer(answer.state):
                 self._waits_from = 0.0
-            if answer.state not in (FETCHED, HELD):
-                if len(self._missing) >= _MOST_REMEMBERED:
-                    self._missing.clear()
-                lifetime = self._absent_s if answer.state == ABSENT else _UNAVAILABLE_S
-                self._missing[key] = now + lifetime, answer.state
-                if answer.state != ABSENT:
-                    self._say(answer.why, now)
             else:
-                self._missing.pop(key, None)
+                self._say(answer.why, now)
         future.set_result(answer)
 
     def _say(self, why: str, now: float) -> None:

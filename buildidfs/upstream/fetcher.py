@@ -38,7 +38,7 @@ from buildidfs.model import (
     Trust,
     fingerprint,
 )
-from buildidfs.upstream.absences import Absences
+from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream.breaker import Breaker
 from buildidfs.upstream.server import NotThere, Spool, Unacceptable, Unavailable, Wanted
 from buildidfs.upstream.servers import servers_of
@@ -57,6 +57,11 @@ log = logging.getLogger(__name__)
 SCANNER: Final = "upstream"
 DIRECTORY: Final = b"upstream"
 _DEBUG_ROOT: Final = b"/usr/lib/debug/.build-id/"
+FAILED: Final = "failed"
+"""The last word of the scope of files that could not be fetched: a mount or server does not request
+them for `_FAILED_S` seconds.
+"""
+_FAILED_S: Final = 15
 _PATIENCE: Final = 2.0
 """The factor for the time to wait for another process that fetches the same file.
 
@@ -106,8 +111,9 @@ class Upstreams:
             for server in servers_of(options, spool, token_of(store.path))
             if server.is_local or not options.offline
         ]
-        urls = [server.label for server, _ in self._servers]
-        self._absences = Absences(directory, urls, options.absent_s)
+        self._absent = AbsentFiles(store.path, options.scope)
+        self._absent_s = options.absent_s
+        self._failed = AbsentFiles(store.path, (*options.scope, FAILED))
         patience = options.timeout * max(len(self._servers), 1) * _PATIENCE
         self._flights: Flights[Fetched] = Flights(directory, patience)
         self._committing = threading.Lock()
@@ -122,7 +128,6 @@ class Upstreams:
         """Close connections; running fetches fail."""
         for server, _ in self._servers:
             server.close()
-        self._absences.close()
 
     def fetch(
         self,
@@ -144,6 +149,8 @@ class Upstreams:
         done = self._flights.run(
             bytes((kind,)) + build_id, lambda: self._fetch(wanted, again=again)
         )
+        if done.state in (State.UNAVAILABLE, State.FAILED):
+            self._failed.add(build_id, kind, _FAILED_S)
         if done.state is State.FETCHED and kind is Kind.DEBUGINFO:
             self._supplement(wanted)
         return done
@@ -161,8 +168,8 @@ class Upstreams:
         if not self._servers:
             return Fetched(build_id, kind, State.ABSENT, why="there is no server to ask")
         if again:
-            self._absences.forget(build_id, kind)
-        elif self._absences.has(build_id, kind):
+            self._absent.forget(build_id, kind)
+        elif self._absent.has(build_id, kind):
             why = "no server had it when the servers were last asked"
             return Fetched(build_id, kind, State.ABSENT, why=why)
         reasons: list[str] = []
@@ -188,7 +195,7 @@ class Upstreams:
         why = "; ".join(reasons) or "no server has it"
         if not is_known:
             return Fetched(build_id, kind, State.UNAVAILABLE, why=why)
-        self._absences.add(build_id, kind)
+        self._absent.add(build_id, kind, self._absent_s)
         return Fetched(build_id, kind, State.ABSENT, why=why)
 
     def _ask(self, server: Server, breaker: Breaker, wanted: Wanted) -> Found:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,6 +25,8 @@ URLS: Final = "DEBUGINFOD_URLS"
 TIMEOUT: Final = "DEBUGINFOD_TIMEOUT"
 HEADERS_FILE: Final = "DEBUGINFOD_HEADERS_FILE"
 
+_CREDENTIALS: Final = re.compile(r"(https?://)[^/\s]*@")
+
 
 class Options(msgspec.Struct, frozen=True):
     """The servers in the order in which they are asked, and the limits for each.
@@ -41,6 +44,16 @@ class Options(msgspec.Struct, frozen=True):
     absent_s: int = 3600
     headers: tuple[tuple[str, str], ...] = ()
     offline: bool = False
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """The servers to which a remembered answer applies."""
+        return (*map(without_password, self.urls), "offline" if self.offline else "")
+
+
+def without_password(url: str) -> str:
+    """Return a URL for people, without user and password."""
+    return _CREDENTIALS.sub(r"\1***@", url)
 
 
 def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Options:

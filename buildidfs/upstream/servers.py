@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import urllib.parse
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +27,7 @@ from buildidfs.errors import UsageError, needs_extra
 from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import PUBLIC_ACCESS, Access, Kind
+from buildidfs.upstream.options import without_password
 from buildidfs.upstream.server import (
     Found,
     NotThere,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from buildidfs.upstream.options import Options
     from buildidfs.upstream.server import Server, Spool, Wanted
 
-_CREDENTIALS: Final = re.compile(r"(https?://)[^/\s]*@")
 _KINDS: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _ABSENT: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP))
 _NAMES: Final = {
@@ -83,11 +82,6 @@ def _checked(url: str) -> str:
     if not is_url or not url.isprintable():
         raise _unknown(url)
     return url
-
-
-def without_password(url: str) -> str:
-    """Return a URL for people, without user and password."""
-    return _CREDENTIALS.sub(r"\1***@", url)
 
 
 def _unknown(url: str) -> UsageError:

@@ -13,6 +13,7 @@ from buildidfs.app.fleet import fetch
 from buildidfs.config import Settings
 from buildidfs.model import BuildId, Kind
 from buildidfs.upstream import agent
+from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options
 from tests.support.upstreams import Handler, Upstream, serving_files, upstream
 from tests.support.waiting import until
@@ -80,3 +81,27 @@ def test_process_that_was_killed_is_started_again_at_once(store: Store) -> None:
         os.kill(first[0], signal.SIGKILL)
         until(lambda: first != children(), "its end")
         until(lambda: answer(OTHER), "an answer of the next process")
+
+
+def test_absence_that_another_process_found_causes_no_request(store: Store) -> None:
+    with upstream(serving_files({})) as server:
+        options = Options((server.url,))
+        with Upstreams(store, options) as upstreams:
+            assert upstreams.fetch(ID, Kind.DEBUGINFO).state is State.ABSENT
+        with contextlib.closing(fetch.agent_of(store.path, Settings(), options)) as asker:
+            assert not asker.is_worth_asking(ID, Kind.DEBUGINFO)
+            assert asker.fetch(ID, Kind.DEBUGINFO) == agent.ABSENT
+            assert asker.is_worth_asking(OTHER, Kind.DEBUGINFO)
+            assert not children()
+        assert sum(server.requests.values()) == 1
+
+
+def test_failure_is_no_absence_and_is_not_repeated_at_once(store: Store) -> None:
+    def broken(handler: Handler) -> None:
+        handler.send(b"", 400)
+
+    with upstream(broken) as server, asking(store, server) as asker:
+        for _ in range(3):
+            assert asker.fetch(ID, Kind.DEBUGINFO) == agent.UNAVAILABLE
+        assert not asker.is_worth_asking(ID, Kind.DEBUGINFO)
+        assert sum(server.requests.values()) == 1

@@ -16,8 +16,8 @@ import pytest
 from buildidfs.backoff import Backoff
 from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind, Quality, Standing, Trust
+from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream import http_client
-from buildidfs.upstream.absences import Absences
 from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options
 from tests.support.captures import capture, sighting
@@ -173,14 +173,13 @@ def test_absence_ends(store: Store) -> None:
 
 def test_absence_of_a_clock_that_was_wrong_does_not_count(tmp_path: Path) -> None:
     now = 4_000_000_000
-    absences = Absences(os.fsencode(tmp_path), ["server"], 60, lambda: now)
-    absences.add(ID, Kind.DEBUGINFO)
+    absences = AbsentFiles(os.fsencode(tmp_path), ["server"], lambda: now)
+    absences.add(ID, Kind.DEBUGINFO, 60)
     assert absences.has(ID, Kind.DEBUGINFO)
     now = 2_000_000_000
     assert not absences.has(ID, Kind.DEBUGINFO)
-    absences.add(ID, Kind.DEBUGINFO)
+    absences.add(ID, Kind.DEBUGINFO, 60)
     assert absences.has(ID, Kind.DEBUGINFO)
-    absences.close()
 
 
 def test_capture_ends_an_absence_at_once(store: Store) -> None:

@@ -17,8 +17,9 @@ import msgspec
 from buildidfs import config, log
 from buildidfs.app import inputs, requested_id, upkeep
 from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream import agent
-from buildidfs.upstream.fetcher import Upstreams, token_of
+from buildidfs.upstream.fetcher import FAILED, Upstreams, token_of
 from buildidfs.upstream.options import Options, of_settings
 from buildidfs.upstream.server import Spool
 from buildidfs.upstream.servers import servers_of
@@ -168,8 +169,10 @@ def agent_of(
     words = (os.path.abspath(os.fsencode(store_path)).hex(),)
     # The settings have passwords and headers, but each user may read the arguments of a process.
     introduction = msgspec.json.encode((settings, options))
-    token = token_of(os.fsencode(store_path))
-    return agent.Agent(__name__, words, introduction, options.wait, options.absent_s, token)
+    path = os.fsencode(store_path)
+    absent = AbsentFiles(path, options.scope)
+    failed = AbsentFiles(path, (*options.scope, FAILED))
+    return agent.Agent(__name__, words, introduction, options.wait, absent, failed, token_of(path))
 
 
 def main(words: Sequence[str]) -> None:
