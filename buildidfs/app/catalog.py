@@ -17,6 +17,7 @@ from buildidfs.app import containers, remedies
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
 from buildidfs.names import printable
+from buildidfs.store import placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -217,7 +218,7 @@ def conflicts(
         for record in records:
             last.setdefault(record.digest, record)
         kept = store.index.variants(ordinal, number)
-        reasons = store.why(ordinal, kept)
+        reasons = reasons_of(store, ordinal, kept)
         served = store.index.artifact(ordinal, number)
         yield Conflict(
             build_id,
@@ -225,6 +226,22 @@ def conflicts(
             None if served is None else served.variant,
             [(each, why, last.get(each.digest)) for each, why in zip(kept, reasons, strict=True)],
         )
+
+
+def reasons_of(store: Store, ordinal: int, kept: list[Artifact]) -> list[str]:
+    """Return for each variant of an artifact, best first, the reason why it is served or not.
+
+    An executable whose code is at other offsets than that of others has its adopted ID there.
+    """
+    reasons = store.why(ordinal, kept)
+    groups = placement.differing(store, ordinal) if kept and kept[0].kind is Kind.EXECUTABLE else []
+    if len(groups) < 2:
+        return reasons
+    ids = (store.aliases.adopted_id(each.digest) for each in kept)
+    return [
+        f"{why}; code at other offsets: profiles need its ID {adopted}"
+        for adopted, why in zip(ids, reasons, strict=True)
+    ]
 
 
 def why_no_conflicts(store: Store, asked: Asked) -> str:
@@ -297,7 +314,7 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
     digests = {each.digest for kept in variants.values() for each in kept}
     used = {digest: store.index.last_use(digest) for digest in digests}
     ordinal = store.index.ordinal(build_id) or 0
-    why = {kind: store.why(ordinal, kept) for kind, kept in variants.items()}
+    why = {kind: reasons_of(store, ordinal, kept) for kind, kept in variants.items()}
     best = {kind: store.index.artifact(ordinal, kind) for kind in variants}
     served = {kind: None if each is None else each.variant for kind, each in best.items()}
     truncated = {

@@ -119,7 +119,7 @@ def repair(
         renaming = Renaming(reading, names)
         unresolved = [
             msgspec.structs.replace(each, namesakes=tuple(namesakes(store, each.path)))
-            if number < _HINTED
+            if number < _HINTED and plain(each.path) not in reading.contested
             else each
             for number, each in enumerate(unresolved_in(reading, reading.hits(chains=True), names))
         ]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs with one build ID whose code is at other offsets: each profile names its own program.
+
+The right name is that of perf with the program still at its path.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from buildidfs.store.placement import NOT_AS_MAPPED
+from tests.support import rewritten
+from tests.support.clients import perf_record, perf_report, perf_tool, run
+from tests.support.mounts import BuildIdFs
+from tests.support.programs import build_id_of
+from tests.system.test_symbolize import filtered
+
+pytestmark = [pytest.mark.client, pytest.mark.root]
+
+_ROUNDS = "150000000"
+_LEAF = re.compile(r"^\s+[\d.]+%\s+\S+\s+(?:prog\S*)\s+\[\.\] (\S+)", re.MULTILINE)
+
+_KINDS = {
+    "patchelf": (["-no-pie"], rewritten.patchelf(*rewritten.LONGER)),
+    "patchelf-pie": (["-pie"], rewritten.patchelf(*rewritten.LONGER)),
+    "moved-pie": (["-pie"], rewritten.moved_in_file(3)),
+    "section": (["-pie"], rewritten.with_section),
+}
+
+
+def _leaf(text: str) -> str:
+    """The function with the most samples in the program."""
+    found = _LEAF.search(text)
+    return found[1] if found else ""
+
+
+def _recorded(app: Path, file: Path, data: Path) -> None:
+    """Deploy a file as ``app``, and profile it."""
+    app.unlink(missing_ok=True)
+    shutil.copy2(file, app)
+    assert perf_record(data, [app, _ROUNDS], "-N").rc == 0
+
+
+@pytest.mark.parametrize("first", ["original", "rewritten"])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_profile_has_the_names_of_the_program_that_ran(
+    scratch: Path, kind: str, first: str
+) -> None:
+    directory = scratch / f"{kind}-{first}"
+    directory.mkdir()
+    old, new = rewritten.pair(directory, *_KINDS[kind])
+    assert build_id_of(old) == build_id_of(new)
+    app, store = directory / "prog", BuildIdFs(directory)
+    order = [old, new] if first == "original" else [new, old]
+    profiles = []
+    for number, file in enumerate(order):
+        data = directory / f"{number}.data"
+        _recorded(app, file, data)
+        native = run([perf_tool(), "--buildid-dir", directory / "none", "report", "--stdio",
+                      "-i", data]).out  # fmt: skip
+        assert _leaf(native) == rewritten.HOT
+        store("add", app)
+        profiles.append(data)
+    app.unlink()
+    with store.mounted() as mount:
+        for data in profiles:
+            unrepaired = _leaf(perf_report(mount, data).out)
+            assert unrepaired.startswith("0x") or unrepaired == rewritten.HOT
+            fixed = data.with_suffix(".fixed")
+            store("repair", data, "-o", fixed)
+            assert _leaf(perf_report(mount, fixed).out) == rewritten.HOT
+            options = ["--show-mmap-events", "--show-task-events", "-i", data]
+            text = run([perf_tool(), "script", *options]).out
+            assert "[unknown]" in text
+            named = filtered(store, text).stdout
+            assert f"{rewritten.HOT}+0x" in named
+            assert "_filler" not in named
+
+
+def test_file_that_was_never_captured_is_reported(scratch: Path) -> None:
+    """The store has the original, and what was mapped has its code at other offsets."""
+    directory = scratch / "unseen"
+    directory.mkdir()
+    old, new = rewritten.pair(directory, *_KINDS["patchelf"])
+    app, store, data = directory / "prog", BuildIdFs(directory), directory / "data"
+    shutil.copy2(old, app)
+    store("add", app)
+    _recorded(app, new, data)
+    found = store("coverage", data).out
+    assert re.search(rf"missing\t{build_id_of(old)}\t-\t{app}\t{NOT_AS_MAPPED}", found), found
+    assert NOT_AS_MAPPED in store("why", data).out
+    fixed = directory / "fixed"
+    repaired = store("repair", data, "-o", fixed, check=False)
+    assert (repaired.rc, NOT_AS_MAPPED in repaired.err, "--assign" in repaired.err) == (
+        3,
+        True,
+        False,
+    )
+    assert store("scan", "perf-data", data).rc == 0
+    assert NOT_AS_MAPPED not in store("coverage", data).out
