@@ -11,6 +11,7 @@ Names are bytes, like directory entries.
 
 from __future__ import annotations
 
+import re
 from binascii import hexlify, unhexlify
 from typing import Final
 
@@ -77,6 +78,26 @@ def merged(path: bytes) -> list[bytes]:
     if not first or first[0] not in MERGED:
         return []
     return [path.removeprefix(b"/usr") if is_in_usr else b"/usr" + path]
+
+
+_SONAME = re.compile(rb"(?:(lib[^/]+?)|(ld)(?:-linux[^/]*|64)?)\.so((?:\.[0-9]+)+)\Z")
+
+
+def targets_of_library(name: bytes) -> re.Pattern[bytes] | None:
+    """Return a pattern of the files beside the link of a shared library to which the link may lead
+    by convention; None for other names.
+
+    A match with a group is better than one without.
+    """
+    if name.startswith((b"ld-musl-", b"libc.musl-")):
+        return re.compile(rb"ld-musl-|libc\.so\Z")
+    found = _SONAME.match(name)
+    if found is None:
+        return None
+    stem, number = map(re.escape, (found[1] or found[2], found[3]))
+    return re.compile(
+        rb"(%s\.[0-9].*)\Z|%s-[0-9][^/]*\.so(?:%s)?\Z" % (re.escape(name), stem, number), re.DOTALL
+    )
 
 
 MAX_NAME = 255

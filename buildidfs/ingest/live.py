@@ -503,9 +503,14 @@ class CaughtFiles:
         if known is None:
             return False
         if known.build_id is not None:
-            again = seen_again(
-                self._memo, sighting, known, lambda each: self._sightings.reached(each, caught, fd)
-            )
+
+            def at_new_place(each: Sighting) -> Sighting:
+                # The process may have loaded it through a link of its container.
+                if each.origin.container:
+                    self._listener.look_at(caught.pid, self._sightings.share(caught.place))
+                return self._sightings.reached(each, caught, fd)
+
+            again = seen_again(self._memo, sighting, known, at_new_place)
             self._live.seen(again.sighting, known.build_id)
         self._closer.close([fd])
         return True

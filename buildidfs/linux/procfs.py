@@ -168,6 +168,11 @@ def _of_first_thread(pid_fd: int, name: bytes) -> bytes:
     return read_text(pid_fd, b"task/%d/%b" % (_process_of(pid_fd), name))
 
 
+def auxiliary(pid_fd: int) -> bytes:
+    """Read the auxiliary vector of the process, in words of its own size. Raises OSError."""
+    return read_text(pid_fd, b"auxv")
+
+
 def exe(pid_fd: int) -> bytes:
     """Return the path of the executable in the process's root, followed by " (deleted)" if the file
     is deleted.
@@ -290,13 +295,23 @@ def read_memory(pid_fd: int, address: int, size: int) -> bytes:
 
     Raises OSError: EIO if nothing is mapped at ``address``, EACCES without CAP_SYS_PTRACE.
     """
-    if not 0 <= address <= _OFFSET_MAX:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    fd = os.open(b"mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+    fd = open_memory(pid_fd)
     try:
-        return os.pread(fd, size, address)
+        return memory_at(fd, address, size)
     finally:
         os.close(fd)
+
+
+def open_memory(pid_fd: int) -> int:
+    """Open the memory of the process, for `memory_at`. Raises OSError."""
+    return os.open(b"mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
+
+
+def memory_at(memory_fd: int, address: int, size: int) -> bytes:
+    """Read memory as `read_memory` does. Raises OSError."""
+    if not 0 <= address <= _OFFSET_MAX:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return os.pread(memory_fd, size, address)
 
 
 # PROCMAP_QUERY (commit ed5d583a88a9, Linux 6.11): the kernel skips data and anonymous memory, and

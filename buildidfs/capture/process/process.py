@@ -28,7 +28,7 @@ from buildidfs.capture.process.gate import ANSWER_S, NoAnswer, ProcessGate
 from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
-from buildidfs.formats.elf import identify
+from buildidfs.formats.elf import identify, loaded_names
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC, parse_header
 from buildidfs.linux import credentials, machine, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
@@ -292,6 +292,15 @@ class Process:
         """Return `procfs.read_memory` of the process. Raises OSError."""
         return self.ask(lambda pid_fd: procfs.read_memory(pid_fd, address, size))
 
+    def loaded_names(self) -> list[bytes]:
+        """Return the names of its files according to its dynamic linker, which are claims of the
+        process; none if its memory may not be read. Raises OSError.
+        """
+        try:
+            return self.ask(_loaded_names)
+        except PermissionError:
+            return []
+
     def path_in_root(self, mapping: Mapping) -> bytes:
         """Return the path of a mapped file as the process sees it; its root may be a chroot."""
         if self.root_path != b"/" and mapping.path.startswith(self.root_path + b"/"):
@@ -437,6 +446,13 @@ class Process:
 def _queried(pid_fd: int) -> list[Mapping]:
     with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
         return list(procfs.executable_mappings(maps_fd, only_files=False))
+
+
+def _loaded_names(pid_fd: int) -> list[bytes]:
+    with closing_fd(procfs.open_memory(pid_fd)) as memory:
+        return loaded_names.names(
+            procfs.auxiliary(pid_fd), lambda address, size: procfs.memory_at(memory, address, size)
+        )
 
 
 def _queried_files(pid_fd: int) -> list[Mapping]:

@@ -15,6 +15,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import (
     Found,
@@ -57,6 +59,7 @@ from buildidfs.model import (
     Trust,
     fingerprint,
 )
+from buildidfs.names import merged, targets_of_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -185,6 +188,7 @@ class _Scan:
         self._ways = ways
         self._vdso = VdsoFinder(memo, host, initial)
         self._met: set[_FileKey] = set()
+        self._met_names: set[tuple[int, str, bytes]] = set()
         self._failed: dict[_FileKey, Unreadable] = {}
         self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
@@ -250,7 +254,9 @@ class _Scan:
                     self._note_mounts(process)
                     try:
                         yield from self._files(process, mappings)
-                        yield from self._files(process, process.other_programs(mappings))
+                        others = process.other_programs(mappings)
+                        yield from self._files(process, others)
+                        yield from self._links(process, mappings + others)
                     except Moved:
                         continue
                     break
@@ -300,6 +306,43 @@ class _Scan:
                 continue
             self._met.add(key)
             self._failed.pop(key, None)
+
+    def _links(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
+        """Yield the files of a container at the names under which its dynamic linker loaded them,
+        if these lead there through symbolic links that `view.layouts.containers` cannot derive.
+
+        Debuggers look up these names below a sysroot. The process chose them, so each counts only
+        if it leads to a file that is mapped.
+        """
+        if not process.container:
+            return
+        paths = {process.path_in_root(each) for each in mappings}
+        for name in process.loaded_names():
+            # A directory /lib in the tree would hide that it is a link to usr/lib.
+            for path in (*merged(name), name) if not name.startswith(b"/usr/") else (name,):
+                key = process.mount_namespace, process.container, path
+                is_known = key in self._met_names or path in paths or _is_derived(path, paths)
+                if is_known or os.path.normpath(path) != path:
+                    break
+                self._met_names.add(key)
+                if (found := self._linked(process, path, mappings)) is not None:
+                    yield from found
+                    break
+
+    def _linked(self, process: Process, path: bytes, mappings: list[Mapping]) -> list[Found] | None:
+        """Return the sightings of a mapped file at another path, None if it does not lead to one.
+        Raises OSError.
+        """
+        try:
+            path_fd, identity = self._opener(process).open(process.root_fd, path)
+        except OSError:
+            return None  # it leads nowhere any more
+        with closing_fd(path_fd):
+            mapping = _mapped_as(path_fd, identity, mappings)
+            if mapping is None or not self._may_be_opened(mapping):
+                return None
+            at = msgspec.structs.replace(mapping, path=path, deleted=False)
+            return list(self._file(process, at, path_fd, identity))
 
     def _pin(self, process: Process, mapping: Mapping) -> tuple[int, FileIdentity]:
         """Pin as `Process.pin` does, a file that may be on a filesystem that does not answer."""
@@ -432,18 +475,17 @@ class _Scan:
 
     def _companions(self, process: Process) -> Companions:
         refused = {os.makedev(*device) for device in self._own_mounts}
+        return Companions(process.root_fd, self._memo, refused, self._opener(process))
+
+    def _opener(self, process: Process) -> Opener:
+        """Return an object that opens files by their paths in the root of a process."""
         if process.mount_namespace not in self._slow_namespaces:
-            return Companions(process.root_fd, self._memo, refused)
-        return Companions(
-            process.root_fd,
-            self._memo,
-            refused,
-            _HelpedOpener(
-                self._helper,
-                self._devices,
-                process.mount_namespace,
-                process.share(self._initial),
-            ),
+            return Opener()
+        return _HelpedOpener(
+            self._helper,
+            self._devices,
+            process.mount_namespace,
+            process.share(self._initial),
         )
 
     def _has_debug_root(self, process: Process, companions: Companions) -> bool:
@@ -480,6 +522,32 @@ class _Scan:
                     )
 
 
+def _is_derived(path: bytes, known: Iterable[bytes]) -> bool:
+    """Return True for the usual link beside a library, such as libz.so.1 for libz.so.1.3."""
+    directory, _, name = path.rpartition(b"/")
+    targets = targets_of_library(name)
+    beside = (each.rpartition(b"/") for each in known)
+    return targets is not None and any(
+        where == directory and targets.match(target) for where, _, target in beside
+    )
+
+
+def _mapped_as(path_fd: int, identity: FileIdentity, mappings: Iterable[Mapping]) -> Mapping | None:
+    """Return the mapping of an open file, None if there is none. Raises OSError.
+
+    Stacked filesystems may show another inode number in a mapping, but the same path.
+    """
+    path, dev = os.readlink(b"/proc/self/fd/%d" % path_fd), _device(identity.dev)
+    for each in mappings:
+        if each.path == path or (each.dev, each.inode) == (dev, identity.ino):
+            return each
+    return None
+
+
+def _device(number: int) -> tuple[int, int]:
+    return os.major(number), os.minor(number)
+
+
 class _HelpedOpener(Opener):
     """Opens files for ``share`` in a mount namespace with filesystems that may not answer."""
 
@@ -505,7 +573,7 @@ class _HelpedOpener(Opener):
 
     def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
         """Reopen as `Opener.reopen` does; return a copy if the filesystem may not answer."""
-        device = os.major(identity.dev), os.minor(identity.dev)
+        device = _device(identity.dev)
         if not self._devices.may_not_answer(device):
             return super().reopen(path_fd, identity)
         return self._helper.copy(device, path_fd, identity.size, self._share)[1], True

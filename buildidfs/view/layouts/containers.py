@@ -71,7 +71,6 @@ _UP_TO_MOUNT: Final = 3  # directories, counted from the root of a container
 _LIBRARY_DIRECTORIES: Final = (b"usr/lib", b"lib", b"usr/lib64", b"lib64")
 _MOST_LOOKED_AT: Final = 4096
 
-_SONAME: Final = re.compile(rb"(?:(lib[^/]+?)|(ld)(?:-linux[^/]*|64)?)\.so((?:\.[0-9]+)+)\Z")
 _NUMBERS: Final = re.compile(rb"[0-9]+")
 
 
@@ -358,7 +357,7 @@ class Containers:
         ``ld-linux-x86-64.so.2``; that of musl is its loader. If several match, the latest version
         is returned.
         """
-        wanted = _candidates(name)
+        wanted = names.targets_of_library(name)
         if wanted is None:
             return None
         fitting = [
@@ -389,22 +388,6 @@ def _debug_target(which: int) -> bytes:
 
 def _is_loader(entry: ContainerEntry) -> bool:
     return entry.kind == Kind.EXECUTABLE and entry.name.startswith((b"ld-", b"ld64", b"ld.so"))
-
-
-def _candidates(name: bytes) -> re.Pattern[bytes] | None:
-    """Return a pattern of the files to which a link with that name may lead, None if there is none.
-
-    A match with a group is better than one without.
-    """
-    if name.startswith((b"ld-musl-", b"libc.musl-")):
-        return re.compile(rb"ld-musl-|libc\.so\Z")
-    found = _SONAME.match(name)
-    if found is None:
-        return None
-    stem, number = map(re.escape, (found[1] or found[2], found[3]))
-    return re.compile(
-        rb"(%s\.[0-9].*)\Z|%s-[0-9][^/]*\.so(?:%s)?\Z" % (re.escape(name), stem, number), re.DOTALL
-    )
 
 
 def _told(container: Container) -> dict[bytes, bytes]:
