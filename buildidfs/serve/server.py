@@ -15,7 +15,6 @@ import gc
 import logging
 import os
 import resource
-import select
 import signal
 import socket
 import stat
@@ -24,8 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs import errors
+from buildidfs.backoff import Attempts, Backoff
 from buildidfs.errors import BuildIdFsError, MountError
-from buildidfs.linux import child, syscalls
+from buildidfs.linux import child, sdnotify, syscalls
+from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.supervisor import END_SIGNALS, SupervisorLoop
 from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
@@ -62,11 +64,8 @@ threads are for files.
 _MOST_IN_LANE: Final = 64
 _CHECK_S: Final = 2.0
 _GRACE_S: Final = 10.0
-_FIRST_RETRY_S: Final = 0.2
-_MOST_RETRY_S: Final = 5.0
-_READY: Final = b"ready"
+_RESTARTS: Final = Backoff(0.2, 5.0)
 _FIRST_ACTIVATED: Final = 3  # SD_LISTEN_FDS_START
-_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(options: ServeOptions, environ: Mapping[str, str], ready: Callable[[str], None]) -> None:
@@ -184,15 +183,62 @@ def _allow_many_files() -> None:
 
 
 class _Slot:
-    """A place for a worker: the present worker, and the time to start the next one."""
+    """A place for a worker: the present worker, and the time to start the next one.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    ``work`` runs in the process of a worker, with the number of the place and the descriptor for
+    its report. ``failed`` is called with the error that a worker reports.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        work: Callable[[int, int], None],
+        failed: Callable[[BuildIdFsError], None],
+    ) -> None:
+        self._number = number
+        self._work = work
+        self._failed = failed
         self.process: Child | None = None
         self.pipe = -1
-        self.due = 0.0
-        self.delay = _FIRST_RETRY_S
+        self.starts = Attempts(_RESTARTS)
         self.was_ready = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if no worker runs."""
+        return self.process is None
+
+    def start(self) -> None:
+        """Start a worker. Raises OSError."""
+        self.pipe, writing = os.pipe2(os.O_CLOEXEC)
+        with closing_fd(writing):
+            self.was_ready = False
+            self.process = child.fork(lambda: self._work(self._number, writing))
+
+    def descriptors(self) -> dict[int, Callable[[], None]]:
+        """Return the descriptor of the worker's report."""
+        return {self.pipe: self._heard} if self.pipe >= 0 else {}
+
+    def _heard(self) -> None:
+        """Read a report of the worker. There is none if the worker has ended."""
+        text = os.read(self.pipe, 4096)
+        report = sdnotify.decoded(text)
+        if report.get("READY") == "1":
+            self.was_ready = True
+            self.starts.succeeded()
+            return
+        os.close(self.pipe)
+        self.pipe = -1
+        if self.process is not None:
+            code = self.process.wait(_GRACE_S)
+            if code is None:
+                self.process.end(_GRACE_S)
+            elif code < 0:
+                log.warning("a worker was killed by signal %d", -code)
+        self.process = None
+        self.starts.failed()
+        if text:
+            self._failed(_error(report))
 
 
 class _Owner:
@@ -203,101 +249,56 @@ class _Owner:
         self._sockets = sockets
         self._counters = Counters(options.workers)
         self._misses = Misses(options.workers)
-        self._slots = [_Slot(number) for number in range(options.workers)]
+        self._owner = os.getpid()
+        self._slots = [_Slot(number, self._work, self._failed) for number in range(options.workers)]
+        self._loop = SupervisorLoop(self._slots)
         self._presence: Presence | None = None
-        self._signals: list[int] = []
-        self._wake = self._woken = -1
 
     def run(self, ready: Callable[[str], None]) -> None:
         """Run workers until a signal comes. Raises the error of the first worker if it cannot
         start.
         """
-        with self._woken_by_signals(), contextlib.ExitStack() as stack:
+        with self._loop.receiving(), contextlib.ExitStack() as stack:
             stack.callback(self._end)
-            while not self._signals:
-                self._start_what_is_due()
-                self._wait()
+            while not self._loop.signals:
+                self._loop.start_due()
+                self._loop.wait()
                 if self._presence is None and all(slot.was_ready for slot in self._slots):
                     where = [_shown(each) for each in self._sockets]
                     presence = Presence(self._options.store, ROLE, listen=where)
                     self._presence = stack.enter_context(presence)
                     ready(" ".join(map(_url, self._sockets)))
 
-    def _start_what_is_due(self) -> None:
-        now = time.monotonic()
-        for slot in self._slots:
-            if slot.process is None and slot.due <= now:
-                slot.pipe, writing = os.pipe2(os.O_CLOEXEC)
-                owner, number = os.getpid(), slot.number
-
-                def work(writing: int = writing, owner: int = owner, number: int = number) -> None:
-                    self._work(number, writing, owner)
-
-                slot.was_ready = False
-                slot.process = child.fork(work)
-                os.close(writing)
-
-    def _work(self, number: int, writing: int, owner: int) -> None:
+    def _work(self, number: int, writing: int) -> None:
         """Run a worker in its process."""
         try:
-            syscalls.end_with(owner, signal.SIGTERM)
-            for signal_number in _END:
+            syscalls.end_with(self._owner, signal.SIGTERM)
+            for signal_number in END_SIGNALS:
                 signal.signal(signal_number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
             kept = {writing, *(each.fileno() for each in self._sockets)}
-            for fd in (self._wake, self._woken, *(slot.pipe for slot in self._slots)):
+            for fd in (*self._loop.descriptors, *(slot.pipe for slot in self._slots)):
                 if fd >= 0 and fd not in kept:
                     os.close(fd)
             if self._presence is not None and self._presence.fileno() >= 0:
                 os.close(self._presence.fileno())  # only the owner has its lock
             self._counters.choose(number)
             worker = Worker(self._options, self._sockets, self._counters, self._misses, number)
-            worker.run(lambda: os.write(writing, _READY))
+            worker.run(lambda: os.write(writing, sdnotify.encoded("READY=1")))
         except BuildIdFsError as error:
             if self._presence is not None:  # else the owner raises it
                 log.error("%s", error)
-            os.write(writing, f"{type(error).__name__}\n{error}".encode(errors="surrogateescape"))
+            report = sdnotify.encoded(f"ERROR={type(error).__name__}", f"STATUS={error}")
+            os.write(writing, report)
         except BaseException:
             log.exception("a worker ended by a fault of this program")
         finally:
             logging.shutdown()
 
-    def _wait(self) -> None:
-        """Wait for a signal, the end of a worker, or the time to start one."""
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        pipes = {slot.pipe: slot for slot in self._slots if slot.pipe >= 0}
-        for fd in pipes:
-            poll.register(fd, select.POLLIN)
-        due = [slot.due for slot in self._slots if slot.process is None]
-        timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
-        for fd, _ in poll.poll(timeout):
-            if fd == self._wake:
-                self._signals += os.read(fd, 256)
-            else:
-                self._heard(pipes[fd])
-
-    def _heard(self, slot: _Slot) -> None:
-        """Read the message of a worker: it is ready, or has an error. No message means that it has
-        ended.
-        """
-        said = os.read(slot.pipe, 4096)
-        if said.startswith(_READY):
-            slot.was_ready, slot.delay = True, _FIRST_RETRY_S
-            return
-        os.close(slot.pipe)
-        slot.pipe = -1
-        if slot.process is not None:
-            code = slot.process.wait(_GRACE_S)
-            if code is None:
-                slot.process.end(_GRACE_S)
-            elif code < 0:
-                log.warning("a worker was killed by signal %d", -code)
-        slot.process = None
-        if said and self._presence is None:
-            raise _error(said)
-        slot.due = time.monotonic() + slot.delay
-        slot.delay = min(2 * slot.delay, _MOST_RETRY_S)
+    def _failed(self, error: BuildIdFsError) -> None:
+        """Raise the error of the first worker; later ones log theirs."""
+        if self._presence is None:
+            raise error
 
     def _end(self) -> None:
         """End all workers; those with requests in progress have ten seconds."""
@@ -314,25 +315,10 @@ class _Owner:
             if slot.pipe >= 0:
                 os.close(slot.pipe)
 
-    @contextlib.contextmanager
-    def _woken_by_signals(self) -> Iterator[None]:
-        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        wakeup = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
-        before = {number: signal.signal(number, lambda *_: None) for number in _END}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(wakeup)
-            os.close(self._wake)
-            os.close(self._woken)
 
-
-def _error(said: bytes) -> BuildIdFsError:
-    """Return the error of a worker, from the text that it wrote."""
-    name, _, message = said.decode(errors="surrogateescape").partition("\n")
-    kind = getattr(errors, name, None)
+def _error(report: Mapping[str, str]) -> BuildIdFsError:
+    """Return the error in the report of a worker."""
+    kind, message = getattr(errors, report.get("ERROR", ""), None), report.get("STATUS", "")
     if isinstance(kind, type) and issubclass(kind, BuildIdFsError):
         return kind(message)
     return MountError(message)
@@ -402,7 +388,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.set_exception_handler(_failed)
-        for number in _END:
+        for number in END_SIGNALS:
             loop.add_signal_handler(number, ended.set)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # A symbolizer ends with the thread that starts it, and only one thread may use it.

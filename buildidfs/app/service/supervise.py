@@ -6,11 +6,9 @@ One loop waits for the descriptors of all programs at once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
-import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +22,7 @@ from buildidfs.backoff import Attempts, Backoff
 from buildidfs.errors import IncompleteError
 from buildidfs.linux import child as processes
 from buildidfs.linux.sdnotify import Inbox
+from buildidfs.linux.supervisor import END_SIGNALS, SupervisorLoop
 
 if TYPE_CHECKING:
     from buildidfs.store.run_files import Presence
@@ -42,7 +41,6 @@ _ENDED_WELL = frozenset((0, IncompleteError.exit_code))
 _LINE = re.compile(r"(?:<\d>)?(?:buildidfs: )?(?:(debug|info|warning|error|critical): )?(.*)")
 RETRY: Final = signal.SIGUSR1
 """The signal that makes a supervisor start at once all programs that do not run."""
-_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -124,6 +122,11 @@ class SupervisedProgram:
         if self._process is None:
             self.starts.succeeded()
             self._change(state="waiting", due=time.time_ns())
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it is to be started when that is due."""
+        return self.part.state == "waiting"
 
     @property
     def is_alive(self) -> bool:
@@ -245,8 +248,7 @@ class Supervisor:
         self._children = [SupervisedProgram(each, environ, backoff) for each in programs]
         self._presence = presence
         self._shown: list[Part] = []
-        self._signals: list[int] = []
-        self._wake = -1
+        self._loop = SupervisorLoop(self._children, (*END_SIGNALS, RETRY))
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Run the programs until SIGTERM, SIGINT or SIGHUP, or until all have ended by themselves.
@@ -256,37 +258,28 @@ class Supervisor:
         first start, the others are ended and its error is raised.
         """
         announced = False
-        with self._woken_by_signals():
+        with self._loop.receiving():
             try:
                 while not self._is_over():
-                    self._start_what_is_due()
+                    self._loop.start_due()
+                    self._show()
                     if not announced and all(map(_is_settled, self._children)):
                         announced = True
                         ready()
-                    self._wait(self._next_start())
+                    self._wait()
                     if not announced:
                         self._give_up_if_pointless()
             finally:
                 self._end_all()
 
     def _is_over(self) -> bool:
-        if any(number in _END for number in self._signals):
+        if any(number in END_SIGNALS for number in self._loop.signals):
             return True
-        if RETRY in self._signals:
-            self._signals.clear()
+        if RETRY in self._loop.signals:
+            self._loop.signals.clear()
             for child in self._children:
                 child.hurry()
         return all(child.part.state == "ended" for child in self._children)
-
-    def _start_what_is_due(self) -> None:
-        for child in self._children:
-            if child.part.state == "waiting" and child.starts.is_due:
-                child.start()
-        self._show()
-
-    def _next_start(self) -> float | None:
-        due = [child.starts.due for child in self._children if child.part.state == "waiting"]
-        return min(due, default=None)
 
     def _give_up_if_pointless(self) -> None:
         for child in self._children:
@@ -296,17 +289,8 @@ class Supervisor:
                 if kind is not None:
                     raise kind(part.reason)
 
-    def _wait(self, until: float | None) -> None:
-        """Wait for an event or until a time (time.monotonic()), and handle it."""
-        poll = select.poll()
-        handlers = {self._wake: self._take_signals}
-        for child in self._children:
-            handlers |= child.descriptors()
-        for fd in handlers:
-            poll.register(fd, select.POLLIN)
-        timeout = None if until is None else max(0, (until - time.monotonic()) * 1000 + 1)
-        for fd, _ in poll.poll(timeout):
-            handlers[fd]()
+    def _wait(self, until: float | None = None) -> None:
+        self._loop.wait(until)
         self._show()
 
     def _show(self) -> None:
@@ -318,7 +302,7 @@ class Supervisor:
     # --- the end -----------------------------------------------------------------------------
 
     def _end_all(self) -> None:
-        self._signals.clear()
+        self._loop.signals.clear()
         for child in self._children:
             child.not_again()
             self._end(child)
@@ -331,36 +315,14 @@ class Supervisor:
         child.send(signal.SIGTERM)
         deadline = time.monotonic() + child.program.grace
         while child.is_alive:
-            if time.monotonic() >= deadline or self._signals:
+            if time.monotonic() >= deadline or self._loop.signals:
                 log.warning("%s does not end: killing it", child.program.name)
                 child.send(signal.SIGKILL)
                 deadline = time.monotonic() + child.program.grace
-                self._signals.clear()
+                self._loop.signals.clear()
             self._wait(deadline)
             for each in self._children:
                 each.not_again()
-
-    # --- signals -----------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _woken_by_signals(self) -> Iterator[None]:
-        self._wake, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        before = {}
-        wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        try:
-            for number in (*_END, RETRY):
-                before[number] = signal.signal(number, lambda *_: None)
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(wakeup)
-            os.close(self._wake)
-            os.close(writing)
-
-    def _take_signals(self) -> None:
-        numbers = os.read(self._wake, 256)
-        self._signals += [number for number in numbers if number in (*_END, RETRY)]
 
 
 def _is_settled(child: SupervisedProgram) -> bool:
