@@ -247,7 +247,8 @@ class Trend(msgspec.Struct):
 class Container(msgspec.Struct):
     """A container, image or package that files were captured of.
 
-    ``mount_name`` is its directory in ``containers/`` of a mount, and its name in URLs.
+    ``mount_name`` is its directory in ``containers/`` of a mount, and its name in URLs. A limit has
+    removed all bytes of ``removed`` build IDs; ``coverage`` includes them, except in its count.
     """
 
     name: str
@@ -257,6 +258,7 @@ class Container(msgspec.Struct):
     first_seen: float
     last_seen: float
     bytes: int
+    removed: int
     coverage: Share
     trend: list[Trend] = []
 

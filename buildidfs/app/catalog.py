@@ -18,14 +18,15 @@ from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
 from buildidfs.names import printable
 from buildidfs.store import placement
+from buildidfs.store.index.locations import label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.model import Alias, Digest
-    from buildidfs.store import OriginRecord, Pin, Store
-    from buildidfs.store.location_rows import Removal
+    from buildidfs.store import Container, OriginRecord, Pin, Store
+    from buildidfs.store.location_rows import ContainerEntry, Removal
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _FILES_SHOWN: Final = 10
@@ -173,11 +174,17 @@ def origin_filter(store: Store, asked: Asked) -> Callable[[OriginRecord], bool] 
     return wanted
 
 
-def artifacts(
-    store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
-) -> Iterator[tuple[BuildId, Artifact, OriginRecord]]:
-    """Yield each artifact with the newest origin that passes the filter."""
-    kinds = list(Kind) if kind is None else [Kind[kind.upper()]]
+def artifacts(store: Store, asked: Asked) -> Iterator[tuple[BuildId, Artifact, Place]]:
+    """Yield each artifact with its newest place that fits.
+
+    The files of a container are those of its tree, as in `containers.contents`: a build ID has
+    places in a limited number of containers. Raises `ArtifactMissing` for an unknown container.
+    """
+    kinds = list(Kind) if asked.kind is None else [Kind[asked.kind.upper()]]
+    if asked.container is not None:
+        yield from _of_containers(store, asked, kinds)
+        return
+    wanted = origin_filter(store, asked)
     for ordinal, build_id in store.index.build_ids_from(0):
         records = store.index.origins(ordinal)
         for each in kinds:
@@ -186,8 +193,68 @@ def artifacts(
                 continue
             for record in records:
                 if each in record.kinds and (wanted is None or wanted(record)):
-                    yield build_id, artifact, record
+                    yield build_id, artifact, Place.of(record)
                     break
+
+
+class Place(NamedTuple):
+    """A place of a file: its path in a container (a label) and control group, and the time at which
+    it was last seen (Unix time, ns).
+    """
+
+    path: bytes
+    container: str
+    cgroup: bytes
+    last_seen_ns: int
+
+    @classmethod
+    def of(cls, record: OriginRecord) -> Place:
+        """Return the place of an origin."""
+        origin = record.origin
+        return cls(origin.path, origin.container, origin.cgroup, record.last_seen_ns)
+
+
+def _of_containers(
+    store: Store, asked: Asked, kinds: list[Kind]
+) -> Iterator[tuple[BuildId, Artifact, Place]]:
+    """Yield the artifacts of the containers that a user means, in the order of their arrival."""
+    assert asked.container is not None
+    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+    found: dict[tuple[int, Kind], Place] = {}
+    for container in containers.find(store, asked.container):
+        for entry, path in containers.files(store, container.number):
+            if not pattern.match(path):
+                continue
+            place = _place_in(store, container, entry, path)
+            if place.last_seen_ns < asked.since_ns:
+                continue
+            for kind in _kinds_of(store, entry):
+                key = entry.ordinal, kind
+                known = found.get(key)
+                if kind in kinds and (known is None or known.last_seen_ns < place.last_seen_ns):
+                    found[key] = place
+    for (ordinal, kind), place in sorted(found.items(), key=lambda item: item[0]):
+        build_id, artifact = store.index.build_id(ordinal), store.index.artifact(ordinal, kind)
+        if build_id is not None and artifact is not None and names.kept_for(build_id) == build_id:
+            yield build_id, artifact, place
+
+
+def _place_in(store: Store, container: Container, entry: ContainerEntry, path: bytes) -> Place:
+    """Return the place of a file of a container; its time is that of the container if the build ID
+    has too many places.
+    """
+    for record in store.index.origins(entry.ordinal):
+        if label_of(record.origin) == container.label and record.origin.path == path:
+            return Place.of(record)
+    return Place(path, container.label, b"", container.last_seen_ns)
+
+
+def _kinds_of(store: Store, entry: ContainerEntry) -> set[Kind]:
+    """Return the kinds of artifacts that a file of a container is."""
+    file = store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant)
+    if file is None:
+        return set()
+    return {Kind(kind) for kind, _ in store.index.variants_with(file.digest, entry.ordinal)}
 
 
 class Conflict(NamedTuple):

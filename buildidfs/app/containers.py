@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from buildidfs.app import remedies
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.container import cgroup
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.coverage import Row
     from buildidfs.store import Store
-    from buildidfs.store.location_rows import ContainerEntry
+    from buildidfs.store.location_rows import ContainerEntry, Removal
 
 _MOST_LABELS = 5
 
@@ -123,7 +124,8 @@ def find(store: Store, text: str) -> list[Container]:
     is_meant = meant(store, text)
     found = [each for each in store.containers.every() if is_meant(each.label)]
     if not found:
-        raise ArtifactMissing(f"no container {text} was seen; {last_ones(store)}")
+        why = Removals(store).why_gone(text) or f"no container {text} was seen; {last_ones(store)}"
+        raise ArtifactMissing(why)
     return sorted(found, key=lambda each: -each.last_seen_ns)
 
 
@@ -147,8 +149,9 @@ class Contents(msgspec.Struct, frozen=True):
     """A container and the files of it that the store has.
 
     ``build_ids`` is the number of their build IDs, ``size`` the total bytes of the different files.
-    The shares (0 to 1) are the parts of the build IDs with a readable executable, with symbols, and
-    with debuginfo.
+    ``removed`` is the number of its other build IDs, of which a limit has removed all bytes. The
+    shares (0 to 1) are the parts of all these build IDs with a readable executable, with symbols,
+    and with debuginfo.
     """
 
     container: Container
@@ -157,12 +160,52 @@ class Contents(msgspec.Struct, frozen=True):
     executable: float
     symbols: float
     debuginfo: float
+    removed: int = 0
+
+
+class Removals:
+    """The build IDs of each container of which a limit has removed files, from the journal."""
+
+    def __init__(self, store: Store) -> None:
+        self._of: dict[int, set[BuildId]] = {}
+        self.gone: dict[str, Removal] = {}
+        """The last removals of containers without any file left, by label."""
+        numbers: dict[tuple[str, bytes], int] = {}
+        for row in store.journal.removed():
+            if not row.container or row.removed is None:
+                continue
+            key = row.container, cgroup.place(row.cgroup)
+            if key not in numbers:
+                found = store.containers.placed(row.container, row.cgroup)
+                numbers[key] = 0 if found is None else found.number
+            self._of.setdefault(numbers[key], set()).add(row.build_id)
+            if not numbers[key]:
+                self.gone[row.container] = row.removed | self.gone.get(row.container)
+
+    def of(self, container: Container) -> set[BuildId]:
+        """Return the build IDs of a container of which a limit has once removed files."""
+        return self._of.get(container.number, set())
+
+    def why_gone(self, text: str) -> str:
+        """Return the reason why a container that a user means has no files; empty if none fits."""
+        from buildidfs.capture.origin.container import fits
+
+        for label, removed in self.gone.items():
+            if fits(text, label):
+                return f"all files of container {label} were {remedies.removed(removed)}"
+        return ""
+
+
+def is_held(store: Store, build_id: BuildId) -> bool:
+    """Return True if the store has bytes of a build ID."""
+    return store.index.kinds(store.index.ordinal(build_id) or 0) != 0
 
 
 def contents(
     store: Store,
     container: Container,
     holdings: Holdings,
+    removals: Removals,
     each: Callable[[ContainerEntry, bytes, Row], object] = lambda entry, path, row: None,
 ) -> Contents:
     """Count the files of a container in the store; call ``each`` with files and paths."""
@@ -188,9 +231,13 @@ def contents(
         sum(row.symbols >= Quality.SYMTAB for row in known),
         sum(row.debuginfo for row in known),
     )
-    whole = len(rows) or 1
-    shares = (count / whole for count in counts)
-    return Contents(container, len(rows), sum(sizes.values()), *shares)
+    present = {row.build_id for row in known}
+    removed = len(removals.of(container) - present)
+    whole = len(rows) + removed or 1
+    executable, symbols, debuginfo = (count / whole for count in counts)
+    return Contents(
+        container, len(rows), sum(sizes.values()), executable, symbols, debuginfo, removed
+    )
 
 
 def last_seen(
@@ -199,8 +246,8 @@ def last_seen(
     """Return the containers seen last, at most ``limit`` (0: all), and the number of all wanted."""
     every = [each for each in store.containers.every() if wanted(each)]
     chosen = heapq.nlargest(limit or len(every), every, key=lambda each: each.last_seen_ns)
-    holdings = Holdings(store)
-    return [contents(store, each, holdings) for each in chosen], len(every)
+    holdings, removals = Holdings(store), Removals(store)
+    return [contents(store, each, holdings, removals) for each in chosen], len(every)
 
 
 def files(store: Store, number: int) -> Iterator[tuple[ContainerEntry, bytes]]:

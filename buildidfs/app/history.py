@@ -168,13 +168,8 @@ class _Places:
     def _is_held(self, build_id: BuildId) -> bool:
         held = self._held.get(build_id)
         if held is None:
-            held = self._held[build_id] = is_held(self._store, build_id)
+            held = self._held[build_id] = containers.is_held(self._store, build_id)
         return held
-
-
-def is_held(store: Store, build_id: BuildId) -> bool:
-    """Return True if the store has bytes of a build ID."""
-    return store.index.kinds(store.index.ordinal(build_id) or 0) != 0
 
 
 def _paths(store: Store) -> Iterator[tuple[int, bytes]]:

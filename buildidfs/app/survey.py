@@ -159,6 +159,7 @@ def _count_containers(
     """
     every = [each for each in store.containers.every() if each.public]
     last = heapq.nlargest(MOST_CONTAINERS, every, key=lambda each: each.last_seen_ns)
+    removals = containers.Removals(store)
     files = 0
     images: dict[str, dict[int, Row]] = {}
     for container in last:
@@ -173,7 +174,7 @@ def _count_containers(
             if not files % STEP:
                 go_on()
 
-        survey.containers.append(containers.contents(store, container, holdings, each))
+        survey.containers.append(containers.contents(store, container, holdings, removals, each))
         spread.update(seen.keys())
         image = image_of(container)
         if image:

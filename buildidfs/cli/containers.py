@@ -25,6 +25,7 @@ _COLUMNS: Final[tuple[Column[Contents], ...]] = (
     Column("first_seen", "FIRST SEEN", lambda row: row.container.first_seen_ns, table.AGE, 120),
     Column("last_seen", "SEEN", lambda row: row.container.last_seen_ns, table.AGE),
     Column("build_ids", "IDS", lambda row: row.build_ids, table.COUNT),
+    Column("removed", "REMOVED", lambda row: row.removed, table.COUNT, 160),
     Column("size", "SIZE", lambda row: row.size, table.SIZE),
     Column("executable", "BINARIES", lambda row: row.executable, table.SHARE, 140),
     Column("symbols", "SYMBOLS", lambda row: row.symbols, table.SHARE),
@@ -93,9 +94,15 @@ def containers(
             hidden.append(counted(unnamed, "namespace") + " without a container")
         if hidden:
             session.say_why_empty(f"{' and '.join(hidden)}, see --all")
+        if lost := sum(row.removed for row in rows):
+            ids = counted(lost, "build ID")
+            session.say_why_empty(f"{ids} of them removed to make room, see buildidfs journal")
         if rows or unnamed:
             return
         when = f" since {moment(since)}" if since else ""
+        removals = known.Removals(store)
+        if why := next(filter(None, map(removals.why_gone, names)), ""):
+            raise ArtifactMissing(why)
         if names:
             raise ArtifactMissing(
                 f"no container {' or '.join(names)} was seen{when}; {known.last_ones(store)}"
@@ -123,6 +130,7 @@ def _fields(row: Contents) -> dict[str, object]:
         "first_seen": container.first_seen_ns / 1e9,
         "last_seen": container.last_seen_ns / 1e9,
         "build_ids": row.build_ids,
+        "removed": row.removed,
         "bytes": row.size,
         "coverage": {
             "executable": round(row.executable, 6),

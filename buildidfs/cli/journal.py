@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from buildidfs.app import history
-from buildidfs.app.containers import Names
+from buildidfs.app.containers import Names, is_held
 from buildidfs.cli import table
 from buildidfs.cli.common import (
     SeenPath,
@@ -148,7 +148,7 @@ def _lines(
                 row.reason,
             )  # fmt: skip
         else:
-            held = history.is_held(store, row.build_id)
+            held = is_held(store, row.build_id)
             state = "missing"
             if held:
                 state = "held"

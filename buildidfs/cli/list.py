@@ -18,25 +18,24 @@ from buildidfs.cli.table import Column
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.app.catalog import Conflict
+    from buildidfs.app.catalog import Conflict, Place
     from buildidfs.model import Artifact, BuildId, Kind, Origin
-    from buildidfs.store import OriginRecord
 
 
 class _Listed(NamedTuple):
     """The artifacts of a build ID, each with its newest sighting; the executable is the first."""
 
     build_id: BuildId
-    artifacts: list[tuple[Artifact, OriginRecord]]
+    artifacts: list[tuple[Artifact, Place]]
 
     @property
-    def origin(self) -> Origin:
+    def place(self) -> Place:
         """Return the place of the executable, or else of the debug file."""
-        return self.artifacts[0][1].origin
+        return self.artifacts[0][1]
 
     @property
     def last_seen_ns(self) -> int:
-        return max(record.last_seen_ns for _, record in self.artifacts)
+        return max(place.last_seen_ns for _, place in self.artifacts)
 
     @property
     def kinds(self) -> list[Kind]:
@@ -53,8 +52,8 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
     Column("kinds", "KINDS", lambda row: row.kinds, table.KINDS),
     Column("size", "SIZE", lambda row: row.size, table.SIZE, 90),
     Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
-    Column("container", "CONTAINER", lambda row: row.origin.container, table.LABEL),
-    Column("path", "PATH", lambda row: row.origin.path, table.PATH),
+    Column("container", "CONTAINER", lambda row: row.place.container, table.LABEL),
+    Column("path", "PATH", lambda row: row.place.path, table.PATH),
 )
 
 
@@ -68,7 +67,7 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
             "buildidfs list --kind debuginfo",
             "buildidfs list --conflicts",
         ],
-        {11: "no store at that place; 13 unknown format"},
+        {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
     ),
 )
 @click.option(
@@ -110,8 +109,8 @@ def list_(
     with session.open_store() as store:
         names = Names(store)
         asked = catalog.Asked(glob, container, kind, since)
-        wanted = catalog.origin_filter(store, asked)
         if conflicts:
+            wanted = catalog.origin_filter(store, asked)
             for conflict in catalog.conflicts(store, kind, wanted):
                 shown = True
                 (_conflict_as_json if layout.is_json else _conflict_as_text)(conflict, names)
@@ -119,8 +118,8 @@ def list_(
             if not shown:
                 session.say_why_empty(catalog.why_no_conflicts(store, asked))
             return
-        rows = _rows(catalog.artifacts(store, kind, wanted))
-        columns = table.named(_COLUMNS, names.short, lambda row: row.origin.cgroup)
+        rows = _rows(catalog.artifacts(store, asked))
+        columns = table.named(_COLUMNS, names.short, lambda row: row.place.cgroup)
         if layout.is_json:
             shown = _as_json(layout.choose(columns, rows), names)
         else:
@@ -129,7 +128,7 @@ def list_(
             session.say_why_empty(catalog.why_no_artifacts(store, asked))
 
 
-def _rows(found: Iterable[tuple[BuildId, Artifact, OriginRecord]]) -> Iterator[_Listed]:
+def _rows(found: Iterable[tuple[BuildId, Artifact, Place]]) -> Iterator[_Listed]:
     for build_id, group in groupby(found, lambda each: each[0]):
         yield _Listed(build_id, [(artifact, record) for _, artifact, record in group])
 
@@ -138,7 +137,7 @@ def _as_json(rows: Iterable[_Listed], names: Names) -> bool:
     """Print an object for each artifact; return True if there is any."""
     shown = False
     for row in rows:
-        for artifact, record in row.artifacts:
+        for artifact, place in row.artifacts:
             shown = True
             json_line(
                 {
@@ -147,9 +146,9 @@ def _as_json(rows: Iterable[_Listed], names: Names) -> bool:
                     "sha256": artifact.digest.hex(),
                     "size": artifact.size,
                     "adopted": artifact.adopted,
-                    **_container_fields(names, record.origin),
-                    "last_seen": record.last_seen_ns / 1e9,
-                    **path_fields(record.origin.path),
+                    **names.fields(place.container, place.cgroup),
+                    "last_seen": place.last_seen_ns / 1e9,
+                    **path_fields(place.path),
                 }
             )
     sys.stdout.flush()

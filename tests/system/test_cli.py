@@ -123,7 +123,7 @@ def test_list_filters(store: Path) -> None:
     assert run("--store", store, "list", "--path", "*/first.so").stdout.count(b"\n") == 1
     assert run("--store", store, "list", "--path", "*/none").stdout == b""
     assert run("--store", store, "list", "--kind", "vdso").stdout == b""
-    assert run("--store", store, "list", "--container", "docker:00").stdout == b""
+    assert run("--store", store, "list", "--container", "docker:00", code=30).stdout == b""
     human = run("--store", store, "list").stdout.decode()
     assert "caf\\xe9.so" in human
 

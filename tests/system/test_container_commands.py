@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.model import BuildId, ContainerNames, Quality
+from buildidfs.app.page.overview import container_page
+from buildidfs.model import BuildId, ContainerNames, Kind, Quality
 from buildidfs.store import Store
 from tests.support import packages
 from tests.support.captures import capture, commit, sighting
@@ -254,3 +255,32 @@ def package_of_a_program(buildidfs: BuildIdFs, root: Path) -> tuple[str | None, 
         process.kill()
     (row,) = [each for each in found if each["pid"] == process.pid]
     return row["package"], row["package_version"]
+
+
+def test_library_of_many_containers_is_listed_in_each_of_them(buildidfs: BuildIdFs) -> None:
+    """A build ID has at most 256 places, and containers keep their own trees."""
+    labels = [f"docker:{number:012x}" for number in range(300)]
+    with Store.create(buildidfs.store) as store:
+        digest = None
+        for label in labels:
+            at = sighting(b"/lib/libc.so.6", container=label, mnt_ns_id=int(label[7:], 16) + 1)
+            new = capture(store, digest or b"libc", b"\x11" * 20, at=at, quality=Quality.SYMTAB)
+            store.commit([new])
+            ordinal = store.index.ordinal(BuildId(b"\x11" * 20))
+            assert ordinal is not None
+            artifact = store.index.artifact(ordinal, Kind.EXECUTABLE)
+            assert artifact is not None
+            digest = artifact.digest
+    rows = [
+        json.loads(line) for line in buildidfs("containers", "--all", "--json").out.splitlines()
+    ]
+    assert len(rows) == 300
+    for row in rows[:3] + rows[-3:]:
+        listed = buildidfs("list", "--json", "--container", row["container"]).out.splitlines()
+        (file,) = [json.loads(line) for line in listed]
+        assert row["build_ids"] == 1
+        assert (file["path"], file["container"]) == ("/lib/libc.so.6", row["container"])
+        with Store.open(buildidfs.store) as store:
+            page = container_page(store, row["mount_name"].encode())
+        assert page is not None
+        assert page.container.coverage.build_ids == page.files_total == 1

@@ -59,7 +59,6 @@ def test_empty_store(empty: BuildIdFs, words: str, why: str, json_: bool) -> Non
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("list --container nope", "the last containers seen are docker:010101010101"),
         ("list --path app", "a pattern has to match the whole path"),
         ("list --kind vdso", "nothing in this store fits --kind vdso"),
         ("list --conflicts --path /bin/app", "no build ID in this store has several variants"),
@@ -68,6 +67,13 @@ def test_empty_store(empty: BuildIdFs, words: str, why: str, json_: bool) -> Non
 )
 def test_nothing_fits(filled: BuildIdFs, words: str, why: str) -> None:
     _is_empty(filled, words.split(), why)
+
+
+def test_list_of_an_unknown_container_fails_as_containers_does(filled: BuildIdFs) -> None:
+    for words in (["list", "--container", "nope"], ["containers", "nope"]):
+        done = filled(*words, check=False)
+        assert done.rc == 30
+        assert "no container nope was seen; the last containers seen are docker:01" in done.err
 
 
 def test_pins_of_another_name(filled: BuildIdFs) -> None:

@@ -88,6 +88,19 @@ def test_profile_states_the_removal(evicted: BuildIdFs, tmp_path: Path) -> None:
     assert all(re.fullmatch(AT, row["why"]) for row in rows if row["path"] != "/app/10")
 
 
+def test_containers_count_what_was_removed(evicted: BuildIdFs) -> None:
+    done = evicted("containers", LARGE, check=False)
+    assert done.rc == 30
+    assert re.search(rf"all files of container {LARGE} were {AT}", done.err)
+    with Store.open(evicted.store) as store:
+        at = sighting(b"/app/new", container=WEB)
+        commit(store, capture(store, b"new", b"\x77" * 20, at=at, quality=Quality.SYMTAB))
+    (row,) = [json.loads(line) for line in evicted("containers", "--json", WEB).out.splitlines()]
+    assert (row["build_ids"], row["removed"]) == (1, 5)
+    assert row["coverage"]["symbols"] == round(1 / 6, 6)
+    assert "5 build IDs of them removed to make room" in evicted("containers", WEB).err
+
+
 def test_removed_place_has_the_time_of_its_removal(evicted: BuildIdFs) -> None:
     (row,) = [
         json.loads(line) for line in evicted("where", "--json", str(PROGRAMS[0])).out.splitlines()

@@ -398,7 +398,8 @@ def test_container_has_its_files_the_worst_first(site: Site) -> None:
     reasons = [each["reason"] for each in told["files"]]
     assert told["files_total"] == len(reasons) == 32
     assert reasons == sorted(reasons, key=["stripped", "no-debuginfo", ""].index)
-    assert site.json("/api/container/shop%2Fcart-7d9f", 404)["error"]
+    assert site.json("/api/container/shop%2Fcart-7d9f")["container"]["label"] == "3f2a91c05b77"
+    assert site.json("/api/container/nothing", 404)["error"]
 
 
 def test_two_variants_are_compared(site: Site) -> None:

@@ -114,7 +114,10 @@ def test_removed_files_do_not_count(store: Store) -> None:
         assert artifact is not None
         store.remove([artifact.digest])
     after = [each for each in store.containers.every() if each.label == WEB]
-    assert [containers.contents(store, each, Holdings(store)).size for each in after] in ([], [0])
+    assert [
+        containers.contents(store, each, Holdings(store), containers.Removals(store)).size
+        for each in after
+    ] in ([], [0])
 
 
 def test_names_of_a_container_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

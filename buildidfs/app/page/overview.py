@@ -135,6 +135,7 @@ def container(
         first_seen=its.first_seen_ns / 1e9,
         last_seen=its.last_seen_ns / 1e9,
         bytes=row.size,
+        removed=row.removed,
         coverage=answers.Share(
             row.build_ids,
             *(round(part, 6) for part in (row.executable, row.symbols, row.debuginfo)),
@@ -335,16 +336,22 @@ def as_html(taken: Overview) -> bytes:
 
 
 def container_page(store: Store, name: bytes) -> answers.Contents | None:
-    """Return the container with a name, or the first with a label; None if no public one is known.
+    """Return the container with a name in the mount, or the one seen last that a user means by the
+    name; None if no public one is known.
 
     Raises `StoreError`, `IntegrityError`.
     """
     number = store.containers.number(name)
     if number is not None:
-        found = store.containers.get(number)
+        named = store.containers.get(number)
+        meant = [named] if named is not None else []
     else:
-        found = store.containers.labelled(name.decode("utf-8", "surrogateescape"))
-    if found is None or not found.public:
+        is_meant = containers.meant(store, name.decode("utf-8", "surrogateescape"))
+        meant = [each for each in store.containers.every() if is_meant(each.label)]
+    found = max(
+        (each for each in meant if each.public), key=lambda each: each.last_seen_ns, default=None
+    )
+    if found is None:
         return None
     worst: list[tuple[int, bytes, Row, str]] = []
     total = 0
@@ -357,7 +364,8 @@ def container_page(store: Store, name: bytes) -> answers.Contents | None:
         why = why_lacking(row.executable, row.symbols, row.debuginfo, row.why)
         worst.append((severity(why), path, row, why))
 
-    contents = containers.contents(store, found, Holdings(store), each)
+    removals = containers.Removals(store)
+    contents = containers.contents(store, found, Holdings(store), removals, each)
     shown = heapq.nsmallest(MOST_FILES, worst, key=lambda file: (-file[0], file[1]))
     its = container(contents)
     return answers.Contents(
