@@ -6,7 +6,8 @@ a name.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
     from buildidfs.store.location_rows import ContainerEntry, Removal
 
 _MOST_LABELS = 5
+_USER: Final = "uid "
+_SUFFIX: Final = re.compile(r" (?:\(user \d+\)|in \S+)\Z")
 
 
 class Names:
     """The names of containers, from a store if there is one; each is looked up once.
 
     A user can give a control group the ID of any container, so a container is its label together
-    with the place of its control group. Without the latter it is the first one with the label. If
-    the containers are ``running``, the state files of their engines are read, too.
+    with the place of its control group. Without the latter it is the one that `reported` calls so.
+    If the containers are ``running``, the state files of their engines are read, too.
     """
 
     def __init__(self, store: Store | None = None, *, running: bool = False) -> None:
@@ -49,7 +52,7 @@ class Names:
         key = label, cgroup.place(group)
         names = self._known.get(key)
         if names is None:
-            kept = None if self._store is None else self._store.containers.placed(label, group)
+            kept = None if self._store is None else _kept(self._store, label, group)
             names = NO_NAMES if kept is None else kept.called
             if self._running and group and not names.shown:
                 from buildidfs.capture.origin import container_names
@@ -60,8 +63,12 @@ class Names:
         return names
 
     def short(self, label: str, group: bytes = b"") -> str:
-        """Return the name of a container, or its label if no name is known."""
-        return self.of(label, group).shown or label
+        """Return the name of a container, or its label if no name is known.
+
+        The end of a label that tells an imitation stays, because engines of users choose names.
+        """
+        name, end = self.of(label, group).shown, _SUFFIX.search(label)
+        return name + (end[0] if end else "") if name else label
 
     def long(self, label: str, group: bytes = b"") -> str:
         """Return name, label and image, as far as they are known; ``the host`` for no label."""
@@ -83,6 +90,33 @@ class Names:
             "pod_namespace": names.namespace or None,
             "image": names.image.partition("\n")[0] or None,
         }
+
+
+def _kept(store: Store, label: str, group: bytes) -> Container | None:
+    if group:
+        return store.containers.placed(label, group)
+    found = store.containers.labelled(label)
+    if found is not None and reported(found) == label:
+        return found
+    plain = _SUFFIX.sub("", label)
+    with_label = (each for each in store.containers.every() if each.label == plain)
+    return next((each for each in with_label if reported(each) == label), None)
+
+
+def reported(container: Container) -> str:
+    """Return the label of a container for reports, as `capture.origin.container.shown` does."""
+    return container.label + suffix(container)
+
+
+def suffix(container: Container) -> str:
+    """Return the part of a label for reports that tells an imitation from a container of root."""
+    owner = container.owner
+    if is_namespace(container.label) or not owner:
+        return ""
+    if owner.startswith(_USER):
+        return f" (user {owner[len(_USER) :]})"
+    outer = cgroup.container_label(owner.encode("utf-8", "surrogateescape"))
+    return f" in {outer}" if outer and outer != container.label else ""
 
 
 def meant(store: Store, text: str) -> Callable[[str], bool]:

@@ -10,6 +10,7 @@ import msgspec
 from buildidfs.app import history
 from buildidfs.app.coverage import CAPTURED, HELD, MISSING, Coverage, Holdings
 from buildidfs.capture.base import Unreadable
+from buildidfs.capture.origin import container
 from buildidfs.capture.scan import core as scan_core
 from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner
 from buildidfs.capture.scan.core import CoreFile, is_core
@@ -136,7 +137,11 @@ def _containers(store: Store, main: Binary | None) -> list[str]:
     if main is None or main.build_id is None:
         return []
     places = history.at_path(store, main.path)
-    labels = [place.container for place in places if place.build_id == main.build_id]
+    labels = [
+        container.shown(place.container, place.cgroup)
+        for place in places
+        if place.build_id == main.build_id
+    ]
     return list(dict.fromkeys(labels))
 
 

@@ -285,6 +285,7 @@ def coverage_of_processes(
     Each mapping of each process counts.
     """
     from buildidfs.capture.base import Unreadable
+    from buildidfs.capture.origin.container import shown
     from buildidfs.capture.process.mapped_by import Mapper, Mappers
 
     rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()
@@ -298,10 +299,11 @@ def coverage_of_processes(
         if isinstance(each, Unreadable):
             refused[each.reason] += 1
             continue
+        label = shown(each.container, each.cgroup)
         if isinstance(each, Mapper):
-            rows[each.container, each.path, each.build_id, ""] += 1
+            rows[label, each.path, each.build_id, ""] += 1
         else:
-            rows[each.container, each.path, None, _NAMELESS] += 1
+            rows[label, each.path, None, _NAMELESS] += 1
         if progress is not None and not number % _REPORTED:
             progress(number, each.path.decode("utf-8", "surrogateescape"))
     holdings = Holdings(store)

@@ -22,6 +22,7 @@ import msgspec
 from buildidfs import names
 from buildidfs.app import containers, remedies
 from buildidfs.app.coverage import Holdings
+from buildidfs.capture.origin.container import reported
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store.retention.eviction import Policy
@@ -72,9 +73,9 @@ class Counted(msgspec.Struct):
 class Lacking(msgspec.Struct, frozen=True):
     """A build ID with missing files, and the reason ``why`` (see `remedies`).
 
-    ``path`` and ``container`` (a label) are those of the last place where every user could read the
-    file. ``containers`` is the number of containers in the survey that have it. ``seen_ns`` is Unix
-    time.
+    ``path`` and ``container`` (`container.reported`) are those of the last place where every user
+    could read the file. ``containers`` is the number of containers in the survey that have it.
+    ``seen_ns`` is Unix time.
     """
 
     build_id: BuildId
@@ -187,8 +188,11 @@ def _count_containers(
 
 
 def image_of(container: Container) -> str:
-    """Return the name of the image of a container; empty if unknown."""
-    return container.called.image.partition("\n")[0]
+    """Return the name of the image of a container; empty if unknown. The engine of another user
+    than root may give any name to an image.
+    """
+    image = container.called.image.partition("\n")[0]
+    return image and image + containers.suffix(container)
 
 
 def _count_all(
@@ -230,7 +234,7 @@ def _count_all(
         if last is not None:
             origin = last.origin
             survey.lacking.append(
-                Lacking(build_id, why, origin.path, origin.container, count, last.last_seen_ns)
+                Lacking(build_id, why, origin.path, reported(origin), count, last.last_seen_ns)
             )
 
 

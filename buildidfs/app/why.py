@@ -16,6 +16,7 @@ from buildidfs.app import cores, inputs, remedies, requested_id
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings, Row
 from buildidfs.app.profile import reading
+from buildidfs.capture.origin.container import reported
 from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.errors import ArtifactMissing
@@ -113,11 +114,11 @@ class Explainer:
         origins = self._store.index.origins(self._store.index.ordinal(build_id) or 0)
         rows = [] if self._viewer is not None else self._store.journal.of(build_id)
         places = [
-            (each.origin.path, each.origin.container)
+            (each.origin.path, reported(each.origin))
             for each in sorted(origins, key=lambda each: Kind.DEBUGINFO in each.kinds)
             if may_see(self._viewer, each.origin)
         ]
-        places += [(each.path, each.container) for each in rows]
+        places += [(each.path, reported(each)) for each in rows]
         path, container = places[0] if places else (b"", "")
         row = self._holdings.row(container, path, build_id, 1)
         return Explained(path, container, build_id, self._findings(row, ""))
@@ -225,7 +226,7 @@ class Explainer:
             found.append(self._finding(remedies.NOTED, row, file))
         elif records:
             last = max(records, key=lambda each: each.last_seen_ns)
-            where = self._names.short(last.container) or "the host"
+            where = self._names.short(reported(last)) or "the host"
             seen = f"{printable(last.path)} in {where}, {_ago(last.last_seen_ns)}"
             seen = f"{remedies.NOT_KEPT} ({seen})"
             found.append(self._finding(remedies.NOT_KEPT, row, file, seen))

@@ -221,7 +221,8 @@ class JournalRecord(msgspec.Struct, frozen=True):
     A field with the name of a field of `Origin` has the same meaning. ``boot`` is the boot ID, 16
     bytes, or empty if unknown: ``mnt_ns_id`` is unambiguous only together with it. ``noted``
     identifies a file for which the store had no room; it is None for other files. ``removed`` is
-    the last removal of its bytes by a limit; the store may have captured them since.
+    the last removal of its bytes by a limit; the store may have captured them since. ``owner`` is 0
+    in rows of earlier versions.
     """
 
     build_id: BuildId
@@ -239,6 +240,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     cgroup_id: int = 0
     noted: FileIdentity | None = None
     removed: Removal | None = None
+    owner: int = 0
 
 
 class JournalRow(msgspec.Struct, array_like=True):
@@ -254,6 +256,7 @@ class JournalRow(msgspec.Struct, array_like=True):
     scanner: bytes
     cgroup_id: int
     noted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None
+    owner: int = 0
 
 
 class RemovedRow(JournalRow, array_like=True):
@@ -314,6 +317,7 @@ def pack_journal(
         _text(origin.scanner),
         origin.cgroup_id,
         _fields(origin.identity) if noted else None,
+        origin.owner,
     )
     row = JournalRow(*fields) if removed is None else RemovedRow(*fields, removed)
     return TIMES.pack(first, last) + _encode(row)
@@ -370,6 +374,7 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
         row.cgroup_id,
         None if row.noted is None else FileIdentity(*row.noted),
         row.removed,
+        row.owner,
     )
 
 
@@ -398,7 +403,7 @@ class Container(msgspec.Struct, frozen=True):
     ``name`` is its directory in `containers/`, ``label`` and ``token`` are `label_of` and
     `token_of` its places. ``called`` has its names and its image. ``id`` and each of these are
     empty if unknown. Times are in nanoseconds of Unix time. ``public`` is True if all users could
-    read one of its files.
+    read one of its files. ``owner`` is that of its share (`place_shares`).
     """
 
     number: int
@@ -411,6 +416,7 @@ class Container(msgspec.Struct, frozen=True):
     last_seen_ns: int
     token: bytes = b""
     public: bool = False
+    owner: str = ""
 
 
 class ContainerEntry(msgspec.Struct, frozen=True):
@@ -468,9 +474,10 @@ def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow
     """Return a container and its row. Raises the errors of decoding."""
     first, last = TIMES.unpack_from(value)
     row = _decode_container(memoryview(value)[TIMES.size :])
-    label, its_id, host = map(_container_text, (row.label, row.id, row.host))
+    texts = map(_container_text, (row.label, row.id, row.host, row.owner))
+    label, its_id, host, owner = texts
     found = Container(
-        number, row.name, label, its_id, row.names, host, first, last, row.token, row.public
+        number, row.name, label, its_id, row.names, host, first, last, row.token, row.public, owner
     )
     return found, row
 

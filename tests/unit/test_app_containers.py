@@ -10,10 +10,19 @@ import pytest
 
 from buildidfs.app import containers, history
 from buildidfs.app.coverage import Holdings
+from buildidfs.app.inputs import coverage_of_processes
+from buildidfs.app.live.history_writer import group_name
+from buildidfs.app.page import overview
+from buildidfs.app.profile.match import Matcher
+from buildidfs.app.survey import take
+from buildidfs.capture.origin.container import shown
+from buildidfs.config import Settings
 from buildidfs.errors import ArtifactMissing
-from buildidfs.model import BuildId, ContainerNames, Quality
-from buildidfs.store import Store
+from buildidfs.model import NO_NAMES, BuildId, ContainerNames, NamespaceSet, Quality
+from buildidfs.store import NewSeen, Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.children import running
+from tests.support.imitating import USER, container_and_imitation, entering
 
 WEB = "docker:0123456789ab"
 CART = "k8s:fedcba987654"
@@ -156,3 +165,61 @@ def test_imitation_of_a_container_has_not_its_name(
     )
     live = containers.Names(running=True)
     assert (live.short(WEB, real), live.short(WEB, imitation)) == ("web", WEB)
+
+
+def test_imitation_that_came_first_is_another_container_in_every_answer(tmp_path: Path) -> None:
+    """A user has given a control group the ID of a container, and runs an engine that names it and
+    its image like the container.
+    """
+    imitation = f"{WEB} (user 1000)"
+    groups = {
+        1000: b"/delegated/docker-%s.scope" % IDS[WEB].encode(),
+        0: b"/system.slice/docker-%s.scope" % IDS[WEB].encode(),
+    }
+    path, build_id = b"/bin/app", BuildId(b"\1" * 20)
+    with Store.create(tmp_path / "new") as store:
+        store.name_containers(lambda origin: CALLED[WEB])
+        for owner, group in groups.items():
+            at = sighting(
+                path, container=WEB, cgroup=group, owner=owner, apart=0x20, mnt_ns_id=owner + 1,
+                namespaces=NamespaceSet(mnt=owner + 1), mode=0o100755,
+            )  # fmt: skip
+            commit(store, capture(store, b"%d" % owner, build_id, at=at))
+            store.note_seen([NewSeen(at, build_id)])
+
+        names = containers.Names(store)
+        assert {names.of(label) for label in (WEB, imitation)} == {CALLED[WEB]}
+        assert names.of(f"{WEB} (user 7)") == NO_NAMES
+        assert {names.short(label) for label in (WEB, imitation)} == {"web", "web (user 1000)"}
+        candidates = [*Matcher(store, {})._look_up(path)]
+        assert [each.container for each in candidates] == [WEB, imitation], "and none twice"
+        counted = take(store)
+        assert {each.container for each in counted.lacking} <= {WEB, imitation}
+        assert set(counted.images) == {"nginx:1.27", "nginx:1.27 (user 1000)"}
+        assert {group_name(each.container) for each in counted.containers} == {
+            "web", "web (user 1000)",
+        }  # fmt: skip
+        shown = [overview.container(each) for each in counted.containers]
+        assert {each.label for each in shown} == {WEB, imitation}
+        assert {each.name for each in shown} == {"web", "web (user 1000)"}
+        assert len({each.mount_name for each in shown}) == 2
+
+
+def test_label_in_a_named_container_is_not_that_of_another_one() -> None:
+    group = b"/lxc.payload.mine/docker-%s.scope" % IDS[WEB].encode()
+    assert shown(WEB, group, 0) == f"{WEB} in lxc:mine"
+    assert shown("lxc:mine", b"/lxc.payload.mine/system.slice", 0) == "lxc:mine"
+    pod = b"/machine.slice/libpod_pod_%s/libpod-%s" % (b"a" * 64, b"b" * 64)
+    assert shown("podman:" + "b" * 12, pod, 0) == "podman:" + "b" * 12
+
+
+@pytest.mark.root
+def test_running_imitation_has_its_own_lines_in_the_coverage(store: Store) -> None:
+    argv = ["unshare", "--mount", "cat"]
+    with container_and_imitation() as (real, imitation):
+        label = f"docker:{real.name.removeprefix('docker-')[:12]}"
+        with running([*entering(real), *argv]), running([*entering(imitation), *argv]):
+            found = coverage_of_processes(store, Settings())
+        assert {row.container for row in found.rows if row.container.startswith(label)} == {
+            label, f"{label} (user {USER})",
+        }  # fmt: skip

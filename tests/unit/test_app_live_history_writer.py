@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from buildidfs.app.live.history_writer import Minutes, group_name
+from buildidfs.app.live.history_writer import Minutes, row_name
 from buildidfs.app.live.state import Loss, WatchState
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.ingest.batch import Counters
@@ -100,5 +100,5 @@ def test_full_disk_costs_rows_and_nothing_else(
 
 
 def test_name_of_a_stranger_is_cut() -> None:
-    assert len(group_name("x" * 5000)) == MAX_HISTORY_NAME
-    assert group_name("a\udcff") == "a\ufffd"
+    assert len(row_name("x" * 5000)) == MAX_HISTORY_NAME
+    assert row_name("a\udcff") == "a\ufffd"

@@ -388,11 +388,13 @@ def test_rows_are_the_documented_ones() -> None:
     assert key.startswith(location_rows.journal_prefix(b"/a", 9, BOOT))
     row = location_rows.pack_journal(origin, ID, 1, 2)
     assert row[:16].hex() == "00000000000000010000000000000002"
-    array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s", 7, None]
+    array = [bytes(ID), b"/a", [1, 2, 3, 4, 5, 6, 7], 0x21, b"g", b"c", b"h", b"s", 7, None, 0]
     assert msgspec.msgpack.decode(row[16:]) == array
     assert location_rows.unpack_journal(key, row).cgroup_id == 7
+    older = location_rows.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-1]))
+    assert older == location_rows.unpack_journal(key, row)
     with pytest.raises(msgspec.ValidationError):
-        location_rows.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-1]))
+        location_rows.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-2]))
     longer = row[:16] + msgspec.msgpack.encode([*array, None, "later"])
     assert location_rows.unpack_journal(key, longer) == location_rows.unpack_journal(key, row)
     assert location_rows.unpack_journal(key, row).noted is None

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from buildidfs.app.containers import suffix
 from buildidfs.app.survey import Surveyor
 from buildidfs.errors import BuildIdFsError
 from buildidfs.store.schema import MAX_HISTORY_GROUPS, MAX_HISTORY_NAME, HistoryGroup, HistoryRow
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from buildidfs.app.live.state import WatchState
     from buildidfs.app.survey import Survey
-    from buildidfs.store import Store
+    from buildidfs.store import Container, Store
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +101,11 @@ def _groups(survey: Survey) -> Iterator[HistoryGroup]:
         its = each.container
         shares = (each.executable, each.symbols, each.debuginfo)
         counts = (round(share * each.build_ids) for share in shares)
-        name = group_name(its.called.shown or its.label)
-        yield HistoryGroup(_CONTAINER, name, each.build_ids, *counts)
+        yield HistoryGroup(_CONTAINER, row_name(group_name(its)), each.build_ids, *counts)
     for name, counted in images:
         yield HistoryGroup(
             _IMAGE,
-            group_name(name),
+            row_name(name),
             counted.build_ids,
             counted.executable,
             counted.symbols,
@@ -113,7 +113,14 @@ def _groups(survey: Survey) -> Iterator[HistoryGroup]:
         )
 
 
-def group_name(name: str) -> str:
+def group_name(container: Container) -> str:
+    """Return the name under which a container has its rows: the name that its engine gives it, as
+    long as the engine is root's.
+    """
+    return (container.called.shown or container.label) + suffix(container)
+
+
+def row_name(name: str) -> str:
     """Return the name of a container or image as rows have it: valid UTF-8 of limited length."""
     plain = name.encode("utf-8", "surrogateescape")[:MAX_HISTORY_NAME]
     return plain.decode("utf-8", "replace")

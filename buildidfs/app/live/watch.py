@@ -548,12 +548,12 @@ class Watch(Listener):
 
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
         origin = sighting.origin
-        self._sources.add(self._shown(origin), origin.identity.size, share_at(origin))
+        self._sources.add(container.reported(origin), origin.identity.size, share_at(origin))
         self._tell(Event("captured", sighting, build_id))
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         origin = sighting.origin
-        shown = self._shown(origin)
+        shown = container.reported(origin)
         self._lose(sighting, reason, build_id)
         self._tell(Event("not captured", sighting, build_id, reason))
         now = time.monotonic()
@@ -564,10 +564,6 @@ class Watch(Listener):
         where = f" in {shown}" if shown else ""
         _log.log(level, "not captured: %s%s: %s", printable(origin.path), where, reason)
 
-    def _shown(self, origin: Origin) -> str:
-        """Return the name of a container for reports, see `container.shown`."""
-        return container.shown(origin.container, origin.cgroup)
-
     def unreadable(self, found: Unreadable) -> None:
         self._unreadable.append(found)
 
@@ -577,7 +573,7 @@ class Watch(Listener):
     def _lose(self, sighting: Sighting, reason: str, build_id: BuildId | None) -> None:
         at = sighting.origin
         self._losses.add(
-            reason, self._shown(at), at.mnt_ns_id,
+            reason, container.reported(at), at.mnt_ns_id,
             path=at.path, build_id=build_id, share=share_at(at),
         )  # fmt: skip
 

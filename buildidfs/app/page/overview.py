@@ -19,7 +19,7 @@ from buildidfs.app import answers, containers, remedies
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings
 from buildidfs.app.live import status
-from buildidfs.app.live.history_writer import group_name
+from buildidfs.app.live.history_writer import group_name, row_name
 from buildidfs.app.survey import STEP, image_of, severity, why_lacking
 from buildidfs.app.survey import take as take_survey
 from buildidfs.model import Kind
@@ -126,10 +126,11 @@ def container(
 ) -> answers.Container:
     """Return a container with its shares, with the fields of ``buildidfs containers``."""
     its = row.container
-    called = its.called.shown or its.label
+    label = containers.reported(its)
+    called = group_name(its)
     return answers.Container(
         name=text(called),
-        label=text(its.label),
+        label=text(label),
         mount_name=text(its.name),
         image=text(image_of(its)),
         first_seen=its.first_seen_ns / 1e9,
@@ -293,7 +294,7 @@ def _trend_of(
     known: Mapping[tuple[int, str], list[answers.Trend]], kind: int, name: str
 ) -> list[answers.Trend]:
     """Return the trend of a container or image."""
-    return known.get((kind, group_name(name)), [])
+    return known.get((kind, row_name(name)), [])
 
 
 # --- without a server --------------------------------------------------------------------------

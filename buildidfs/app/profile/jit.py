@@ -16,6 +16,7 @@ import msgspec
 
 from buildidfs.capture.base import PinnedFile
 from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.origin import container
 from buildidfs.errors import BuildIdFsError
 from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf import jit
@@ -136,7 +137,7 @@ class JitNames:
             self._made[chosen.path] = Generated(
                 process.pid,
                 process.comm,
-                process.origin.container,
+                container.shown(process.origin.container, process.origin.cgroup, process.owner),
                 process.name,
                 build_id,
                 len(symbols),

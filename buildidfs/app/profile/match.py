@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.app.remedies import AMBIGUOUS, NO_BUILD_ID, OTHER_FILE, OTHER_HOST
+from buildidfs.capture.origin import container
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL
 from buildidfs.linux import machine, perf_event
@@ -61,7 +62,9 @@ _TIMES_OTHERS: Final = 1.5
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A build ID that was seen at a path; fields as those of `Origin` and `JournalRecord`."""
+    """A build ID that was seen at a path; fields as those of `Origin` and `JournalRecord`, and
+    ``container`` as `container.reported` returns it.
+    """
 
     build_id: BuildId
     container: str
@@ -328,10 +331,11 @@ class Matcher:
         for row in self._store.journal.at(None, path):
             if not self.tells(row.build_id):
                 continue
-            if (row.build_id, row.mnt_ns_id, row.container) not in seen:
+            label = container.reported(row)
+            if (row.build_id, row.mnt_ns_id, label) not in seen:
                 yield Candidate(
                     row.build_id,
-                    row.container,
+                    label,
                     row.namespaces.mnt,
                     row.mnt_ns_id,
                     row.host,
@@ -394,7 +398,7 @@ def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Can
     origin = record.origin
     yield Candidate(
         build_id,
-        origin.container,
+        container.reported(origin),
         origin.namespaces.mnt,
         origin.mnt_ns_id,
         origin.host,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.errors import UsageError
 from buildidfs.formats.container import cgroup
@@ -76,20 +76,42 @@ def group_maker(cgroup_path: bytes) -> int:
     to each user.
     """
     outer = cgroup.outermost(cgroup_path)
+    if not outer and cgroup.container_label(cgroup_path):
+        outer = cgroup_path  # of a pod or task, which has no ID of a container
     maker = its_namespaces.cgroup_owner(outer.rpartition(b"/")[0] or b"/") if outer else None
     return (cgroup.user_id(cgroup_path) or 0) if maker is None else maker
 
 
-def shown(label: str, cgroup_path: bytes) -> str:
+def shown(label: str, cgroup_path: bytes, owner: int | None = None) -> str:
     """Return a label for reports, which is not that of a container of root if another user, or
     another container, has only taken its name.
+
+    ``owner`` is the user who made the container, 0 for root; None looks at the control group, as
+    long as that exists.
     """
     if not label or cgroup.container_label(cgroup_path) != label:
         return label
-    if user := group_maker(cgroup_path):
-        return f"{label} (user {user})"
+    maker = group_maker(cgroup_path) if owner is None else owner or cgroup.user_id(cgroup_path)
+    if maker:
+        return f"{label} (user {maker})"
     outer = cgroup.outer_label(cgroup_path)
     return f"{label} in {outer}" if outer else label
+
+
+class _Seen(Protocol):
+    """An `Origin`, or a row of the journal."""
+
+    @property
+    def container(self) -> str: ...
+    @property
+    def cgroup(self) -> bytes: ...
+    @property
+    def owner(self) -> int: ...
+
+
+def reported(seen: _Seen) -> str:
+    """Return `shown` for the container of a sighting."""
+    return shown(seen.container, seen.cgroup, seen.owner)
 
 
 def label(cgroup_path: bytes, namespaces: NamespaceSet, names: Collection[str] = ("mnt",)) -> str:

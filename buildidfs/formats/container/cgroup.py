@@ -155,11 +155,16 @@ def outermost(cgroup_path: bytes) -> bytes:
 
 def outer_label(cgroup_path: bytes) -> str | None:
     """Return the label of the outermost container of a path; None if there is only one."""
-    for found in _containers(cgroup_path):
-        if not cgroup_path[: found.start()].endswith(_PODMAN_POD):
-            part = cgroup_path[: found.end()]
-            return container_label(part) if part != place(cgroup_path) else None
-    return None
+    cgroup_path = cgroup_path[:_PATH_MAX]
+    ends = [match.end() for _, pattern in _NAMED if (match := pattern.search(cgroup_path))]
+    ends += [
+        each.end()
+        for each in _containers(cgroup_path)
+        if not cgroup_path[: each.start()].endswith(_PODMAN_POD)
+    ]
+    part = cgroup_path[: min(ends, default=0)]
+    label = container_label(part) if part != place(cgroup_path) else None
+    return label if label != container_label(cgroup_path) else None
 
 
 def share(cgroup_path: bytes, mnt: int, owner: int) -> Share:
