@@ -62,11 +62,15 @@ class Batch(Generic[Job]):
         return bool(self.captures or self.absent or self.seen or self.touched)
 
     def add(self, capture: NewCapture, job: Job, entries: Sequence[NewSeen] = ()) -> None:
-        """Add a capture, and its ``entries`` for the journal; ``size`` counts staged bytes."""
+        """Add a capture, and its ``entries`` for the journal; ``size`` counts staged bytes.
+
+        The store may drop these bytes if it has no room, see `Staged.lend`.
+        """
         self.captures.append((capture, job, entries))
         for each in _parts(capture):
             if isinstance(each.content, Staged):
                 self.size += each.content.size
+                each.content.lend()
 
     def contents(self) -> list[NewCapture]:
         """Return the captures in their order, and then the files derived from some of them."""

@@ -43,7 +43,10 @@ class _Batch:
     def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
         self._env = env
         self.captures = captures
-        self._dropped: set[int] = set()
+        contents = ((id(new), new.content) for new in captures)
+        self._dropped = {
+            key for key, each in contents if isinstance(each, Staged) and not each.claim()
+        }
 
     def __contains__(self, new: NewCapture) -> bool:
         return id(new) not in self._dropped

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from buildidfs import names
+from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import IntegrityError, Recapturable, StoreError, StoreFull
 from buildidfs.linux import statx
 from buildidfs.model import (
@@ -32,7 +33,7 @@ from buildidfs.model import (
     Trust,
     archive_scope,
 )
-from buildidfs.store import Store, schema
+from buildidfs.store import NewCapture, Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention import eviction, plan
 from buildidfs.store.retention.eviction import Policy
@@ -302,6 +303,32 @@ def test_recapturable_file_does_not_take_the_room_of_a_loss(store: Store, tmp_pa
         with pytest.raises(Recapturable):
             store.stage(file.fileno(), origin=origin)
     assert _ids(store) == before
+
+
+@pytest.mark.parametrize("is_lent", [True, False], ids=["before its commit", "being identified"])
+def test_no_file_is_lost_for_a_recapturable_one_that_is_staged(
+    store: Store, exact: None, tmp_path: Path, is_lent: bool
+) -> None:
+    for number in range(4):
+        _add(store, number, days_ago=9)
+    store.retain(_room_for(store, 1))
+    here = _host_file(tmp_path / "here", 50)
+    fd = memory_file(b"here", os.urandom(SIZE))
+    staged = store.stage(fd, origin=here.origin)
+    os.close(fd)
+    spare = NewCapture(here, staged, _id(50), (Kind.EXECUTABLE,))
+    if is_lent:
+        staged.lend()
+    else:
+        threading.Timer(0.1, staged.lend).start()
+    _add(store, 100)
+    assert _ids(store) == {0, 1, 2, 3, 100}
+    result = store.commit([spare])
+    assert result.outcomes[0].noted
+    assert all(row.noted for row in store.journal.of(_id(50)))
+    assert _ids(store) == {0, 1, 2, 3, 100}
+    _add(store, 101)
+    assert len(_ids(store) & {0, 1, 2, 3}) == 3, "a loss is due"
 
 
 # --- what stays ----------------------------------------------------------------------------------
@@ -574,6 +601,20 @@ def test_a_full_disk_takes_the_place_of_what_is_oldest(
     _add(store, 10)
     assert _ids(store) == {3, 4, 5, 10}
     assert open_descriptors() <= before
+
+
+def test_recapturable_file_takes_no_place_of_others_on_a_full_disk(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several files were admitted at a time, and do not fit together."""
+    for number in range(3):
+        _add(store, number)
+    store.retain(Policy())
+    here = _host_file(tmp_path / "here", 50)
+    monkeypatch.setattr(store.blobs.files, "stage", _Full(1)(store.blobs.files.stage))
+    with (tmp_path / "here").open("rb") as file, pytest.raises(Recapturable):
+        store.stage(file.fileno(), origin=here.origin)
+    assert _ids(store) == {0, 1, 2}
 
 
 def test_a_full_index_takes_the_place_of_what_is_oldest(

@@ -20,6 +20,7 @@ import fcntl
 import functools
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -66,10 +67,13 @@ class Staged(Fd):
     ``changed`` is True if the source was written to during the copy; the bytes are still exactly
     those of ``digest``. ``doubtful`` is True if an fsync failed: the next fsync may succeed
     although the bytes are not on disk. ``counted`` is called when the bytes no longer count as
-    staged.
+    staged. A caller that only waits for the commit calls `lend`: until then the store may drop the
+    bytes, if the host has them.
     """
 
-    __slots__ = ("changed", "counted", "digest", "doubtful", "name", "size")
+    __slots__ = ("_is_lent", "changed", "counted", "digest", "doubtful", "name", "size")
+
+    _lending: Final = threading.Lock()
 
     def __init__(self, fd: int, name: bytes | None) -> None:
         super().__init__(fd)
@@ -79,6 +83,25 @@ class Staged(Fd):
         self.changed = False
         self.doubtful = False
         self.counted: Callable[[], None] | None = None
+        self._is_lent = False
+
+    def lend(self) -> None:
+        """Let `take_back` drop the bytes until `claim` is called."""
+        self._is_lent = True
+
+    def take_back(self) -> bool:
+        """Drop the bytes if they are lent; return False if they are not."""
+        with self._lending:
+            is_lent, self._is_lent = self._is_lent, False
+            if is_lent:
+                self.close()
+        return is_lent
+
+    def claim(self) -> bool:
+        """End the loan; return False if the bytes were dropped."""
+        with self._lending:
+            self._is_lent = False
+            return self.fd >= 0
 
     def disk_bytes(self) -> int:
         """Return the number of bytes that the file takes on disk."""

@@ -34,7 +34,7 @@ from buildidfs.store.index.queries import Index
 from buildidfs.store.location_rows import Removal
 from buildidfs.store.retention import removal, tally
 from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room
-from buildidfs.store.retention.recapture import can_be_had, is_fresh
+from buildidfs.store.retention.recapture import can_be_had, is_fresh, is_spare
 from buildidfs.store.retention.tally import Evicted, Tally
 from buildidfs.store.values import NewSeen, OriginRecord
 from buildidfs.store.write import uses
@@ -85,6 +85,9 @@ _NOTE_BYTES: Final = 512
 #: A recapturable file replaces only recapturable blobs that were unused for this many seconds.
 #: Otherwise a scan of more than fits would remove its own captures, and begin anew each time.
 _IDLE_S: Final = 86_400
+
+#: Seconds to wait for recapturable files in other threads, before a blob is lost for them.
+_STAGED_S: Final = 0.5
 
 #: Seconds to wait for a filesystem to report removed blocks as free.
 _FREED_S: Final = 0.1
@@ -161,6 +164,7 @@ class Keeper:
         self._why_in_vain = ""
         self._staged = NO_ROOM
         self._staged_by: Counter[Share] = Counter()
+        self._staged_at: dict[Staged, Origin] = {}
         self._counting = threading.Lock()
         usage = look(env, blobs)
         self._free_bytes = _FreeLimit(policy.keep_free, policy.yields)
@@ -188,8 +192,8 @@ class Keeper:
             self._admit(origin, extra, size=requested)
 
         self._admit(origin, size, size=size)
-        staged = self._repeated(size, lambda: work(more), ())
-        self._count(staged, None if origin is None else share_at(origin))
+        staged = self._repeated(lambda: work(more), lambda: self._make_room_on_disk(origin, size))
+        self._count(staged, origin)
         return staged
 
     def writing(
@@ -201,15 +205,15 @@ class Keeper:
         were staged; only then are others removed. Raises the errors of ``work``, and `StoreFull` if
         no blob may be removed.
         """
-        lack = self._lack(NO_ROOM)
+        lack = self._lack_of_commit()
         if not lack.is_none:
             with self._lock:
                 self._prepare()
                 self._follow(self._planner.plan(lack, recapturable_only=True))
-            if not self._lack(NO_ROOM).is_none:
+            if not self._lack_of_commit().is_none:
                 drop()
                 self._make_room(NO_ROOM)
-        return self._repeated(0, work, staged)
+        return self._repeated(work, lambda: self._make_room_on_disk(None, 0), staged)
 
     def settle(self, staged: Sequence[Staged]) -> None:
         """Stop counting staged bytes, because the index counts them now."""
@@ -232,7 +236,10 @@ class Keeper:
         """The removals since `take_tally` was called."""
         return self._tally
 
-    def _repeated(self, size: int, work: Callable[[], T], staged: Sequence[Staged]) -> T:
+    def _repeated(
+        self, work: Callable[[], T], make_room: Callable[[], bool], staged: Sequence[Staged] = ()
+    ) -> T:
+        """Run ``work``, and ``make_room`` whenever the filesystem is full."""
         for _ in range(_TRIES):
             try:
                 return work()
@@ -241,11 +248,25 @@ class Keeper:
             except StoreFull as error:
                 if any(each.doubtful for each in staged):
                     raise
-                with self._lock:  # the filesystem is full
-                    freed = self._evict(Room(size, 1))
-                if not freed:
+                if not make_room():
                     raise self._hopeless(error) from error
         return work()
+
+    def _make_room_on_disk(self, origin: Origin | None, size: int) -> bool:
+        """Make room for a file of an origin on a full filesystem; return False if that is
+        impossible. Raises `Recapturable`.
+
+        Files that were admitted one by one may not fit together.
+        """
+        lack = Room(size, 1)
+        if origin is not None and can_be_had(self._env, origin):
+            if not self._replace(lack, 0 if is_fresh(origin) else _IDLE_S):
+                raise Recapturable(f"no room for {size} bytes that can be captured again")
+            return True
+        if self._spare_losses(lack):
+            return True
+        with self._lock:
+            return self._evict(lack)
 
     def enforce(self) -> Tally:
         """Remove blobs that are too old, and blobs beyond the limits; return the present
@@ -290,7 +311,9 @@ class Keeper:
 
     def _make_room(self, wanted: Room) -> None:
         """Make room by removing blobs. Raises `StoreFull`."""
-        if self._lack(wanted).is_none:
+        while not (lack := self._lack(wanted)).is_none and self._spare_losses(lack):
+            pass
+        if lack.is_none:
             return
         with self._lock:
             for _ in range(_TRIES):  # other processes write meanwhile
@@ -299,6 +322,31 @@ class Keeper:
                     return
                 if not self._evict(lack):
                     raise self._hopeless(None)
+
+    def _spare_losses(self, lack: Room) -> bool:
+        """Free room without a loss, while recapturable files are staged; return False if that is
+        impossible.
+
+        The blobs of other files would have to go for those that are in the hands of other threads.
+        """
+        until = time.monotonic() + _STAGED_S
+        while self._staged_at:
+            before = self._staged
+            with self._counting:
+                staged = list(self._staged_at.items())
+            spare = [each for each, origin in staged if is_spare(self._env, origin)]
+            if not spare:
+                return False
+            with self._lock:
+                self._prepare()
+                freed, _ = self._follow(self._planner.plan(lack, recapturable_only=True))
+            taken_back = [each for each in spare if each.take_back()]
+            if freed != NO_ROOM or taken_back or self._staged != before:
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(_STAGED_S / 100)
+        return False
 
     def _lack(self, new: Room, usage: Usage | None = None) -> Room:
         """Return by how much the limits would be exceeded with ``new`` more; negative numbers are
@@ -317,11 +365,28 @@ class Keeper:
             lack = max(lack, taken.bytes + new.bytes - policy.max_size)
         return Room(lack, inodes)
 
-    def _count(self, staged: Staged, share: Share | None) -> None:
+    def _lack_of_commit(self) -> Room:
+        """Return by how much the limits are exceeded, or the filesystem lacks free space for the
+        pages of the index that a transaction rewrites before it frees the old ones.
+        """
+        usage = look(self._env, self._blobs)
+        lack = self._lack(NO_ROOM, usage)
+        pages = min(self._env.bytes_used(), _LEAST_MARGIN)
+        return Room(max(lack.bytes, pages - usage.free.bytes), lack.inodes)
+
+    def _count(self, staged: Staged, origin: Origin | None) -> None:
         """Count staged bytes until they are committed or dropped."""
         size = staged.disk_bytes()
+        share = None if origin is None else share_at(origin)
         self._add_staged(share, Room(size, 1))
-        staged.counted = functools.partial(self._add_staged, share, Room(-size, -1))
+        if origin is not None:
+            self._staged_at[staged] = origin
+
+        def uncount() -> None:
+            self._staged_at.pop(staged, None)
+            self._add_staged(share, Room(-size, -1))
+
+        staged.counted = uncount
 
     def _add_staged(self, share: Share | None, room: Room) -> None:
         with self._counting:

@@ -73,6 +73,11 @@ def can_be_had(env: Environment, origin: Origin) -> str:
     return recapturable(origin) or _in_another_namespace(env, origin)
 
 
+def is_spare(env: Environment, origin: Origin) -> bool:
+    """Return True if the host has the file of an origin, and did not just make it."""
+    return not _is_recent(origin, _NEW_NS) and bool(can_be_had(env, origin))
+
+
 def is_fresh(origin: Origin) -> bool:
     """Return True for a file that was seen in use within an hour after it was made."""
     return _is_recent(origin, _FRESH_NS)
