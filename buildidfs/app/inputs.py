@@ -80,7 +80,7 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
         return _of_profile(store, path, progress)
     if head[:4] == b"\x7fELF":
         kind = int.from_bytes(head[16:18], "big" if head[5:6] == b"\2" else "little")
-        return _of_core(path) if kind == _ET_CORE else Named({_own(path): path})
+        return _of_core(store, path) if kind == _ET_CORE else Named({_own(path): path})
     raise UsageError(
         f"{printable(path)} is neither a profile of perf, nor a core file, nor a binary"
     )
@@ -224,14 +224,14 @@ def _lacks_build_ids(read: Reading) -> bool:
     )
 
 
-def _of_core(path: bytes) -> Named:
+def _of_core(store: Store, path: bytes) -> Named:
     named = Named({})
     with cores.CoreFile(path) as file:
-        for module in file.core.modules:
+        for module, why in cores.identified(store, file):
             if module.build_id is not None:
                 named.paths.setdefault(module.build_id, module.path)
             else:
-                named.nameless.append(Nameless(module.path, str(module.unknown)))
+                named.nameless.append(Nameless(module.path, why))
         if file.cut_off:
             named.incomplete = f"{printable(path)} is {file.cut_off}"
     return named

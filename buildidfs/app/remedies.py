@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.formats.elf.core import Unknown
 from buildidfs.names import printable
 from buildidfs.store.placement import NOT_AS_MAPPED, OFFSETS_DIFFER
 
@@ -175,6 +176,24 @@ _OF_REASON: Final = {
         " kernel",
     ),
     GUEST: Remedy("guest", "record inside the guest, or with perf kvm --guest on the host"),
+    Unknown.NOT_DUMPED: Remedy(
+        "not-dumped",
+        "let the kernel dump the first pages of files (bit 4 of /proc/PID/coredump_filter), and"
+        " have watch run while programs run, which knows files by path and time",
+        "buildidfs up",
+    ),
+    Unknown.CUT_OFF: Remedy(
+        "cut-off",
+        "raise the limit of core files (ulimit -c, ProcessSizeMax= of coredump.conf(5)); for this"
+        " core capture the program where it still is",
+        "buildidfs add {path}",
+    ),
+    Unknown.NO_BUILD_ID: Remedy(
+        "no-id-in-core",
+        "capture the program where it still is; have watch run while programs run, which knows"
+        " files by path and time; link with --build-id",
+        "buildidfs add {path}",
+    ),
     OTHER_CONTEXT: Remedy(
         "other-context",
         "record with a perf that marks call chains as this version reads them; code of a hypervisor"

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -41,7 +42,7 @@ from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import BuildId, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from buildidfs.model import FileIdentity, Mapping
 
@@ -56,13 +57,15 @@ class Wanted(msgspec.Struct):
     """The files to look for.
 
     ``build_ids`` may be at ``paths``, or at the places in mount namespaces (numbers as
-    `Origin.mnt_ns_id`) in ``elsewhere``. ``files`` have known inodes, but no known build IDs.
+    `Origin.mnt_ns_id`) in ``elsewhere``. ``files`` have known inodes, but no known build IDs; those
+    at the paths in ``like`` are known by their bytes, which a function compares for a descriptor.
     """
 
     build_ids: set[BuildId]
     paths: set[bytes]
     elsewhere: dict[int, set[bytes]]
     files: set[File]
+    like: dict[bytes, Callable[[int], bool]] = {}
 
 
 class WantedScanner:
@@ -148,7 +151,7 @@ class WantedScanner:
         for path, dev, inode in self._wanted.files:
             inodes.setdefault(path, set()).add((dev, inode))
         patience = Patience()
-        for path in sorted(self._wanted.paths | inodes.keys()):
+        for path in sorted(self._wanted.paths | inodes.keys() | self._wanted.like.keys()):
             try:
                 # The maker of the profile chose the path. If it does not answer, all of its
                 # filesystem is given up, because the profile may name more files there.
@@ -165,10 +168,14 @@ class WantedScanner:
                 container_namespaces=self._container_namespaces,
                 given=False,
             ):
-                if is_that or self._has_wanted_id(each):
+                if is_that or self._has_wanted_id(each) or self._is_like(path, each):
                     yield each
                 elif isinstance(each, PinnedFile):
                     each.close()
+
+    def _is_like(self, path: bytes, each: Found) -> bool:
+        is_like = self._wanted.like.get(path)
+        return is_like is not None and isinstance(each, PinnedFile) and is_like(each.fd)
 
     def _has_wanted_id(self, each: Found) -> bool:
         if isinstance(each, SeenAgain):

@@ -17,12 +17,12 @@ from buildidfs.capture.process import scanner
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf import core
 from buildidfs.linux import machine, namespaces, openat2, procfs
-from buildidfs.linux.file_ops import Fd, closing_fd, on_error
+from buildidfs.linux.file_ops import Fd, closing_fd, on_error, read_fully
 from buildidfs.model import NamespaceSet, Trust
 
 if TYPE_CHECKING:
     from buildidfs.capture.base import Found, Memo
-    from buildidfs.formats.elf.core import Core
+    from buildidfs.formats.elf.core import Core, Module
     from buildidfs.model import BuildId
 
 _HEAD: Final = 64
@@ -57,6 +57,19 @@ class CoreFile(Fd):
         self.cut_off = ""
         if parsed.claimed > status.st_size:
             self.cut_off = f"cut off after {status.st_size} of {parsed.claimed} bytes"
+
+    def pages(self, module: Module) -> tuple[tuple[int, bytes], ...]:
+        """Return the bytes of a module's file that the core has, each with its offset in the file.
+
+        Raises `UsageError`.
+        """
+        try:
+            return tuple(
+                (offset, read_fully(self.fd, place.size, place.offset))
+                for offset, place in module.pages
+            )
+        except OSError as error:
+            raise UsageError(f"{_shown(self.path)}: {error.strerror or error}") from error
 
     def vdso(self, memo: Memo, wanted: set[BuildId]) -> Found | None:
         """Return the vDSO in the core, if its build ID is one of ``wanted``.

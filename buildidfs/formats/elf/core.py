@@ -32,6 +32,7 @@ from buildidfs.formats.elf.header import (
     HEADER_LITTLE,
     LAYOUTS,
     MAGIC,
+    PF_W,
     PF_X,
     PN_XNUM,
     PT_LOAD,
@@ -55,6 +56,7 @@ VDSO: Final = b"[vdso]"
 # Mappings of one file that are searched for its headers and notes, which are in the first ones.
 _MOST_PARTS: Final = 16
 _VDSO_MAX: Final = 1 << 20
+_PAGE_MAX: Final = 1 << 18
 _ADDRESS_MAX: Final = 1 << 64
 _DELETED: Final = b" (deleted)"
 
@@ -67,12 +69,20 @@ class Unknown(enum.StrEnum):
     NO_BUILD_ID = "no build ID in what the core has of it"
 
 
+class Page(NamedTuple):
+    """Bytes of a mapped file from ``offset``, and their place in the core."""
+
+    offset: int
+    place: ByteRange
+
+
 class Module(msgspec.Struct, frozen=True):
     """A binary that was mapped, from its first address to its last.
 
     ``path`` is the path in the root of the process; it is `VDSO` for the vDSO, and empty if the
     core lists no files. ``deleted`` is True if the file had lost that name by then, ``main`` if it
-    is the program itself. Either ``build_id`` or ``unknown`` is set.
+    is the program itself. Either ``build_id`` or ``unknown`` is set. ``pages`` are parts of a file
+    without a build ID that the core has, as the process cannot have changed them.
     """
 
     path: bytes
@@ -82,6 +92,7 @@ class Module(msgspec.Struct, frozen=True):
     unknown: Unknown | None = None
     deleted: bool = False
     main: bool = False
+    pages: tuple[Page, ...] = ()
 
 
 class Core(msgspec.Struct, frozen=True):
@@ -155,7 +166,7 @@ class _Memory:
         self._size = size
         self._starts, self._offsets, self._sizes = array("Q"), array("Q"), array("Q")
         self._ends = array("Q")
-        self._executable = bytearray()
+        self._flags = bytearray()
         self.claimed = 0
         # Pages of one core do not overlap, so a genuine core needs at most its size.
         self._budget = 2 * size + (64 << 10)
@@ -167,7 +178,7 @@ class _Memory:
             self._ends.append(end)
             self._offsets.append(load.offset)
             self._sizes.append(min(load.size, load.memory))
-            self._executable.append(load.flags & PF_X)
+            self._flags.append(load.flags & (PF_W | PF_X))
             self.claimed = max(self.claimed, load.offset + load.size)
 
     def starts(self) -> Iterable[int]:
@@ -182,7 +193,21 @@ class _Memory:
     def is_executable(self, address: int) -> bool:
         """Return True if code is mapped at ``address``."""
         index = self._at(address)
-        return index >= 0 and bool(self._executable[index])
+        return index >= 0 and bool(self._flags[index] & PF_X)
+
+    def page(self, file: MappedFile) -> Page | None:
+        """Return the beginning of a mapping as far as it was dumped; None if the process may have
+        changed it: if it could write there, or the dynamic linker may have (RELRO).
+        """
+        index = self._at(file.start)
+        if index < 0 or self._flags[index] & PF_W:
+            return None
+        if file.offset and not self._flags[index] & PF_X:
+            return None
+        skip = file.start - self._starts[index]
+        offset, size = self._offsets[index] + skip, self._sizes[index] - skip
+        size = min(size, file.end - file.start, self._size - offset, _PAGE_MAX)
+        return Page(file.offset, ByteRange(offset, size)) if size > 0 else None
 
     def is_cut_off(self, address: int) -> bool:
         """Return True if the byte at an address was dumped, and the file was cut off before it."""
@@ -318,6 +343,7 @@ class _Modules:
 
     def _described(self, path: bytes, group: list[MappedFile]) -> Module:
         answer = self._identify(group)
+        pages = map(self._memory.page, group[:_MOST_PARTS])
         return Module(
             path.removesuffix(_DELETED),
             group[0].start,
@@ -326,6 +352,7 @@ class _Modules:
             None if isinstance(answer, BuildId) else answer,
             path.endswith(_DELETED),
             bool(self._main) and any(file.start <= self._main < file.end for file in group),
+            () if isinstance(answer, BuildId) else tuple(filter(None, pages)),
         )
 
     def _identify(self, group: list[MappedFile]) -> BuildId | Unknown:

@@ -154,6 +154,7 @@ class Source:
 # --- program headers -----------------------------------------------------------------------------
 
 PF_X: Final = 1
+PF_W: Final = 2
 PF_R: Final = 4
 
 _HEAD_SIZE: Final = 4096
