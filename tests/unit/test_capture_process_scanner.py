@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import signal
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.support.catches import Program, started
 from tests.support.children import cat_program, copied_cat, needs_root, running
 from tests.support.elfwriter import TEXT, TEXT_SPLIT, Section, debuglink, elf_file
 from tests.support.filereader import FileReader
+from tests.support.imitating import container_and_imitation
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
 
 ID = BuildId(b"\x33" * 20)
@@ -159,6 +161,23 @@ def test_a_program_without_a_name_is_captured(mover: Path, tmp_path: Path) -> No
     loader = next(Path("/lib64").glob("ld-linux-x86-64.so.2"))
     with moved.running(loader, mover) as child:
         assert scanned(child.pid).data(mover) == mover.read_bytes()
+
+
+@pytest.mark.root
+def test_process_that_enters_its_container_during_the_scan_is_seen_there() -> None:
+    """The process makes memory executable, which the scan reports before it opens files."""
+    make = "import mmap, os; m = mmap.mmap(-1, 4096, prot=7); print(input(), flush=True); input()"
+    argv = ["unshare", "--mount", sys.executable, "-c", make]
+    with container_and_imitation() as (group, _), running(argv) as child:
+
+        def enter(pid: int) -> None:
+            (group / "cgroup.procs").write_text(f"{pid}")
+
+        found = scan(ProcScanner(Memory(), pids=[child.pid], generated=enter)).pinned
+    origins = [each.pinned.sighting.origin for each in found if each.path != b"[vdso]"]
+    assert origins
+    assert {os.path.basename(each.cgroup) for each in origins} == {os.fsencode(group.name)}
+    assert {each.container for each in origins} == {f"docker:{group.name[7:19]}"}
 
 
 def test_met_in_two_processes_pinned_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify, loaded_names
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC, parse_header
-from buildidfs.linux import credentials, machine, openat2, procfs, statx
+from buildidfs.linux import credentials, machine, namespaces, openat2, procfs, statx
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 from buildidfs.shares import Share, of_user
@@ -112,6 +112,7 @@ class Process:
         self._root_fd = -1
         self._all_mappings: list[Mapping] | None = None
         self.has_generated_code = False
+        self._place = 0, b""
         self.fd = procfs.open_pid(pid)
 
     def __enter__(self) -> Process:
@@ -124,10 +125,23 @@ class Process:
 
     def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
         """Read the namespaces, container and root of the process. Raises OSError."""
+        self._place = self._find_place()
         self.surroundings = builder.surroundings_of(
             self.fd, initial, container_namespaces, self._ways.cgroup_path
         )
         self.root_path = os.readlink(b"root", dir_fd=self.fd)
+
+    def _find_place(self) -> tuple[int, bytes]:
+        return namespaces.mnt(self.fd), procfs.cgroup(self.fd)
+
+    def has_left(self) -> bool:
+        """Return True if the process has entered another mount namespace or control group since
+        `look`; False if it has ended.
+        """
+        try:
+            return self._find_place() != self._place
+        except OSError:
+            return False
 
     @property
     def namespaces(self) -> NamespaceSet:

@@ -294,6 +294,9 @@ class _Scan:
             try:
                 path_fd, identity = self._pin(process, mapping)
                 with closing_fd(path_fd):
+                    # A runtime may move a process into its container at any time.
+                    if process.has_left():
+                        raise Moved
                     if stat.S_ISREG(identity.mode):
                         yield from self._file(process, mapping, path_fd, identity)
             except NoAnswer:
