@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import resource
-import sys
 import threading
 import time
 from itertools import islice
@@ -23,14 +22,14 @@ from buildidfs import config
 from buildidfs.errors import BuildIdFsError, IntegrityError
 from buildidfs.linux import threads
 from buildidfs.linux.file_ops import on_error
-from buildidfs.model import Absence
+from buildidfs.model import Absence, BuildId, Kind, Origin, Sighting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.config import RetentionSettings, Settings
     from buildidfs.linux.child import Child
-    from buildidfs.model import BuildId, Digest
+    from buildidfs.model import Digest
     from buildidfs.store import Store
     from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.retention.plan import Choice
@@ -308,9 +307,7 @@ class Deriver:
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
-        # Each user may read the arguments of a process, and URLs may have passwords in them.
-        needed = msgspec.structs.replace(settings, upstream=config.UpstreamSettings())
-        self._words = (store.path.hex(), msgspec.json.encode(needed).decode())
+        self._settings = settings
         self._children: list[Child] = []
 
     def start(self) -> None:
@@ -319,17 +316,8 @@ class Deriver:
         # A second process waits for the first, and then looks for further requests.
         if len(self._children) == _DERIVERS:
             return
-        from buildidfs.linux import child as child_process  # most commands need none
-
-        program = child_process.python(__name__, *self._words, paths=list(filter(None, sys.path)))
         try:
-            started = child_process.start(
-                [sys.executable, "-I", *program],
-                stdout=child_process.DEVNULL,
-                stderr=child_process.DEVNULL,
-                cwd="/",
-                new_session=True,
-            )
+            started = start_writer(self._store.path, self._settings)
         except OSError as error:
             _log.warning("cannot make debug files of Go programs: %s", error.strerror)
         else:
@@ -356,20 +344,85 @@ class Deriver:
             return 0  # a check of the store reports it
 
 
-def main(words: Sequence[str]) -> None:
-    """Make the debug files that a store requests.
+# --- the writer: a process that writes to a store for another one ---------------------------------
 
-    ``words`` are the path of the store in hex, and the settings as JSON.
+
+class CopiedFile(msgspec.Struct):
+    """A file from elsewhere to commit: the origin, the build ID and the kind."""
+
+    origin: Origin
+    build_id: bytes
+    kind: int
+
+
+class _Order(msgspec.Struct):
+    """The work of a writer: commit a file, or make the debug files that the store requests."""
+
+    store: bytes
+    settings: bytes
+    file: CopiedFile | None
+
+
+def start_writer(
+    store_path: bytes, settings: Settings, file: CopiedFile | None = None, fd: int = -1
+) -> Child:
+    """Start a process with the lowest priority that commits the ``file`` with the bytes of ``fd``,
+    or else makes the debug files that the store requests. Raises OSError.
     """
+    from buildidfs.linux import child as child_process  # most commands need none
+
+    order = _Order(store_path, msgspec.json.encode(settings), file)
+    # The settings may have passwords, but each user may read the arguments of a process.
+    with open(os.memfd_create("buildidfs-order"), "wb", buffering=0) as packed:
+        packed.write(msgspec.msgpack.encode(order))
+        return child_process.start(
+            child_process.module_command(__name__, str(packed.fileno()), str(fd)),
+            stdout=child_process.DEVNULL,
+            stderr=child_process.DEVNULL if file is None else None,
+            cwd="/",
+            pass_fds=[each for each in (packed.fileno(), fd) if each >= 0],
+            new_session=file is None,
+        )
+
+
+def main(words: Sequence[str]) -> None:
+    """Do the work of a writer. The arguments are descriptors of its order and of a file, or -1."""
+    order_fd, fd = map(int, words)
+    with open(order_fd, "rb") as packed:
+        packed.seek(0)
+        order = msgspec.msgpack.decode(packed.read(), type=_Order)
+    settings = msgspec.json.decode(order.settings, type=config.Settings)
+    threads.stand_back()
+    if order.file is None:
+        _derive(order.store, settings)
+    else:
+        _commit(order.store, settings, order.file, fd)
+
+
+def _commit(store_path: bytes, settings: Settings, file: CopiedFile, fd: int) -> None:
+    from buildidfs.capture.base import PinnedFile
+    from buildidfs.ingest import Ingest
+
+    kind = Kind(file.kind)
+    given = kind if kind in (Kind.VDSO, Kind.KALLSYMS) else None
+    sighting = Sighting(file.origin, time.time_ns())
+    pinned = PinnedFile(sighting, fd, given, BuildId(file.build_id), is_copy=True)
+    try:
+        with open_for_capture(store_path, settings) as store:
+            Ingest(store).run([pinned])
+    except BuildIdFsError as error:
+        raise SystemExit(f"buildidfs: cannot store a file of the bucket: {error}") from None
+
+
+def _derive(store_path: bytes, settings: Settings) -> None:
     from buildidfs.ingest import derived
 
-    path, settings = words
-    threads.stand_back()
     _limit_memory()
-    with contextlib.suppress(BuildIdFsError, OSError, MemoryError):
-        decoded = msgspec.json.decode(settings, type=config.Settings)
-        with _open(bytes.fromhex(path), decoded) as store:
-            derived.work(store)
+    with (
+        contextlib.suppress(BuildIdFsError, OSError, MemoryError),
+        _open(store_path, settings) as store,
+    ):
+        derived.work(store)
 
 
 def _limit_memory() -> None:

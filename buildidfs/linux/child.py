@@ -200,6 +200,12 @@ def python(module: str, *words: str, paths: Sequence[str] = ()) -> list[str]:
     return ["-c", _MAIN, "\n".join((PACKAGE_PATH, *paths)), module, *words]
 
 
+def module_command(module: str, *words: str) -> list[str]:
+    """Return the command that runs ``main(words)`` of a module with the imports of this process."""
+    paths = list(filter(None, sys.path))
+    return [sys.executable, "-I", *python(module, *words, paths=paths)]
+
+
 def start_with_socket(
     module: str, *words: str, quiet: bool = False, buffer: int = 0
 ) -> tuple[Child, socket.socket]:
@@ -215,11 +221,9 @@ def start_with_socket(
         for end in (ours, its) if buffer else ():
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        paths = list(filter(None, sys.path))
-        program = python(module, str(its.fileno()), *words, paths=paths)
         output = DEVNULL if quiet else None
         child = start(
-            [sys.executable, "-I", *program],
+            module_command(module, str(its.fileno()), *words),
             cwd="/",
             stdout=output,
             stderr=output,

@@ -170,7 +170,7 @@ def test_process_that_keeps_files_has_no_secrets_in_its_words(
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 words = path.read_bytes()
-                if b"buildidfs.app.fleet.reading" in words:
+                if b"buildidfs.app.upkeep" in words:
                     seen.add(words)
         return bool(seen) and str(build_id) in os.listdir(mount)
 

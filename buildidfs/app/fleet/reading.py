@@ -11,22 +11,16 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from buildidfs import config
-from buildidfs.errors import BuildIdFsError
-from buildidfs.linux import child as child_process
-from buildidfs.linux import threads
+from buildidfs.app import upkeep
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import BuildId, Kind, Origin, Sighting, Trust
+from buildidfs.model import Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from buildidfs.config import Settings
     from buildidfs.resolve.remote_files import RemoteFile
@@ -36,16 +30,6 @@ _log = logging.getLogger(__name__)
 
 _WAITING: Final = 64
 _COMMIT_S: Final = 600.0
-
-
-class _Order(msgspec.Struct):
-    """A file to commit."""
-
-    store: bytes
-    settings: bytes
-    origin: Origin
-    build_id: bytes
-    kind: int
 
 
 def opener(settings: Settings, *, private: bool = True) -> Callable[[bytes], Store] | None:
@@ -87,7 +71,7 @@ class Keeper:
 
     def __init__(self, store_path: bytes, settings: Settings) -> None:
         self._store_path = store_path
-        self._settings = msgspec.json.encode(settings)
+        self._settings = settings
         self._queue: queue.Queue[tuple[RemoteFile, int]] = queue.Queue(_WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -123,47 +107,9 @@ class Keeper:
     def _commit(self, file: RemoteFile, fd: int) -> None:
         from buildidfs.resolve.tiered_store import origin_of
 
-        order = _Order(
-            self._store_path,
-            self._settings,
-            origin_of(file).origin,
-            bytes(file.build_id),
-            file.artifact.kind,
-        )
-        # The settings may have passwords, but each user may read the arguments of a process.
-        with open(os.memfd_create("buildidfs-order"), "wb", buffering=0) as told:
-            told.write(msgspec.msgpack.encode(order))
-            words = (str(fd), str(told.fileno()))
-            program = child_process.python(__name__, *words, paths=list(filter(None, sys.path)))
-            started = child_process.start(
-                [sys.executable, "-I", *program],
-                stdout=child_process.DEVNULL,
-                cwd="/",
-                pass_fds=(fd, told.fileno()),
-            )
+        kind = int(file.artifact.kind)
+        copied = upkeep.CopiedFile(origin_of(file).origin, bytes(file.build_id), kind)
+        started = upkeep.start_writer(self._store_path, self._settings, copied, fd)
         if started.wait(_COMMIT_S) is None:
             started.end(1.0)
             _log.warning("cannot store %s: the store takes too long", file.key)
-
-
-def main(words: Sequence[str]) -> None:
-    """Commit one file. The arguments are descriptors of its bytes and of an order of `Keeper`."""
-    from buildidfs.app import upkeep
-    from buildidfs.capture.base import PinnedFile
-    from buildidfs.ingest import Ingest
-
-    fd, order_fd = map(int, words)
-    with open(order_fd, "rb") as file:
-        file.seek(0)
-        order = msgspec.msgpack.decode(file.read(), type=_Order)
-    threads.stand_back()
-    settings = msgspec.json.decode(order.settings, type=config.Settings)
-    kind = Kind(order.kind)
-    given = kind if kind in (Kind.VDSO, Kind.KALLSYMS) else None
-    sighting = Sighting(order.origin, time.time_ns())
-    pinned = PinnedFile(sighting, fd, given, BuildId(order.build_id), is_copy=True)
-    try:
-        with upkeep.open_for_capture(order.store, settings) as store:
-            Ingest(store).run([pinned])
-    except BuildIdFsError as error:
-        raise SystemExit(f"buildidfs: cannot store a file of the bucket: {error}") from None

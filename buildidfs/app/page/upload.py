@@ -157,9 +157,8 @@ def _read(content: bytes) -> Reading:
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
-        program = child.python(__name__, str(fd), paths=list(filter(None, sys.path)))
         process = child.start(
-            [sys.executable, "-I", *program],
+            child.module_command(__name__, str(fd)),
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             cwd="/",
             stdout=child.PIPE,

@@ -78,9 +78,8 @@ class RpmReader:
 
     def _start(self) -> None:
         words = [str(self._copy), str(os.getpid()), str(self._size)]
-        program = child.python(__name__, *words, paths=list(filter(None, sys.path)))
         self._process = child.start(
-            [sys.executable, "-I", *program],
+            child.module_command(__name__, *words),
             env={},
             cwd="/",
             stdin=child.PIPE,
