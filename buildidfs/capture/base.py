@@ -20,6 +20,7 @@ from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighti
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from buildidfs.formats.elf.identify import DebugLink
 
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
@@ -45,6 +46,9 @@ class Memo(Protocol):
 
         The caller got the build ID of the file from `recall` before.
         """
+
+    def debug_link(self, build_id: BuildId) -> DebugLink | None:
+        """Return the section .gnu_debuglink of the file with a build ID from `recall`."""
 
 
 def month(spread: int) -> int:

@@ -125,18 +125,30 @@ class Companions:
             return False
         return True
 
-    def by_build_id(self, build_id: BuildId) -> Iterator[Companion | Unreadable]:
-        """Find the debug file with this build ID, without reading the binary."""
-        return self._first([path_by_id(build_id)], _has_id(build_id))
-
     def of(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
         """Yield the debug files of ``binary``, which is at ``path`` in this root.
 
         The receiver closes each before it takes the next, or keeps its descriptor with `release`.
         """
-        sources = [(path, binary)]
+        yield from self._of(path, binary.build_id, binary.debuglink, [(path, binary)])
+
+    def of_known(
+        self, path: bytes, build_id: BuildId, link: DebugLink | None
+    ) -> Iterator[Companion | Unreadable]:
+        """Do as `of` for a binary that is not read again, except for the files that it refers to
+        itself: its dwz file and its .dwp file.
+        """
+        return self._of(path, build_id, link, [])
+
+    def _of(
+        self,
+        path: bytes,
+        build_id: BuildId,
+        link: DebugLink | None,
+        sources: list[tuple[bytes, ElfFile]],
+    ) -> Iterator[Companion | Unreadable]:
         found = False
-        for item in self._debug_files(path, binary):
+        for item in self._debug_files(path, build_id, link):
             if isinstance(item, Companion):
                 found = True
                 sources += self._described(item)
@@ -150,7 +162,7 @@ class Companions:
         for where, file in sources:
             if file.dwo_ids:
                 paths = package_paths(where, path)
-                yield from self._first(paths, _has_units(binary.build_id, file.dwo_ids))
+                yield from self._first(paths, _has_units(build_id, file.dwo_ids))
 
     def _described(self, companion: Companion) -> list[tuple[bytes, ElfFile]]:
         """Return the real path and the description of a debug file; an empty list if it
@@ -167,11 +179,12 @@ class Companions:
             companion.close()
             raise
 
-    def _debug_files(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
-        yield from self.by_build_id(binary.build_id)
-        if binary.debuglink is not None:
-            paths = _link_paths(path, binary.debuglink)
-            yield from self._first(paths, _has_checksum(binary.build_id, binary.debuglink))
+    def _debug_files(
+        self, path: bytes, build_id: BuildId, link: DebugLink | None
+    ) -> Iterator[Companion | Unreadable]:
+        yield from self._first([path_by_id(build_id)], _has_id(build_id))
+        if link is not None:
+            yield from self._first(_link_paths(path, link), _has_checksum(build_id, link))
 
     def _first(self, paths: Iterable[bytes], proof: _Proof) -> Iterator[Companion | Unreadable]:
         """Yield the first of ``paths`` whose file passes the proof."""

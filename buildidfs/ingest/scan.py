@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from buildidfs.capture.base import Known, PinnedFile, Unreadable
 from buildidfs.errors import Interrupted, StoreFull
+from buildidfs.formats.elf.other_ids import link_of
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import BATCH_ROWS, Summary
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.linux.file_ops import on_error
-from buildidfs.model import Absence, BuildId, FileIdentity, Sighting
+from buildidfs.model import Absence, AliasType, BuildId, FileIdentity, Kind, Sighting
 from buildidfs.names import printable
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Found, Progress
     from buildidfs.errors import BuildIdFsError
+    from buildidfs.formats.elf.identify import DebugLink
     from buildidfs.ingest.staging import Outcome as Staging
 
 REMOVED: Final = "the store has removed its bytes meanwhile: the next scan reads it"
@@ -35,6 +37,7 @@ REMOVED: Final = "the store has removed its bytes meanwhile: the next scan reads
 meanwhile.
 """
 
+_LINK: Final = AliasType.LINK
 _WAITING_PER_WORKER: Final = 8
 _PROGRESS_S: Final = 0.1
 # A worker that returns from the kernel waits this long for the scanner, which is pure Python; with
@@ -46,6 +49,7 @@ class StoreMemo:
     """The store's memory of files, with the interface for scanners."""
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._recall = store.index.recall
         self.knows_place = store.index.knows_place
 
@@ -55,6 +59,13 @@ class StoreMemo:
         if remembered is None:
             return None
         return Known(remembered.build_id, remembered.absence)
+
+    def debug_link(self, build_id: BuildId) -> DebugLink | None:
+        """Return the section .gnu_debuglink of the executable with a build ID, if it has one."""
+        ordinal = self._store.index.ordinal(build_id) or 0
+        executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
+        aliases = self._store.aliases.of(executable.digest) if executable is not None else ()
+        return next(map(link_of, (each.value for each in aliases if each.type is _LINK)), None)
 
 
 class Ingest:

@@ -33,6 +33,9 @@ class Memory(dict[FileIdentity, Known]):
         """So that nobody asks for it."""
         return True
 
+    def debug_link(self, build_id: BuildId) -> None:
+        """It remembers no names of debug files."""
+
 
 class Seen(msgspec.Struct):
     """A pinned file that was read to its end and closed."""

@@ -118,6 +118,9 @@ class Nothing:
         """Never asked."""
         return False
 
+    def debug_link(self, build_id: object) -> None:
+        """Never asked."""
+
 
 @pytest.mark.root
 def test_container_that_is_gone(program: Program, directory: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import mmap
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -241,6 +242,36 @@ def test_what_runs_already_is_captured_unless_told_not_to(
         until(lambda: watcher.facts["caught"] and watcher.facts["idle"], "rest", PATIENCE)
         assert bool(seen(watcher.store, running)) is scan
         assert watcher.facts["scans"] == int(scan)
+
+
+@root
+@host
+@pytest.mark.parametrize("place", ["", ".debug/"])
+def test_debug_file_beside_a_running_program(directory: Path, place: str) -> None:
+    """The debug file has the name in .gnu_debuglink, which the copy of the program has, too."""
+    source = directory / "main.c"
+    source.write_text(
+        f'#include <unistd.h>\nconst char token[] = "{place}{directory}";\n'
+        "int main(void) { for (;;) pause(); }\n"
+    )
+    wanted = {}
+    with watching(directory / "store", "--no-scan") as watcher, contextlib.ExitStack() as stack:
+        for number in range(3):
+            app = directory / f"app{number}"
+            debug = directory / f"{place}app{number}.dbg"
+            debug.parent.mkdir(exist_ok=True)
+            options = ["-g", f"-DNUMBER={number}", "-Wl,--build-id=0x" + secrets.token_hex(20)]
+            run([tool("gcc"), *options, source, "-o", app], check=True)
+            run([tool("objcopy"), "--only-keep-debug", app, debug], check=True)
+            run([tool("objcopy"), "-S", f"--add-gnu-debuglink={debug}", app], check=True)
+            wanted[build_id_of(app)] = sha256(debug)
+            process = stack.enter_context(subprocess.Popen([app]))
+            stack.callback(process.kill)
+        until(
+            lambda: all(digest in digests(watcher.store, each) for each, digest in wanted.items()),
+            "the debug files",
+            PATIENCE,
+        )
 
 
 @root

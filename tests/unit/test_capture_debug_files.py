@@ -187,7 +187,7 @@ def test_refused_devices_are_left_alone(root: Path) -> None:
     root_fd = os.open(root, os.O_PATH)
     try:
         refusing = Companions(root_fd, Memory(), {place.stat().st_dev})
-        assert list(refusing.by_build_id(ID)) == []
+        assert list(refusing.of_known(b"/app/bin", ID, None)) == []
     finally:
         os.close(root_fd)
 
@@ -283,13 +283,13 @@ def test_known_companion_is_not_opened(root: Path) -> None:
     memory = Memory({statx.identity(fd): Known(ID)})
     os.close(fd)
     try:
-        (item,) = Companions(root_fd, memory).by_build_id(ID)
+        (item,) = Companions(root_fd, memory).of_known(b"/app/bin", ID, None)
         assert isinstance(item, Companion)
         with item:
             assert (item.fd, item.known) == (-1, Known(ID))
         (wrong,) = memory
         memory[wrong] = Known(OTHER)
-        assert list(Companions(root_fd, memory).by_build_id(ID)) == []
+        assert list(Companions(root_fd, memory).of_known(b"/app/bin", ID, None)) == []
     finally:
         os.close(root_fd)
 
@@ -310,7 +310,7 @@ def test_unreadable_debug_file_is_said(root: Path) -> None:
     root_fd = os.open(root, os.O_PATH)
     try:
         with without_privileges():
-            (item,) = Companions(root_fd, Memory()).by_build_id(ID)
+            (item,) = Companions(root_fd, Memory()).of_known(b"/app/bin", ID, None)
         assert item == Unreadable(b"/" + SPLIT_PATH.encode(), "Permission denied", 13)
     finally:
         os.close(root_fd)

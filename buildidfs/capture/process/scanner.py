@@ -461,8 +461,8 @@ class _Scan:
     def _debug_files(
         self, process: Process, path: bytes, binary: ElfFile | BuildId, trust: Trust
     ) -> Iterator[Found]:
-        """Yield the debug files of a binary. If only the build ID of the binary is known, yield
-        those under that build ID.
+        """Yield the debug files of a binary. If only the build ID of the binary is known, the memo
+        has the name of its debug file.
 
         ``trust`` is that of the binary.
         """
@@ -470,8 +470,10 @@ class _Scan:
             companions = self._companions(process)
             if isinstance(binary, ElfFile):
                 yield from self._take(process, companions.of(path, binary), trust)
-            elif self._has_debug_root(process, companions):
-                yield from self._take(process, companions.by_build_id(binary), trust)
+                return
+            link = self._memo.debug_link(binary)
+            if link is not None or self._has_debug_root(process, companions):
+                yield from self._take(process, companions.of_known(path, binary, link), trust)
         except OSError as error:
             if error.errno not in _GONE:
                 yield Unreadable(b"/proc/%d/root" % process.pid, denied(error), error.errno or 0)

@@ -319,6 +319,11 @@ def link_name(value: bytes) -> bytes:
     return value[4:]
 
 
+def link_of(value: bytes) -> elf_identify.DebugLink:
+    """Return the link in the value of an `AliasType.LINK` alias."""
+    return elf_identify.DebugLink(value[4:], int.from_bytes(value[:4], "big"))
+
+
 _DEBUG_ID: Final = re.compile(r"([0-9A-Fa-f]{32})[0-9A-Fa-f]{1,8}")
 
 
