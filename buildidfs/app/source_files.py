@@ -33,20 +33,23 @@ from buildidfs.capture.origin.builder import Here
 from buildidfs.capture.scan.tree import identify_tree
 from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
 from buildidfs.formats import source_archive
+from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.line_files import line_files
 from buildidfs.linux import file_ops, openat2
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import BuildId, ByteRange, Kind, Quality, Sighting, Standing
+from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, Sighting, Standing
 from buildidfs.store import NewCapture
 from buildidfs.view.permissions import PUBLIC, may_see
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from buildidfs.capture.archive.elf_members import Whose
     from buildidfs.capture.archive.plain_files import PlainFile
     from buildidfs.capture.image.scanner import ImageScanner
     from buildidfs.config import Settings
+    from buildidfs.formats.elf.header import ReadAt
+    from buildidfs.formats.elf.line_files import LineFile
     from buildidfs.model import Artifact
     from buildidfs.store import Store
 
@@ -73,7 +76,9 @@ class SourceCounts(msgspec.Struct):
     """The number of captured source files, of their build IDs, and of other source files by reason.
 
     ``elsewhere`` are not below a given directory, ``absent`` do not exist or cannot be read by all
-    users, ``different`` have another MD5, ``large`` exceed a limit.
+    users, ``different`` have another MD5, ``large`` exceed a limit, ``relative`` have a name in an
+    unknown directory. ``kept`` counts build IDs that have sources already, ``no_debuginfo`` those
+    for which the store has no debuginfo with the names of sources.
     """
 
     files: int = 0
@@ -82,7 +87,9 @@ class SourceCounts(msgspec.Struct):
     absent: int = 0
     different: int = 0
     large: int = 0
+    relative: int = 0
     kept: int = 0
+    no_debuginfo: int = 0
 
 
 def parse_root(text: bytes) -> Root:
@@ -104,7 +111,9 @@ def capture_sources(
         for build_id in dict.fromkeys(build_ids):
             kept_under = names.sources_id(build_id)
             artifact = _described(store, build_id)
-            if artifact is not None and kept_under is not None:
+            if artifact is None:
+                counts.no_debuginfo += 1
+            elif kept_under is not None:
                 _capture(store, here, opened, kept_under, artifact, counts)
     return counts
 
@@ -198,9 +207,9 @@ def _named(store: Store, chosen: Iterable[_Chosen]) -> dict[_Place, set[bytes]]:
     found: dict[_Place, set[bytes]] = {}
     room = _MOST_NAMED
     for each in chosen:
-        with store.blobs.open(each.artifact.digest) as blob:
-            files = islice(line_files(blob.read_at, blob.size), max(room, 0))
-            paths = {source_archive.normal(file.path) for file in files}
+        with _named_by(store, each.artifact) as files:
+            files = islice(files, max(room, 0))
+            paths = {source_archive.normal(each.path) for each in files if _is_absolute(each)}
         for place in each.places:
             known = found.setdefault(place, set())
             room += len(known)
@@ -473,8 +482,11 @@ def _collect(
     """Write the sources of a file one after another; return their paths and sizes."""
     found: dict[bytes, int] = {}
     total = 0
-    with store.blobs.open(artifact.digest) as blob:
-        for named in line_files(blob.read_at, blob.size):
+    with _named_by(store, artifact) as every:
+        for named in every:
+            if not _is_absolute(named):
+                counts.relative += 1
+                continue
             path = source_archive.normal(named.path)
             if path in found:
                 continue
@@ -488,6 +500,30 @@ def _collect(
             found[path] = len(data)
             total += len(data)
     return found
+
+
+@contextlib.contextmanager
+def _named_by(store: Store, artifact: Artifact) -> Iterator[Iterator[LineFile]]:
+    """Yield the source files that a file with debug information names."""
+    with contextlib.ExitStack() as stack:
+        blob = stack.enter_context(store.blobs.open(artifact.digest))
+
+        def alternate() -> tuple[ReadAt, int] | None:
+            described = identify.describe(blob.read_at, blob.size)
+            if isinstance(described, Absence) or described.altlink is None:
+                return None
+            ordinal = store.index.ordinal(described.altlink.build_id) or 0
+            found = store.index.artifact(ordinal, Kind.DEBUGINFO)
+            if found is None:
+                return None
+            other = stack.enter_context(store.blobs.open(found.digest))
+            return other.read_at, other.size
+
+        yield line_files(blob.read_at, blob.size, alternate)
+
+
+def _is_absolute(file: LineFile) -> bool:
+    return file.path.startswith(b"/")
 
 
 def _source(files: _Files, path: bytes, md5: bytes, counts: SourceCounts) -> bytes | None:

@@ -177,9 +177,14 @@ def _tell_sources(
         (counts.absent, "absent, or not readable for all users"),
         (counts.different, "not captured: the MD5 is not that of the debuginfo"),
         (counts.large, "too large"),
+        (counts.relative, "with a name in a directory that the debuginfo does not have"),
     ):
         if count:
             terminal.complain(f"{counted(count, 'source file')} {why}")
+    if counts.no_debuginfo:
+        terminal.complain(
+            f"{counted(counts.no_debuginfo, 'build ID')} without debuginfo that names sources"
+        )
     if counts.kept:
         terminal.complain(f"{counted(counts.kept, 'build ID')} with sources already: these stay")
     return {}

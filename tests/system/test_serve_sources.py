@@ -193,6 +193,34 @@ def test_moved_sources_are_served_under_the_path_of_the_debuginfo(
         assert server.ask(tree.target("part.h", moved)).status == 404
 
 
+def test_sources_with_relative_names_are_served(buildidfs: BuildIdFs, directory: Path) -> None:
+    """Before DWARF 5, the directory of the compilation is only in the unit of a program."""
+    sources, program = directory / "project/src", directory / "project/prog"
+    sources.mkdir(parents=True)
+    (sources / "main.c").write_text(MAIN)
+    (sources / "part.h").write_text(PART)
+    gcc = [tool("gcc"), "-g", "-gdwarf-4", "-O0", "src/main.c", "-Wl,--build-id", "-o", program]
+    run(gcc, cwd=sources.parent, check=True)
+    done = buildidfs("scan", "tree", "--sources", "--json", sources.parent)
+    counts = json.loads(done.out)["sources"]
+    assert (counts["files"], counts["relative"], counts["no_debuginfo"]) == (2, 0, 0)
+    shutil.rmtree(sources)
+    with serving(buildidfs.store, config=NO_RATE) as server:
+        path = f"/buildid/{build_id_of(program)}/source{sources}/main.c"
+        assert server.ask(path).body == MAIN.encode()
+    # With no directory in the unit either, and with no debuginfo at all, that is the reason.
+    sources.mkdir()
+    (sources / "main.c").write_text(MAIN)
+    (sources / "part.h").write_text(PART)
+    run([*gcc, "-Wl,-z,noexecstack", f"-fdebug-prefix-map={sources.parent}=."],
+        cwd=sources.parent, check=True)  # fmt: skip
+    stripped = program.with_name("stripped")
+    run([tool("gcc"), "-s", "-O1", "src/main.c", "-o", stripped], cwd=sources.parent, check=True)
+    done = buildidfs("scan", "tree", "--sources", "--json", sources.parent)
+    counts = json.loads(done.out)["sources"]
+    assert (counts["files"], counts["relative"], counts["no_debuginfo"]) == (0, 2, 1)
+
+
 def test_links_lead_to_no_file_outside_of_the_directory(buildidfs: BuildIdFs, tree: Tree) -> None:
     (tree.sources / "part.h").unlink()
     (tree.sources / "part.h").symlink_to("/etc/passwd")

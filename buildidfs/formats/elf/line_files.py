@@ -2,9 +2,9 @@
 """The source files that the line tables of DWARF name.
 
 Only the headers of ``.debug_line`` are read: versions 2 to 5, with the MD5 that version 5 may have
-for a file. A relative path is joined to its directory. If the table does not contain that
-directory, the file is left out; before version 5, no table contains the directory of the
-compilation. DWARF 5, sections 6.2.4 and 6.2.4.1.
+for a file. A relative path is joined to its directory. Before version 5, no table contains the
+directory of the compilation; it is that of the unit to which the table belongs. If it is unknown,
+the path stays relative. DWARF 5, sections 3.1.1, 6.2.4 and 6.2.4.1.
 
 The numbers of units, files and bytes are bounded; no input raises.
 """
@@ -12,23 +12,30 @@ The numbers of units, files and bytes are bounded; no input raises.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.formats.budget import Budget
-from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.sections import Sections
-from buildidfs.formats.elf.splitdwarf import Cursor, Malformed
+from buildidfs.formats.elf.units import (
+    AT_COMP_DIR,
+    AT_STMT_LIST,
+    Cursor,
+    Malformed,
+    Part,
+    Units,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from buildidfs.formats.elf.header import ReadAt
-    from buildidfs.formats.elf.sections import SectionHeader
+    from buildidfs.formats.elf.units import Alternate
 
 _UNITS_MAX: Final = 1 << 16
 _FILES_MAX: Final = 1 << 18
 _HEADER_MAX: Final = 1 << 20
-_SECTION_MAX: Final = 64 << 20
+_WORK_MAX: Final = 1 << 20  # declarations of attributes in all units
 _PATH_MAX: Final = 4096
 _FORMATS_MAX: Final = 16
 _BYTES_MAX: Final = 16 << 20  # for the paths of all files
@@ -47,20 +54,27 @@ _LINE_STRP: Final = 0x1F
 
 
 class LineFile(NamedTuple):
-    """A source file by its absolute path; ``md5`` is empty if the compiler did not record it."""
+    """A source file by its path, which is relative if the directory of the compilation is unknown;
+    ``md5`` is empty if the compiler did not record it.
+    """
 
     path: bytes
     md5: bytes = b""
 
 
-def line_files(read_at: ReadAt, size: int) -> Iterator[LineFile]:
-    """Yield the source files in the line tables of an ELF file of ``size`` bytes, each once."""
+def line_files(
+    read_at: ReadAt, size: int, alternate: Alternate = lambda: None
+) -> Iterator[LineFile]:
+    """Yield the source files in the line tables of an ELF file of ``size`` bytes, each once.
+
+    ``alternate`` is as for `Units`.
+    """
     sections = Sections(read_at, size)
-    if sections.named(b".debug_line") is None:
+    if sections.debug(b".debug_line") is None:
         return
     known: set[LineFile] = set()
     left = _BYTES_MAX
-    for found in _Tables(sections, read_at, size).files():
+    for found in _Tables(sections, read_at, size, alternate).files():
         if found not in known:
             left -= len(found.path)
             if left < 0 or len(known) >= _FILES_MAX:
@@ -69,41 +83,15 @@ def line_files(read_at: ReadAt, size: int) -> Iterator[LineFile]:
             yield found
 
 
-class _Section:
-    """A section that is read in parts, or decompressed whole."""
-
-    def __init__(
-        self, sections: Sections, header: SectionHeader | None, read_at: ReadAt, size: int
-    ) -> None:
-        self._read_at = read_at
-        self._start, self.size, self._plain = 0, 0, b""
-        if header is not None and header.flags & SHF_COMPRESSED:
-            self._plain = sections.contents(header, _SECTION_MAX)
-            self.size = len(self._plain)
-        elif header is not None and header.offset + header.size <= size:
-            self._start, self.size = header.offset, header.size
-
-    def read(self, at: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from ``at``."""
-        if self._plain:
-            return self._plain[at : at + size]
-        size = min(size, self.size - at)
-        return self._read_at(self._start + at, size) if size > 0 else b""
-
-    def text(self, at: int) -> bytes:
-        """Return the bytes up to a NUL. Raises `Malformed`."""
-        found, nul, _ = self.read(at, _PATH_MAX).partition(b"\0")
-        if not nul:
-            raise Malformed
-        return found
-
-
 class _Tables:
-    def __init__(self, sections: Sections, read_at: ReadAt, size: int) -> None:
+    def __init__(
+        self, sections: Sections, read_at: ReadAt, size: int, alternate: Alternate
+    ) -> None:
         self._little = sections.little_endian
+        self._units = partial(Units, sections, read_at, size, _WORK_MAX, alternate)
 
-        def section(name: bytes) -> _Section:
-            return _Section(sections, sections.named(name), read_at, size)
+        def section(name: bytes) -> Part:
+            return Part(sections, name, read_at, size)
 
         self._lines = section(b".debug_line")
         self._strings = {
@@ -122,11 +110,36 @@ class _Tables:
                 length, offsets = cursor.unit_length()
             except Malformed:
                 return
-            start = at + cursor.at
+            table, start = at, at + cursor.at
             at = start + length
             unit = Cursor(self._lines.read(start, min(length, _HEADER_MAX)), self._little)
             with suppress(Malformed):
-                yield from self._unit(unit, offsets)
+                for file in self._unit(unit, offsets):
+                    yield self._completed(table, file)
+
+    def _completed(self, table: int, file: LineFile) -> LineFile:
+        """Return a file with the directory of the compilation, if its path is relative and that
+        directory is known.
+        """
+        if file.path.startswith(b"/"):
+            return file
+        directory = self._directories.get(table, b"")
+        path = _below(directory, file.path) if directory.startswith(b"/") else b""
+        return file._replace(path=path) if path else file
+
+    @cached_property
+    def _directories(self) -> dict[int, bytes]:
+        """The directories of compilation before version 5, by the offset of the line table."""
+        found: dict[int, bytes] = {}
+        left = _BYTES_MAX
+        for entry in self._units().entries(_UNITS_MAX, lambda version, _: version < 5):
+            table = entry.number(AT_STMT_LIST)
+            if table is not None and table not in found:
+                found[table] = entry.text(AT_COMP_DIR)
+                left -= len(found[table])
+                if left < 0:
+                    break
+        return found
 
     def _unit(self, cursor: Cursor, offsets: int) -> Iterator[LineFile]:
         version = cursor.number(2)
@@ -202,12 +215,9 @@ class _Tables:
 
 
 def _joined(directories: list[bytes], number: int, name: bytes, md5: bytes) -> Iterator[LineFile]:
-    """Yield the file with that name, if its directory is known."""
-    if not name.startswith(b"/"):
-        directory = directories[number] if number < len(directories) else b""
-        if not directory.startswith(b"/"):
-            return  # relative to a compilation directory that is not in the table
-        name = _below(directory, name)
+    """Yield the file with that name in its directory."""
+    if not name.startswith(b"/") and number < len(directories) and directories[number]:
+        name = _below(directories[number], name)
     if 0 < len(name) < _PATH_MAX:
         yield LineFile(name, md5)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find sections of an ELF file by name or type, and read their contents.
 
-Contents compressed with zlib (SHF_COMPRESSED) are inflated; `zstd_sections` finds those compressed
+Contents compressed with zlib are inflated: those with the flag SHF_COMPRESSED, and those of
+sections named ``.zdebug_*``, the form of GNU before 2015. `zstd_sections` finds those compressed
 with zstd. Sizes are claims: nothing is read beyond the given limit, and no input raises; an
 exception of ``read_at`` itself passes through.
 """
@@ -36,6 +37,10 @@ _INFLATED_RATIO: Final = 32
 _INFLATED_LEAST: Final = 1 << 20
 _NAMES_MAX: Final = 4 << 20
 _CH_ZLIB: Final = 1
+_DEBUG: Final = b".debug_"
+_PACKED: Final = b".zdebug_"
+_PACKED_HEAD: Final = Struct(">4sQ")  # the magic, and the size of the plain bytes
+_PACKED_MAGIC: Final = b"ZLIB"
 
 
 class SectionHeader(NamedTuple):
@@ -50,6 +55,11 @@ class SectionHeader(NamedTuple):
     link: int
     info: int
     align: int = 1
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the contents are compressed."""
+        return bool(self.flags & SHF_COMPRESSED) or self.name.startswith(_PACKED)
 
 
 class Sections:
@@ -103,6 +113,12 @@ class Sections:
         """Return the first section with one of these names that has contents in the file."""
         return next((each for each in self._real() if each.name in names), None)
 
+    def debug(self, name: bytes) -> SectionHeader | None:
+        """Return the first section with this name, which begins with ``.debug_``, or with the
+        corresponding name that begins with ``.zdebug_``.
+        """
+        return self.named(name, _PACKED + name.removeprefix(_DEBUG))
+
     def typed(self, kind: int) -> tuple[int, SectionHeader] | None:
         """Return the first section of this type, and its number."""
         for number, each in enumerate(self.headers):
@@ -119,21 +135,25 @@ class Sections:
         data = self._read_at(section.offset, section.size)
         if len(data) < section.size:
             return b""
-        return self._inflated(data, limit) if section.flags & SHF_COMPRESSED else data
+        if section.flags & SHF_COMPRESSED:
+            is_zlib = len(data) >= self.chdr.size and self.chdr.unpack_from(data)[0] == _CH_ZLIB
+            return _inflated(data[self.chdr.size :], limit) if is_zlib else b""
+        if section.name.startswith(_PACKED) and data.startswith(_PACKED_MAGIC):
+            return _inflated(data[_PACKED_HEAD.size :], limit)
+        return data
 
     def _real(self) -> list[SectionHeader]:
         return [each for each in self.headers if each.type not in (SHT_NOBITS, SHT_NULL)]
 
-    def _inflated(self, data: bytes, limit: int) -> bytes:
-        if len(data) < self.chdr.size or self.chdr.unpack_from(data)[0] != _CH_ZLIB:
-            return b""
-        inflater = zlib.decompressobj()
-        limit = min(limit, _INFLATED_LEAST + _INFLATED_RATIO * len(data))
-        try:
-            plain = inflater.decompress(data[self.chdr.size :], limit)
-        except zlib.error:
-            return b""
-        return plain if inflater.eof else b""
+
+def _inflated(data: bytes, limit: int) -> bytes:
+    inflater = zlib.decompressobj()
+    limit = min(limit, _INFLATED_LEAST + _INFLATED_RATIO * len(data))
+    try:
+        plain = inflater.decompress(data, limit)
+    except zlib.error:
+        return b""
+    return plain if inflater.eof else b""
 
 
 # --- symbol tables -------------------------------------------------------------------------------
