@@ -179,11 +179,11 @@ class Session:
         from buildidfs.linux import ownership
 
         try:
-            clause, command = ownership.weakness(os.stat(path))
+            weak = ownership.weak_place(path)
         except OSError:
             return  # the command reports it
-        if clause:
-            terminal.complain(f"warning: store {path} {clause}: {command} {path}")
+        if weak:
+            terminal.complain(f"warning: store {path} {weak}")
 
     def unchecked_store_path(self) -> str:
         """Return the directory of the store, without the warning; `doctor` has its own."""

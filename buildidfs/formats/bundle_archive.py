@@ -31,6 +31,9 @@ MANIFEST_MAX: Final = 256 << 20
 # The digests in a manifest cannot be compressed: one that is written grows to 5 to 10 times its
 # size.
 _MANIFEST_RATIO: Final = 16
+# As for packages.
+_CONTENT_LEAST: Final = 128 << 20
+_CONTENT_RATIO: Final = 256
 _MANIFEST_LEAST: Final = 1 << 20
 
 _ITEMS_MAX: Final = 1 << 20
@@ -225,6 +228,14 @@ def manifest_size(header: bytes, packed: int) -> int:
     if size > min(MANIFEST_MAX, _MANIFEST_LEAST + _MANIFEST_RATIO * packed):
         raise IntegrityError("the manifest of the bundle is larger than any that is written")
     return size
+
+
+def check_content(size: int, packed: int) -> None:
+    """Raise `IntegrityError` if an archive of ``packed`` bytes has more content than files that are
+    worth a bundle compress to.
+    """
+    if size > _CONTENT_LEAST + _CONTENT_RATIO * packed:
+        raise IntegrityError(f"the bundle has {size} bytes in only {packed} compressed ones")
 
 
 def members(manifest: Manifest, manifest_bytes: int) -> Members:

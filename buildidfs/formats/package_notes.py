@@ -122,12 +122,13 @@ class RpmDatabase:
     """The packages that rpm has installed, in an SQLite database that is open for reading only.
 
     SQLite is not made for hostile databases, so a confined process uses this class. ``budget`` is
-    charged the steps of the queries; its error is not raised, but ends a query. Methods raise
-    `sqlite3.Error`.
+    charged the steps of the queries, where its error is not raised but ends a query, and those of
+    the headers. Methods raise `sqlite3.Error` and `budget.Spent`.
     """
 
     def __init__(self, connection: sqlite3.Connection, budget: Budget) -> None:
         self._connection = connection
+        self._budget = budget
         connection.text_factory = bytes
         for limit, most in _SQLITE_LIMITS:
             connection.setlimit(limit, most)
@@ -162,6 +163,7 @@ class RpmDatabase:
     def _header(self, number: int) -> RpmHeader:
         match self._rows("SELECT blob FROM Packages WHERE hnum = ? LIMIT 1", (number,)):
             case [(bytes(blob),)]:
+                self._budget.charge(len(blob))  # each byte may end a text of its lists
                 return RpmHeader.of_database(blob)
         return RpmHeader.of_database(b"")
 

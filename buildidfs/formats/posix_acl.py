@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 _VERSION: Final = struct.pack("<I", 2)
-_ENTRY: Final = struct.Struct("<HH4x")  # kind and rights; the named user or group is not needed
+_ENTRY: Final = struct.Struct("<HHI")  # kind, rights, named user or group
 _MAX_BYTES: Final = 1 << 16  # XATTR_SIZE_MAX
 
 _OWNER: Final = 0x01
@@ -22,6 +22,7 @@ _GROUP: Final = 0x08
 _MASK: Final = 0x10
 _OTHER: Final = 0x20
 _ALL: Final = 7
+_WRITE: Final = 2
 
 
 def certain_bits(value: bytes) -> int:
@@ -33,13 +34,10 @@ def certain_bits(value: bytes) -> int:
     the rights of both groups; any other user in a named group has only the rights of the named
     group. Raises ValueError for an invalid list.
     """
-    if not value.startswith(_VERSION) or len(value) > _MAX_BYTES or len(value) % _ENTRY.size != 4:
-        raise ValueError("not an access control list of version 2")
-    entries = list(_ENTRY.iter_unpack(value[len(_VERSION) :]))
-    mask = next((rights for kind, rights in entries if kind == _MASK), _ALL)
+    entries, mask = _entries(value)
     owner = owning_group = other = 0
     users = groups = _ALL
-    for kind, rights in entries:
+    for kind, rights, _ in entries:
         if kind == _OWNER:
             owner = rights & _ALL
         elif kind == _USER:
@@ -53,3 +51,24 @@ def certain_bits(value: bytes) -> int:
         elif kind != _MASK:
             raise ValueError(f"an entry of unknown kind {kind:#x}")
     return owner << 6 | (owning_group & users) << 3 | other & users & groups
+
+
+def writers(value: bytes) -> tuple[list[int], list[int]]:
+    """Return the users and the groups whom the list names, and who may write.
+
+    ``value`` is as in `certain_bits`. Raises ValueError for an invalid list.
+    """
+    entries, mask = _entries(value)
+    may = [(kind, named) for kind, rights, named in entries if rights & mask & _WRITE]
+    return (
+        [named for kind, named in may if kind == _USER],
+        [named for kind, named in may if kind == _GROUP],
+    )
+
+
+def _entries(value: bytes) -> tuple[list[tuple[int, int, int]], int]:
+    """Return kind, rights and ID of all entries, and the mask. Raises ValueError."""
+    if not value.startswith(_VERSION) or len(value) > _MAX_BYTES or len(value) % _ENTRY.size != 4:
+        raise ValueError("not an access control list of version 2")
+    entries = list(_ENTRY.iter_unpack(value[len(_VERSION) :]))
+    return entries, next((rights for kind, rights, _ in entries if kind == _MASK), _ALL)

@@ -7,10 +7,15 @@ process do anything as it is.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from typing import Final
 
+from buildidfs.formats import posix_acl
 from buildidfs.linux import machine
+
+_ACCESS: Final = b"system.posix_acl_access"
 
 
 def weakness(status: os.stat_result) -> tuple[str, str]:
@@ -19,15 +24,64 @@ def weakness(status: os.stat_result) -> tuple[str, str]:
 
     A group with the number of the owner is that user's own.
     """
-    uid, shared = os.geteuid(), status.st_gid not in (0, status.st_uid)
-    trusted = {"0", str(uid), os.environ.get("SUDO_UID", "") if uid == 0 else ""}
-    if str(status.st_uid) not in trusted and not _is_unmapped(status.st_uid):
-        return f"belongs to user {status.st_uid}", f"chown {uid}"
+    shared = status.st_gid not in (0, status.st_uid)
+    if not _is_trusted(status.st_uid) and not _is_unmapped(status.st_uid):
+        return f"belongs to user {status.st_uid}", f"chown {os.geteuid()}"
     if status.st_mode & stat.S_IWOTH:
         return "may be changed by all users", "chmod go-w"
     if shared and status.st_mode & stat.S_IWGRP:
         return f"may be changed by group {status.st_gid}", "chmod g-w"
     return "", ""
+
+
+def weak_place(path: str | bytes | os.PathLike[str]) -> str:
+    """Return a clause on the others who may change or replace a file or directory, with the remedy;
+    empty if there are none.
+
+    Who may change a directory above it, of the path as it is written or without its symbolic links,
+    may replace it. Raises OSError.
+    """
+    text = os.fsencode(path)
+    places = [os.path.realpath(text)]
+    for start in (os.path.abspath(text), places[0]):
+        while (above := os.path.dirname(start)) != start:
+            places.append(start := above)
+    for number, each in enumerate(dict.fromkeys(places)):
+        status = os.stat(each)
+        # In a directory like /tmp, nobody can replace what belongs to another user.
+        if number and status.st_mode & stat.S_ISVTX and _is_trusted(status.st_uid):
+            continue
+        clause, command = weakness(status)
+        if not clause and (named := _writers(each, status)):
+            clause, command = f"may be changed by {named} in its access control list", "setfacl -b"
+        if clause:
+            where = f"is in {os.fsdecode(each)}, which " if number else ""
+            return f"{where}{clause}: {command} {os.fsdecode(each)}"
+    return ""
+
+
+def _writers(path: bytes, status: os.stat_result) -> str:
+    """Return a user or group whom an access control list allows to write; empty if none is named.
+
+    Raises OSError.
+    """
+    try:
+        users, groups = posix_acl.writers(os.getxattr(path, _ACCESS))
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return ""
+        raise
+    except ValueError:
+        return "others"
+    named = [f"user {uid}" for uid in users if not _is_trusted(uid)]
+    named += [f"group {gid}" for gid in groups if gid not in (0, status.st_uid)]
+    return next(iter(named), "")
+
+
+def _is_trusted(uid: int) -> bool:
+    """Return True for root, the user of the process, and the one who became root with sudo."""
+    own = os.geteuid()
+    return uid in (0, own) or (own == 0 and str(uid) == os.environ.get("SUDO_UID", ""))
 
 
 def _is_unmapped(uid: int) -> bool:
@@ -43,9 +97,11 @@ def read_own(path: str | bytes | os.PathLike[str], most: int) -> bytes:
 
     Raises OSError: PermissionError if other users may change the file, see `openat2.open_regular`.
     """
-    from buildidfs.linux import openat2  # takes long to import; most commands only need `weakness`
+    from buildidfs.linux import openat2  # takes long to import; most commands do not need it
 
     with open(openat2.open_regular(path), "rb", buffering=0) as file:
+        if weak := weak_place(path):
+            raise PermissionError(f"it {weak}")
         clause, command = weakness(os.fstat(file.fileno()))
         if clause:
             raise PermissionError(f"it {clause}: {command} {os.fsdecode(path)}")

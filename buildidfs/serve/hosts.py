@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _PORT: Final = re.compile(r":\d{0,5}\Z")
-_LOCAL: Final = "localhost"
+_LOCAL: Final = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*localhost")
 
 
 def is_loopback(address: str) -> bool:
@@ -38,10 +38,12 @@ def is_own(header: bytes, names: Collection[str]) -> bool:
     if not header:
         return True
     host = _PORT.sub("", header.decode("latin-1")).lower().removesuffix(".")
-    if host == _LOCAL or host.endswith(f".{_LOCAL}") or host in names:
+    if _LOCAL.fullmatch(host) or host in names:
         return True
     try:
-        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        if host.startswith("[") and host.endswith("]"):
+            return ipaddress.IPv6Address(host[1:-1]).scope_id is None  # a scope may be any text
+        ipaddress.IPv4Address(host)
     except ValueError:
         return False
     return True

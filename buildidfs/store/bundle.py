@@ -163,9 +163,10 @@ class BundleFile:
             raise IntegrityError(f"{shown} is not a bundle, or was cut off: {error}") from error
         with on_error(self.close):
             try:
-                size = bundle_archive.manifest_size(
-                    self._content.pread(bundle_archive.BLOCK, 0), os.fstat(fd).st_size
-                )
+                packed = os.fstat(fd).st_size
+                bundle_archive.check_content(self._content.size, packed)
+                head = self._content.pread(bundle_archive.BLOCK, 0)
+                size = bundle_archive.manifest_size(head, packed)
                 text = self._content.pread(size, bundle_archive.BLOCK)
                 if len(text) != size:
                     raise IntegrityError("its manifest was cut off")

@@ -25,7 +25,7 @@ from buildidfs.capture.debug_files import Companions
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
 from buildidfs.formats import package_notes
-from buildidfs.formats.budget import Budget
+from buildidfs.formats.budget import Budget, Spent
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.model import BuildId, Kind, Quality
@@ -300,7 +300,7 @@ def _check_package_notes(text: bytes) -> None:
         package_notes.apk_owner(text, _PACKAGED),
     ):
         _check_package(package)
-    with contextlib.suppress(sqlite3.Error), opened(text) as connection:
+    with contextlib.suppress(sqlite3.Error, Spent), opened(text) as connection:
         database = package_notes.RpmDatabase(connection, Budget(1 << 20))
         _check_package(database.owner(_PACKAGED))
 

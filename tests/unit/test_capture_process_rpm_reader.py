@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import random
 import resource
+import sqlite3
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,8 @@ import pytest
 
 from buildidfs.capture.process import rpm_reader
 from buildidfs.capture.process.rpm_reader import RpmReader
-from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.formats.budget import Budget, Spent
+from buildidfs.formats.package_notes import UNKNOWN, Package, RpmDatabase
 from tests.fuzz.other_inputs import COSTLY, rpm_database
 from tests.support.scans import open_descriptors
 
@@ -101,3 +105,20 @@ def test_process_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -
     assert reader.owner(PATHS) == UNKNOWN
     assert reader._process is not None
     assert reader._process.code is not None
+
+
+def test_headers_of_many_empty_names_are_charged_before_they_are_decoded() -> None:
+    """64 files of one name are in a header with a million of names."""
+    names = 1 << 20
+    entries = struct.pack(">IIII", 1117, 8, 0, names) + struct.pack(">IIII", 1118, 8, 0, names)
+    blob = struct.pack(">II", 2, names) + entries + bytes(names)
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE Packages (hnum INTEGER, blob BLOB)")
+    connection.execute("CREATE TABLE Basenames (key TEXT, hnum INTEGER, idx INTEGER)")
+    connection.execute("INSERT INTO Packages VALUES (1, ?)", (blob,))
+    connection.executemany("INSERT INTO Basenames VALUES ('true', 1, ?)", [(n,) for n in range(64)])
+    database = RpmDatabase(connection, Budget(3 << 20))
+    began = time.process_time()
+    with pytest.raises(Spent):
+        database.owner([b"/usr/bin/true"])
+    assert time.process_time() - began < 2

@@ -39,3 +39,17 @@ def test_size_of_a_manifest_is_bounded_by_that_of_the_bundle(packed: int, accept
     header = bundle_archive.header(bundle_archive.MANIFEST, accepted + 1)
     with pytest.raises(IntegrityError):
         bundle_archive.manifest_size(header, packed)
+
+
+def test_content_that_grows_a_thousandfold_is_refused(tmp_path: Path) -> None:
+    text = b'{"bundle":1,"host":"","inputs":[],"items":[],"absent":[]}'
+    with (tmp_path / "made").open("wb") as stream:
+        writer = FrameWriter(stream.fileno())
+        writer.write(bundle_archive.header(bundle_archive.MANIFEST, len(text)) + text)
+        for _ in range(160):
+            writer.write(bytes(1 << 20))
+        writer.finish()
+    with pytest.raises(IntegrityError, match="compressed"):
+        BundleFile(tmp_path / "made")
+    bundle_archive.check_content(128 << 20, 0)
+    bundle_archive.check_content(384 << 20, 1 << 20)
