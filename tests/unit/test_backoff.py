@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import buildidfs
 from buildidfs.backoff import Attempts, Backoff
+
+PACKAGE = Path(buildidfs.__file__).parent
 
 
 def test_each_delay_is_twice_the_last_one_up_to_a_limit() -> None:
@@ -42,3 +48,15 @@ def test_delays_start_from_the_first_one_after_a_time_without_a_failure() -> Non
     assert attempts.failed() == 8
     now[0] = attempts.due + 10
     assert attempts.failed() == 1
+
+
+def test_no_other_module_doubles_a_delay() -> None:
+    doubled = re.compile(
+        r"(pause|delay) = min\(.*(\* 2|2 \*)|2(\.0)? ?\*\* ?\S*(tries|attempt|failures)"
+    )
+    found = [
+        path.relative_to(PACKAGE)
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "backoff.py" and doubled.search(path.read_text())
+    ]
+    assert found == []
