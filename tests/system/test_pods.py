@@ -169,6 +169,11 @@ for _ in $(seq 300); do
     sleep 0.1
 done
 echo "$status" | sed 's/^/inside: /'
+# The watch follows before its first scan ends.
+for _ in $(seq 300); do
+    [ "$(ls mnt/mnt | grep -cxE '[0-9a-f]{40}')" -gt 10 ] && break
+    sleep 0.1
+done
 kill -9 $(ls store/run | sed -n 's/^[a-z]*-\\([0-9]*\\).*json$/\\1/p')
 $podman wait buildidfs >/dev/null
 if ls mnt/mnt 2>/dev/null; then exit 9; fi

@@ -296,9 +296,12 @@ def test_overwritten_while_it_is_captured(
     versions = [large_libraries.version() for _ in range(3)]
     library.write_bytes(versions[0].content)
     with _meanwhile(_Overwriting(library, versions, how)) as rounds:
-        for _ in range(5):
+
+        def is_overwritten() -> bool:
             capturing.map(library)
-    assert rounds[0] > 3
+            return rounds[0] > 3
+
+        until(is_overwritten, "some versions", 60)
     capturing.map(library)
     last = next(each for each in versions if each.content == library.read_bytes())
     capturing.expect(last)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from buildidfs.store import Store
 from buildidfs.store.run_files import Presence, present
 from tests.support.captures import capture
 from tests.support.children import copied_cat
-from tests.support.clients import run, tool
+from tests.support.clients import Result, run, tool
 from tests.support.commands import ROOT, calling
 from tests.support.mounts import is_mountpoint
 from tests.support.restricted import as_nobody
@@ -519,19 +520,35 @@ def test_status_says_that_a_watch_is_stopped(up: Up) -> None:
     up.run("up", "--no-mount", "--log", up.log)
     until(lambda: up.run("status", check=False).rc in (0, 5), "the watch")
     watch = up.process("watch")["pid"]
-    (catcher,) = [int(x) for x in Path(f"/proc/{watch}/task/{watch}/children").read_text().split()]
+    # The watch has other children while it scans.
+    catcher = until(lambda: _catcher_of(watch), "the catcher")
     for pid, code, said in (
         (watch, 3, f"watch (pid {watch}) is stopped by a signal"),
         (catcher, 5, "nothing is followed just now: the process that opens files is stopped"),
     ):
         os.kill(pid, signal.SIGSTOP)
         try:
-            until(lambda said=said: said in up.run("status", check=False).out, said)  # type: ignore[misc]  # mypy cannot infer it
-            done = up.run("status", check=False)
+            done = until(functools.partial(_status_with, up, said), said)
             assert done.rc == code, done
             assert f"-> kill -CONT {pid}" in done.out
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def _catcher_of(watch: int) -> int:
+    """Return the process ID of the catcher of a watch; 0 if it has none."""
+    children = Path(f"/proc/{watch}/task").glob("*/children")
+    for pid in " ".join(each.read_text() for each in children).split():
+        with contextlib.suppress(OSError):  # it has ended
+            if b"capture.live.catcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+    return 0
+
+
+def _status_with(up: Up, said: str) -> Result | None:
+    """Return the status if it says so."""
+    done = up.run("status", check=False)
+    return done if said in done.out else None
 
 
 def test_status_has_one_format_with_and_without_up(up: Up) -> None:
