@@ -21,8 +21,12 @@ from pathlib import Path
 import pytest
 
 from buildidfs import names
+from buildidfs.app.profile.reading import build_ids_of, coverage
+from buildidfs.app.profile.repair import repair
 from buildidfs.app.symbolize.addresses import Symbolizer
+from buildidfs.app.why import Explainer
 from buildidfs.capture.base import PinnedFile
+from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf.jit import Symbol
 from buildidfs.ingest import Ingest
@@ -31,6 +35,7 @@ from buildidfs.model import BuildId, Kind, Origin, Quality, Sighting, Standing, 
 from buildidfs.store import Store
 from tests.support.captures import capture, sighting
 from tests.support.mounts import BuildIdFs
+from tests.support.perfwriter import PerfWriter
 from tests.support.servers import Server, serving
 from tests.system.test_serve_symbols import debug_id
 from tests.unit.test_ingest_aliases import htl
@@ -206,6 +211,39 @@ def test_mount_has_files_of_the_host_under_each_name(home: Path, cases: list[Cas
                 assert not path.exists() or path.read_bytes() == case.data, (case, link)
             (found,) = (mount / f"by-path{case.path}").iterdir()
             assert (found / "elf").read_bytes() == case.data, case
+
+
+def test_profile_is_repaired_counted_and_explained_by_files_of_the_host(
+    home: Path, cases: list[Case]
+) -> None:
+    """A half of the mappings has the build ID, the other one device and inode of the program."""
+    write, records = PerfWriter(), b""
+    for case in cases:
+        found, start = case.path.stat(), 0x100000 * (case.number + 1)
+        dev = os.major(found.st_dev), os.minor(found.st_dev)
+        path = os.fsencode(case.path)
+        if case.number % 2:
+            records += write.mmap2(1, start, 0x1000, path, build_id=bytes(case.build_id))
+        else:
+            records += write.mmap2(1, start, 0x1000, path, dev=dev, inode=found.st_ino)
+        records += write.sample(1, start + 0x10, 9)
+    profile, out = home / "perf.data", home / "repaired.data"
+    profile.write_bytes(write.file(records))
+    with Store.open(home / "store", read_only=True) as store:
+        rows = {row.path: row for row in coverage(store, bytes(profile)).rows}
+        repair(store, bytes(profile), bytes(out))
+        with Profile(bytes(out)) as repaired:
+            named = build_ids_of(repaired)
+        explainer = Explainer(store)
+        for case in cases:
+            path = os.fsencode(case.path)
+            row = rows[path]
+            assert row.build_id == case.build_id, case
+            assert (row.executable, row.debuginfo, row.why) == (True, False, ""), case
+            assert row.symbols is Quality.SYMTAB, case
+            assert named[case.build_id] == path, case
+            (each,) = explainer.file(bytes(out), str(case.path)).files
+            assert (each.build_id, each.container) == (case.build_id, ""), case
 
 
 @pytest.mark.parametrize("order", [1, -1])
