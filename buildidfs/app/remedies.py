@@ -55,6 +55,7 @@ REMOVED: Final = "removed to make room"
 AGED: Final = "removed because it was unused for longer than max-age"
 NOT_SERVED: Final = "nothing is held under this build ID that every user may read"
 COMPLETE: Final = "nothing is missing: the store has names for it"
+UNREAD: Final = "the store has its DWARF, but the symbolizer of this host finds no line in it"
 UNREPAIRED: Final = "the store has names for it, but the profile lacks its build ID"
 
 INSTALLED: Final = "its debug package is installed on this host: capture its files"
@@ -281,6 +282,12 @@ _OF_REASON: Final = {
         "not-repaired",
         "let repair add the build IDs that perf did not record, and give its result to perf report",
         "buildidfs repair {file} -o repaired.data",
+    ),
+    UNREAD: Remedy(
+        "unread",
+        "name its addresses with another symbolizer, or another version (buildidfs symbolize"
+        " --with eu-addr2line); it may not read the version or the compression of this DWARF",
+        "buildidfs symbolize --with eu-addr2line {id}+ADDRESS",
     ),
     COMPLETE: Remedy(
         "complete",

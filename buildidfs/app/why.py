@@ -16,6 +16,7 @@ from buildidfs.app import cores, inputs, remedies, requested_id
 from buildidfs.app.containers import Names
 from buildidfs.app.coverage import Holdings, Row
 from buildidfs.app.profile import reading
+from buildidfs.app.symbolize import proof
 from buildidfs.capture.origin.container import reported
 from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.capture.scan.perf_data import Profile
@@ -181,7 +182,12 @@ class Explainer:
             why = self._holdings.removed(row.build_id, Kind.DEBUGINFO) or remedies.NO_DEBUGINFO
             return [*self._withheld(row, file), self._finding(why, row, file)]
         is_named = not file or self._scan != "perf-data" or row.build_id in self._named_in(file)
-        return [self._finding(remedies.COMPLETE if is_named else remedies.UNREPAIRED, row, file)]
+        if not is_named:
+            return [self._finding(remedies.UNREPAIRED, row, file)]
+        # For a viewer no program is started.
+        name = proof.unread(self._store, row.build_id) if self._viewer is None else ""
+        why = remedies.UNREAD if name else remedies.COMPLETE
+        return [self._finding(why, row, file, f"{why} ({name})" if name else "")]
 
     def _named_in(self, file: str) -> Collection[BuildId]:
         """Return the build IDs that a profile itself names."""

@@ -182,16 +182,17 @@ def test_debug_files_that_dwz_has_made_smaller(
     assert answer.startswith(f"{word} exe_static_hot {SOURCE_DIR}/hot.c:{line_of('exe_entry')}")
 
 
-@pytest.mark.parametrize("asked", PROGRAMS)
-def test_debug_information_that_zstd_has_compressed(
-    tmp_path: Path, program: Program, asked: str
+@pytest.mark.parametrize("asked", [*PROGRAMS, clients.RECENT_LLVM_SYMBOLIZER[0]])
+@pytest.mark.parametrize(("form", "mark"), [("zstd", "ZSTD"), ("zlib-gnu", ".zdebug_line")])
+def test_compressed_debug_information_is_read_by_each_symbolizer(
+    tmp_path: Path, program: Program, asked: str, form: str, mark: str
 ) -> None:
-    """LLVM before 16 and many builds of elfutils cannot read it themselves."""
+    """LLVM before 16 and many builds of elfutils cannot read zstd, LLVM from 16 on no zdebug."""
     packed = tmp_path / "tree/packed"
     packed.parent.mkdir()
     compiled = program.exe.compiled
-    run([tool("objcopy"), "--compress-debug-sections=zstd", compiled, packed], check=True)
-    assert "ZSTD" in run([tool("readelf"), "-tW", packed], check=True).out
+    run([tool("objcopy"), f"--compress-debug-sections={form}", compiled, packed], check=True)
+    assert mark in run([tool("readelf"), "-tW", packed], check=True).out
     made = BuildIdFs(tmp_path)
     made("scan", "tree", packed)
     (word,) = requests(program.exe, "exe_static_hot")
@@ -203,6 +204,24 @@ def test_debug_information_that_zstd_has_compressed(
     )["sources"]
     assert sources["files"] > 0
     assert sources["absent"] == []
+
+
+def test_debug_information_that_the_symbolizer_cannot_read_is_missing(
+    tmp_path: Path, program: Program
+) -> None:
+    broken = tmp_path / "broken"
+    table = tmp_path / "table"
+    compiled = program.exe.compiled
+    run([tool("objcopy"), f"--dump-section=.debug_line={table}", compiled, "/dev/null"], check=True)
+    data = bytearray(table.read_bytes())
+    data[4:6] = b"\x63\x00"  # a version of the future
+    table.write_bytes(data[: 4 + int.from_bytes(data[:4], "little")])
+    run([tool("objcopy"), f"--update-section=.debug_line={table}", compiled, broken], check=True)
+    for path, reason in ((broken, "unread"), (compiled, "complete")):
+        made = BuildIdFs(tmp_path, tmp_path / reason)
+        made("add", path)
+        (finding,) = json.loads(made("why", "--json", program.exe.build_id).out)["findings"]
+        assert finding["reason"] == reason
 
 
 def test_damaged_zstd_is_told(tmp_path: Path, program: Program) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -17,7 +18,7 @@ from buildidfs.capture.elf_file import memory_file
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Damaged, Packing
 from buildidfs.formats.budget import STEP_BYTES
-from buildidfs.formats.elf.sections import zstd_sections
+from buildidfs.formats.elf.sections import packed_sections
 from buildidfs.linux.file_ops import closing_on_error, write_fully, write_fully_at
 
 if TYPE_CHECKING:
@@ -238,7 +239,8 @@ def decompressed(
 
 
 def unpack_sections(fd: int, limit: int) -> None:
-    """Decompress sections of an ELF file that zstd compressed, and append them to the file.
+    """Decompress sections of an ELF file in forms that not all programs read, and append them to
+    the file: those of `packed_sections`.
 
     The decompressed sections may take at most ``limit`` bytes, and at most as many as are usual for
     debug information in a file of this size. Raises `CannotDecompress`, after which the sections
@@ -246,17 +248,20 @@ def unpack_sections(fd: int, limit: int) -> None:
     """
     size = end = os.fstat(fd).st_size
     limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
-    for section in zstd_sections(lambda offset, length: os.pread(fd, length, offset), size):
+    for section in packed_sections(lambda offset, length: os.pread(fd, length, offset), size):
         start = at = section.start(end)
         if section.plain > min(limit - (end - size), section.most - start):
             raise CannotDecompress("more debug information when decompressed than is read")
-        for piece in plain(chunks(fd, section.offset, section.size), Packing.ZSTD):
+        packed = chunks(fd, section.offset, section.size)
+        for piece in _zstd(packed) if section.is_zstd else _inflated(packed, zlib.MAX_WBITS):
             if at + len(piece) > start + section.plain:
                 break
             write_fully_at(fd, piece, at)
             at += len(piece)
         if at != start + section.plain:
             raise CannotDecompress("damaged: a section does not have the size that it claims")
+        if section.name_at:
+            write_fully_at(fd, b".", section.name_at)
         write_fully_at(fd, section.header(start), section.header_at)
         end = at
 
@@ -314,8 +319,11 @@ def _bzip2(packed: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _gzip(packed: Iterator[bytes]) -> Iterator[bytes]:
-    import zlib
+    return _inflated(packed, 16 + zlib.MAX_WBITS)
 
+
+def _inflated(packed: Iterator[bytes], wbits: int) -> Iterator[bytes]:
+    """Decompress as zlib.decompressobj(wbits) does, several streams in a row."""
     inflater = None
     try:
         for data in packed:
@@ -324,7 +332,7 @@ def _gzip(packed: Iterator[bytes]) -> Iterator[bytes]:
                 if inflater is None:
                     if not (rest := rest.lstrip(b"\0")):
                         break
-                    inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+                    inflater = zlib.decompressobj(wbits)
                 piece = inflater.decompress(rest, _PIECE)
                 rest, more = inflater.unconsumed_tail, len(piece) == _PIECE
                 if piece:

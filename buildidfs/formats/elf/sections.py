@@ -2,9 +2,9 @@
 """Find sections of an ELF file by name or type, and read their contents.
 
 Contents compressed with zlib are inflated: those with the flag SHF_COMPRESSED, and those of
-sections named ``.zdebug_*``, the form of GNU before 2015. `zstd_sections` finds those compressed
-with zstd. Sizes are claims: nothing is read beyond the given limit, and no input raises; an
-exception of ``read_at`` itself passes through.
+sections named ``.zdebug_*``, the form of GNU before 2015. `packed_sections` finds the sections in
+forms that not all programs read. Sizes are claims: nothing is read beyond the given limit, and no
+input raises; an exception of ``read_at`` itself passes through.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Sections:
     damaged, or has too many sections.
 
     ``headers`` has all of them in order, so that the index of a header is its number in the file;
-    ``table`` is the place of the headers in the file.
+    ``table`` is the place of the headers in the file, ``names_at`` that of their names.
     """
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
         self._read_at = read_at
         self._size = size
         self.headers: list[SectionHeader] = []
-        self.table = 0
+        self.table = self.names_at = 0
         head = read_at(0, min(size, _HEAD_SIZE))
         parsed = parse_header(head)
         if parsed is None:
@@ -102,7 +102,8 @@ class Sections:
         rows = list(self.form.iter_unpack(source.table(self.form, self.table, count) or b""))
         names = b""
         if names_index < len(rows) and rows[names_index][5] <= _NAMES_MAX:
-            names = source.read(rows[names_index][4], rows[names_index][5])
+            self.names_at = rows[names_index][4]
+            names = source.read(self.names_at, rows[names_index][5])
         for name, kind, flags, address, offset, length, link, info, align, _ in rows:
             spelled = names[name : name + _NAME_MAX].partition(b"\0")[0]
             self.headers.append(
@@ -199,17 +200,19 @@ def functions(sections: Sections) -> Iterator[Function]:
             yield Function(names[name:end], address, size)
 
 
-# --- sections compressed by zstd -----------------------------------------------------------------
+# --- sections in forms that not all programs read -------------------------------------------------
 
 _CH_ZSTD: Final = 2
 _SIZE_64: Final = 64
-_FLAGS, _OFFSET, _SIZE, _ALIGNMENT = 2, 4, 5, 8  # fields of a section header
+_NAME, _FLAGS, _OFFSET, _SIZE, _ALIGNMENT = 0, 2, 4, 5, 8  # fields of a section header
 
 
-class ZstdSection(NamedTuple):
+class PackedSection(NamedTuple):
     """A section whose ``size`` bytes from ``offset`` decompress to ``plain`` bytes.
 
-    ``header_at`` is the offset of its header, which has these ``fields`` in this ``form``.
+    ``is_zstd`` is True for zstd, False for zlib. ``header_at`` is the offset of its header, which
+    has these ``fields`` in this ``form``. If ``name_at`` is not 0, the byte there has to become a
+    dot, with which the plain name begins.
     """
 
     header_at: int
@@ -219,6 +222,8 @@ class ZstdSection(NamedTuple):
     alignment: int
     form: Struct
     fields: tuple[int, ...]
+    is_zstd: bool = True
+    name_at: int = 0
 
     def start(self, end: int) -> int:
         """Return the offset at which the plain bytes of the section begin if they are appended to a
@@ -235,32 +240,57 @@ class ZstdSection(NamedTuple):
     def header(self, start: int) -> bytes:
         """Return the header for plain bytes at ``start``; they must end at or before ``most``."""
         fields = list(self.fields)
+        fields[_NAME] += bool(self.name_at)
         fields[_FLAGS] &= ~SHF_COMPRESSED
         fields[_OFFSET], fields[_SIZE], fields[_ALIGNMENT] = start, self.plain, self.alignment
         return self.form.pack(*fields)
 
 
-def zstd_sections(read_at: ReadAt, size: int) -> list[ZstdSection]:
-    """Return the sections compressed by zstd (ELFCOMPRESS_ZSTD of 2022) that lie within a file.
+def packed_sections(read_at: ReadAt, size: int) -> list[PackedSection]:
+    """Return the sections within a file whose form some programs cannot read.
 
-    LLVM 15, elfutils 0.188 and programs built without zstd cannot read them. The caller can append
-    the plain bytes to the file, and give the section `ZstdSection.header`.
+    These are sections compressed by zstd (ELFCOMPRESS_ZSTD of 2022), which LLVM 15, elfutils 0.188
+    and programs built without zstd cannot read, and sections named ``.zdebug_*``, which LLVM cannot
+    read from version 16 on. The caller can append the plain bytes to the file, and give the section
+    `PackedSection.header`.
     """
     sections = Sections(read_at, size)
     found = []
     for number, section in enumerate(sections.headers):
-        is_packed = section.flags & SHF_COMPRESSED and section.type not in (SHT_NOBITS, SHT_NULL)
-        if not is_packed or section.offset + section.size > size:
+        is_there = section.is_packed and section.type not in (SHT_NOBITS, SHT_NULL)
+        if not is_there or section.offset + section.size > size:
             continue
-        form = sections.chdr
-        head = read_at(section.offset, form.size)
         header_at = sections.table + number * sections.form.size
         row = read_at(header_at, sections.form.size)
-        if section.size < form.size or len(head) < form.size or len(row) < sections.form.size:
-            continue
-        kind, plain, alignment = form.unpack(head)
-        if kind == _CH_ZSTD:
-            payload = section.offset + form.size, section.size - form.size
+        if len(row) == sections.form.size:
             fields = sections.form.unpack(row)
-            found.append(ZstdSection(header_at, *payload, plain, alignment, sections.form, fields))
+            packed = _packed(sections, section, header_at, fields, read_at)
+            if packed is not None:
+                found.append(packed)
     return found
+
+
+def _packed(
+    sections: Sections,
+    section: SectionHeader,
+    header_at: int,
+    fields: tuple[int, ...],
+    read_at: ReadAt,
+) -> PackedSection | None:
+    is_named = not section.flags & SHF_COMPRESSED
+    form = _PACKED_HEAD if is_named else sections.chdr
+    head = read_at(section.offset, form.size)
+    if section.size < form.size or len(head) < form.size:
+        return None
+    if is_named:
+        magic, plain = form.unpack(head)
+        kind, alignment = (_CH_ZLIB if magic == _PACKED_MAGIC else 0), section.align
+    else:
+        kind, plain, alignment = form.unpack(head)
+    if kind != (_CH_ZLIB if is_named else _CH_ZSTD):
+        return None
+    payload = section.offset + form.size, section.size - form.size
+    name_at = sections.names_at + fields[_NAME] + 1 if is_named else 0
+    return PackedSection(
+        header_at, *payload, plain, alignment, sections.form, fields, not is_named, name_at
+    )

@@ -28,8 +28,12 @@ SECTION_MAX: Final = 64 << 20
 """The most bytes of a section that are decompressed."""
 
 AT_STMT_LIST: Final = 0x10
+AT_LOW_PC: Final = 0x11
 AT_COMP_DIR: Final = 0x1B
 """Attributes of the first entry of a unit."""
+
+FORM_ADDRESS: Final = 0x01
+"""The form of an address in the entry itself."""
 
 UT_SKELETON: Final = 4
 """The type of a unit that is split, from version 5 on."""
