@@ -8,6 +8,7 @@ import errno
 import sys
 import time
 from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -16,7 +17,7 @@ import msgspec
 from buildidfs import names
 from buildidfs.app.answers import Removed
 from buildidfs.cli import terminal
-from buildidfs.errors import IncompleteError
+from buildidfs.errors import IncompleteError, StoreFull
 from buildidfs.names import one_line as one_line
 from buildidfs.names import printable as printable
 
@@ -111,17 +112,32 @@ def moment(nanoseconds: int) -> str:
 
 
 def report_scan(
-    summary: Summary, *, json_: bool = False, quiet: bool = False, **more: object
+    summary: Summary,
+    *,
+    json_: bool = False,
+    quiet: bool = False,
+    is_requested: bool = True,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> int:
     """Print the result of a scan, and return the exit status.
 
-    ``more`` are further fields of the JSON object. ``quiet`` leaves out successes.
+    The status is not 0 if a file could not be read, or if a file ``is_requested`` by the user and
+    the store has no room for it. ``more`` are further fields of the JSON object. ``quiet`` leaves
+    out successes.
     """
     if json_:
         _summary_json(summary, more)
     else:
         _summary_text(summary, quiet=quiet)
-    return IncompleteError.exit_code if summary.unreadable else 0
+    if summary.unreadable:
+        return IncompleteError.exit_code
+    if not (summary.noted and is_requested):
+        return 0
+    terminal.complain(
+        f"{counted(summary.noted, 'file')} not stored, because files that are gone need the room:"
+        " set a larger limit ([retention] max-size), or remove files (buildidfs prune)"
+    )
+    return StoreFull.exit_code
 
 
 def _summary_json(summary: Summary, more: Mapping[str, object]) -> None:

@@ -106,7 +106,10 @@ def _is_bare(container: Container) -> bool:
 def _shares(share: Share) -> str:
     parts = (share.executable, share.symbols, share.debuginfo)
     widths = (8, 8, 9)
-    shown = [f"{part:{width}.1%}" for part, width in zip(parts, widths, strict=True)]
+    shown = [
+        f"{part:{width}.1%}" if share.build_ids else f"{'-':>{width}}"
+        for part, width in zip(parts, widths, strict=True)
+    ]
     return f"{share.build_ids:7} {' '.join(shown)}"
 
 

@@ -102,7 +102,7 @@ def scan_proc(
             containers_only=containers_only,
             progress=show,
         )
-    return report_scan(summary, json_=json_, quiet=session.is_quiet)
+    return report_scan(summary, json_=json_, quiet=session.is_quiet, is_requested=False)
 
 
 @scan.command(
@@ -157,7 +157,7 @@ def scan_tree(
             counts = capture_tree_sources(store, session.settings, wanted, dirs)
             elsewhere = "in no directory that was given: name it with --source-dir"
             more = _tell_sources(session, counts, elsewhere, json_=json_)
-    return report_scan(summary, json_=json_, quiet=session.is_quiet, **more)
+    return report_scan(summary, json_=json_, quiet=session.is_quiet, more=more)
 
 
 def _tell_sources(
@@ -295,7 +295,7 @@ def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: 
             progress=show,
         )
     more = {"binaries": [_perf_data_fields(each) for each in scan.binaries]} if json_ else {}
-    status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, **more)
+    status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, more=more)
     if not json_ and not session.is_quiet:
         _perf_data_text(scan)
     return status
@@ -354,7 +354,7 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
         names = Names(store)
         called = {label: names.short(label) for dump in scan.dumps for label in dump.containers}
     more = {"cores": [_core_fields(dump) for dump in scan.dumps]} if json_ else {}
-    status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, **more)
+    status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, more=more)
     if not json_ and not session.is_quiet:
         _core_text(scan, called)
     return status
@@ -534,4 +534,4 @@ def _report_archives(
     if not json_ and not session.is_quiet:
         known = f", {unchanged} of them unchanged" if unchanged else ""
         click.echo(f"{counted(total, nouns.removesuffix('s'))}{known}")
-    return report_scan(summary, json_=json_, quiet=session.is_quiet, **counts, **more)
+    return report_scan(summary, json_=json_, quiet=session.is_quiet, more={**counts, **more})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -57,7 +58,7 @@ _INDENT = 9
     epilog=exit_status(
         ["buildidfs up", "buildidfs up /srv/buildid", "buildidfs up --foreground --no-mount"],
         {
-            2: "this store is up already, with another mount point",
+            2: "this store is up already, with another mount point or other options",
             3: "up, but not all starting programs are followed; the reason is named",
             12: "another process is starting it",
             40: "cannot mount: busy, not empty, no /dev/fuse, no fusermount3",
@@ -98,9 +99,14 @@ def up(
     path = session.store_path
     place = mountpoint or session.settings.up.mountpoint or "/buildid"
     point = None if no_mount else os.fsencode(os.path.abspath(os.path.expanduser(place)))
+    metrics, log = _metrics(metrics, no_watch), log and os.path.abspath(log)
+    options = {"--metrics": metrics, "--log": log or ""}
+    options = {name: value for name, value in options.items() if value}
+    options |= {"--no-watch": ""} if no_watch else {}
+    options |= {"--foreground": ""} if foreground else {}
     there = daemon_up.running(path)
     if there is not None:
-        daemon_up.refuse_second(there, point)
+        daemon_up.refuse_second(there, point, options)
         daemon_up.hurry(path, _PATIENCE_S)
         return _report_up(session, is_new=False)
     programs = daemon_up.programs(
@@ -109,18 +115,19 @@ def up(
         watch=not no_watch,
         serve=bool(session.settings.serve.listen),
         push=bool(session.settings.remote.url) and session.settings.remote.push,
-        metrics=_metrics(metrics, no_watch),
+        metrics=metrics,
+    )
+    start = partial(
+        daemon_up.start, path, programs, environ=os.environ, mountpoint=point, options=options
     )
     if foreground:
         from buildidfs.linux.sdnotify import Notifier
 
-        ready = Notifier(os.environ).ready
-        daemon_up.start(path, programs, environ=os.environ, mountpoint=point, ready=ready)
+        start(ready=Notifier(os.environ).ready)
         return 0
     if not session.is_quiet and sys.stderr.isatty():
         click.echo("Starting; the first time, all running programs are copied.", err=True)
-    log = log and os.path.abspath(log)
-    daemon_up.start(path, programs, environ=os.environ, mountpoint=point, log_file=log)
+    start(log_file=log)
     return _report_up(session, is_new=True)
 
 

@@ -130,7 +130,8 @@ def _say_of_host(host: Census, covered: int, coverage: float) -> None:
     of_those = f", of {seen} of {counted(host.processes, 'process')} only" if host.unseen else ""
     _say(
         "coverage",
-        f"{covered} of {counted(len(host.build_ids), 'build ID')} ({coverage:.1%}){of_those}",
+        f"{covered} of {counted(len(host.build_ids), 'build ID')}"
+        f"{f' ({coverage:.1%})' if host.build_ids else ''}{of_those}",
     )
 
 

@@ -113,8 +113,11 @@ def test_empty_store_has_a_report(tmp_path: Path) -> None:
         pass
     out = buildidfs("report").out
     assert out.startswith("0 build IDs in 0 files")
+    assert "100" not in out.partition("\n")[2]
     buildidfs("report", "--html", tmp_path / "report.html")
-    assert "Nothing is captured" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "Nothing is captured" in page
+    assert "100 %" not in page.partition("</style>")[2]
 
 
 def test_without_jinja_text_works_and_html_says_what_to_install(

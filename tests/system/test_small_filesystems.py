@@ -36,7 +36,7 @@ def test_limits_hold_while_more_is_scanned_than_fits(
             first = buildidfs("scan", "tree", "--json", *paths, check=False)
             second = buildidfs("scan", "tree", "--json", *paths, check=False)
             third = buildidfs("scan", "tree", *paths, check=False)
-        assert {first.rc, second.rc, third.rc} <= {0, 3}, first
+        assert {first.rc, second.rc, third.rc} <= {0, 3, 14}, first
         assert lowest.bytes_beyond > -4 * MIB, lowest.text
         assert lowest.inodes_beyond > -64, lowest.text
         with Lowest(point) as at_rest:

@@ -16,7 +16,7 @@ from buildidfs.app.live.status import MOUNT, UP, WATCH, Part
 from buildidfs.config import RetentionSettings
 from buildidfs.linux import machine
 from buildidfs.store import Store
-from buildidfs.store.run_files import Presence
+from buildidfs.store.run_files import LossLog, Lost, Presence, lost_text
 
 WELL: dict[str, Any] = {"mode": "following", "degraded": [], "losses": [], "events_lost": 0}
 
@@ -60,7 +60,11 @@ def test_recent_losses_name_container_and_reason(root: Path) -> None:
         " 7 in docker:a (not copied within 30 s); 2 on the host (No such process)"
     )
     assert "pin-seconds" in finding.remedy
-    assert "buildidfs journal --lost --since 10m" in finding.remedy
+    assert finding.remedy.endswith("buildidfs journal --lost --since 10m names 0 of them")
+    row = Lost(time.time_ns(), lost_text(b"/gone"), "No such process")
+    old = Lost(1, lost_text(b"/before"), "No such process")
+    assert LossLog(bytes(root)).append([old, *[row] * 9])
+    assert _finding(root, losses=rows).remedy.endswith("--since 10m names them")
 
 
 @pytest.mark.parametrize(

@@ -75,15 +75,15 @@ def test_supervisor_of_another_version_has_no_parts(tmp_path: Path, children: ob
 def test_second_up_has_to_want_the_same(tmp_path: Path) -> None:
     with Presence(tmp_path, UP, mountpoint=b"/a\xff"):
         (supervisor,) = present(tmp_path)
-        up.refuse_second(supervisor, b"/a\xff")
+        up.refuse_second(supervisor, b"/a\xff", {})
         for other in (b"/b", None):
             with pytest.raises(UsageError, match="up already"):
-                up.refuse_second(supervisor, other)
+                up.refuse_second(supervisor, other, {})
     with Presence(tmp_path, UP):
         (supervisor,) = present(tmp_path)
-        up.refuse_second(supervisor, None)
+        up.refuse_second(supervisor, None, {})
         with pytest.raises(UsageError, match="without a mount"):
-            up.refuse_second(supervisor, b"/a")
+            up.refuse_second(supervisor, b"/a", {})
 
 
 def test_hurry_waits_for_one_that_tells_nothing_yet(
@@ -136,6 +136,15 @@ def test_settling_is_the_end_of_the_first_scan(tmp_path: Path) -> None:
             start = time.monotonic()
             up.settle(tmp_path, 0.3)
             assert time.monotonic() - start >= 0.3
+
+
+def test_second_up_with_an_option_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    with Presence(tmp_path, "up", options={"--log": "/var/log/x"}):
+        (supervisor,) = present(tmp_path, "up")
+    up.refuse_second(supervisor, None, {})
+    up.refuse_second(supervisor, None, {"--log": "/var/log/x"})
+    with pytest.raises(UsageError, match=r"already, without --metrics 9481 .* buildidfs down"):
+        up.refuse_second(supervisor, None, {"--log": "/var/log/x", "--metrics": "9481"})
 
 
 def test_status_puts_together_who_belongs_together(tmp_path: Path) -> None:

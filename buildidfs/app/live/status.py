@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -39,7 +39,7 @@ from buildidfs.store import Store, run_files
 
 if TYPE_CHECKING:
     from buildidfs.config import RetentionSettings
-    from buildidfs.store.run_files import Present
+    from buildidfs.store.run_files import Lost, Present
 
 UP: Final = "up"
 WATCH: Final = "watch"
@@ -54,7 +54,7 @@ _STARTING_S: Final = 120.0
 _CAUSES: Final = 3
 _MOST_LOSSES: Final = 10
 _MOST_DEGRADED: Final = 10
-_NOT_FACTS: Final = ("mountpoint", "mountpoint_b64", "children")
+_NOT_FACTS: Final = ("mountpoint", "mountpoint_b64", "children", "options")
 _NOT_WRITTEN: Final = "the store cannot be written"
 
 
@@ -98,7 +98,9 @@ def of_store(store: Store, retention: RetentionSettings, *, public: bool = False
     """
     processes = _processes(store.path)
     findings = sorted(
-        _findings(processes, None if public else Names(store)),
+        _findings(
+            processes, None if public else Names(store), lambda: _named_losses(store.lost_since)
+        ),
         key=lambda each: each.verdict.rank,
         reverse=True,
     )
@@ -124,6 +126,11 @@ def of_store(store: Store, retention: RetentionSettings, *, public: bool = False
         findings=findings,
         processes=processes,
     )
+
+
+def _named_losses(lost_since: Callable[[int], Iterator[Lost]]) -> int:
+    """Return the number of lost files that the journal names, of the last ten minutes."""
+    return sum(bool(row.path) for row in lost_since(time.time_ns() - RECENT_S * 1_000_000_000))
 
 
 def _limits_of_watch(processes: list[Process]) -> Limits | None:
@@ -219,7 +226,7 @@ def _process(role: str, part: Part | None, present: Present | None) -> Process:
         found = msgspec.structs.replace(
             found,
             pid=part.pid or None,
-            since=part.since / 1e9,
+            since=found.since or part.since / 1e9,
             restarts=part.restarts,
             reason=part.reason,
             status=part.status,
@@ -276,15 +283,20 @@ def _answers(mountpoint: bytes) -> bool:
 # --- findings -------------------------------------------------------------------------------------
 
 
-def _findings(processes: list[Process], names: Names | None) -> Iterator[Fault]:
-    """Yield the faults; without ``names`` those that every user may know."""
+def _findings(
+    processes: list[Process], names: Names | None, named: Callable[[], int]
+) -> Iterator[Fault]:
+    """Yield the faults; without ``names`` those that every user may know.
+
+    ``named`` returns the number of files that the journal names of those lost just now.
+    """
     if not processes:
         yield Fault(Verdict.DOWN, "nothing runs", "buildidfs up starts it")
     for each in processes:
         if not _works(each):
             yield _of_trouble(each, is_public=names is None)
         elif each.role == WATCH and each.facts is not UNSET:
-            yield from _of_watch(each.facts, names)
+            yield from _of_watch(each.facts, names, named)
 
 
 def _of_trouble(process: Process, *, is_public: bool) -> Fault:
@@ -313,20 +325,24 @@ def _of_trouble(process: Process, *, is_public: bool) -> Fault:
     )
 
 
-def _of_watch(facts: dict[str, Any], names: Names | None) -> Iterator[Fault]:
+def _of_watch(
+    facts: dict[str, Any], names: Names | None, named: Callable[[], int]
+) -> Iterator[Fault]:
     """Yield the faults that a watch reports."""
-    names_them = "buildidfs journal --lost --since 10m names them"
     lost = [row for row in fact_rows(facts, "losses") if fact_number(row, "recent")]
     if lost:
         total = sum(fact_number(row, "recent") for row in lost)
         causes = "; ".join(_cause(row, names) for row in lost[:_CAUSES])
         rest = len(lost) - _CAUSES
         more = f"; and {rest} other reason{'s' * (rest > 1)}" if rest > 0 else ""
+        known = min(named(), total)
+        which = "them" if known == total else f"{known} of them"
         yield Fault(
             Verdict.LOSING,
             f"{total} file{'s' * (total != 1)} lost in the last {RECENT_S // 60} minutes:"
             f" {causes}{more}",
-            f"{remedies.of_loss(str(lost[0].get('reason', '')))}; {names_them}",
+            f"{remedies.of_loss(str(lost[0].get('reason', '')))}; buildidfs journal --lost --since"
+            f" {RECENT_S // 60}m names {which}",
         )
     if events := fact_number(facts, "events_lost"):
         yield Fault(

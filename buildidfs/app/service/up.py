@@ -79,11 +79,13 @@ def start(
     mountpoint: bytes | None,
     ready: Callable[[], None] | None = None,
     log_file: str | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> None:
     """Start the programs in the background, and return when they run.
 
     With ``ready`` the programs run in the foreground: ``ready`` is called when they run, and this
-    function returns when they have ended. Creates the store and ``mountpoint`` if they are absent.
+    function returns when they have ended. ``options`` are those of the command line, for
+    `refuse_second`. Creates the store and ``mountpoint`` if they are absent.
     A program that is not ``needed`` may have failed; see `running` and `parts`. Raises
     `StoreLocked` if another supervisor runs on the store, `MountError`, and the error of a needed
     program that failed.
@@ -91,7 +93,8 @@ def start(
     root = os.path.abspath(os.fsencode(store_path))
     Store.create(root).close()
     _make_directory(mountpoint)
-    facts = {} if mountpoint is None else {"mountpoint": mountpoint}
+    facts: dict[str, object] = {} if mountpoint is None else {"mountpoint": mountpoint}
+    facts["options"] = dict(options or {})
 
     def supervise(announce: Callable[[], None]) -> None:
         from buildidfs.app.service.supervise import RETRY, Supervisor
@@ -293,12 +296,21 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def refuse_second(supervisor: Present, mountpoint: bytes | None) -> None:
-    """Raise `UsageError` unless the running supervisor serves ``mountpoint`` (None: no mount)."""
-    there = supervisor.path("mountpoint")
+def refuse_second(
+    supervisor: Present, mountpoint: bytes | None, options: Mapping[str, str]
+) -> None:
+    """Raise `UsageError` if the running supervisor has another mount point than ``mountpoint``
+    (None: no mount), or if it would ignore one of the ``options``.
+    """
+    there, instead = supervisor.path("mountpoint"), "end that with buildidfs down"
+    pid = supervisor.pid
     if there != (mountpoint or b""):
         where = f"with the mount at {os.fsdecode(there)}" if there else "without a mount"
+        raise UsageError(f"this store is up already, {where} (pid {pid}): {instead}")
+    running = supervisor.facts.get("options", {})
+    ignored = [f"{name} {value}".strip() for name, value in options.items()
+               if not isinstance(running, dict) or running.get(name) != value]  # fmt: skip
+    if ignored:
         raise UsageError(
-            f"this store is up already, {where} (pid {supervisor.pid}): end that with"
-            " buildidfs down"
+            f"this store is up already, without {', '.join(ignored)} (pid {pid}): {instead}"
         )
