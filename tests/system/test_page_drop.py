@@ -238,7 +238,43 @@ with Store.open(sys.argv[1], read_only=True) as store:
 """
     keys = {"AWS_SECRET_ACCESS_KEY": "s3cret", "TMPDIR": "/var/tmp"}
     done = run([sys.executable, "-c", program, server_store(server)], env=keys)
-    assert done.out == "{'TMPDIR': '/var/tmp'}\n", done
+    assert done.out == "{}\n", done
+
+
+@pytest.mark.root
+def test_process_that_reads_an_upload_has_no_rights(tmp_path: Path) -> None:
+    program = """
+import os, socket, sys
+from buildidfs.app.page import upload
+
+ATTEMPTS = {
+    "open": lambda: os.open("/etc/passwd", os.O_RDONLY),
+    "store": lambda: os.open(sys.argv[1] + "/../secret", os.O_RDONLY),
+    "write": lambda: os.open(sys.argv[1] + "/file", os.O_WRONLY | os.O_CREAT),
+    "socket": socket.socket,
+    "fork": os.fork,
+    "kill": lambda: os.kill(os.getppid(), 0),
+    "setuid": lambda: os.setuid(0),
+}
+
+def probe(empty, path):
+    can = []
+    for name, attempt in ATTEMPTS.items():
+        try:
+            attempt()
+            can.append(name)
+        except OSError:
+            pass
+    return upload.Reading(error=repr([can, 0 in os.getresuid() + os.getresgid()]))
+
+upload._reading = probe
+upload.main(["0", str(os.getppid()), sys.argv[1]])
+"""
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").chmod(0o644)
+    (tmp_path / "empty").mkdir()
+    done = run([sys.executable, "-c", program, tmp_path / "empty"])
+    assert json.loads(done.out)["error"] == "[[], False]", done
 
 
 def server_store(server: Server) -> str:

@@ -2,13 +2,16 @@
 """A profile, core file or binary that a visitor uploads, and the share of it that the store can
 name.
 
-A separate process reads the file, with limits on its memory and time. It has an empty store, not
-that of the server, because the journal would add the private files of this host to the answer. The
-server then looks up the build IDs in files that every user may read.
+A separate process reads the file, with limits on its memory and time, and without the rights of
+the server. It has an empty store, not that of the server, because the journal would add the private
+files of this host to the answer. The server then looks up the build IDs in files that every user
+may read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import os
 import resource
@@ -27,7 +30,7 @@ from buildidfs.app import answers, coverage, inputs, remedies
 from buildidfs.app.coverage import Coverage, Holdings
 from buildidfs.app.page.overview import text
 from buildidfs.errors import BuildIdFsError, UsageError
-from buildidfs.linux import child
+from buildidfs.linux import child, file_ops, sandbox_helper
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
 from buildidfs.serve.messages import BadRequest
@@ -46,16 +49,13 @@ MOST_ROWS: Final = 500
 _LIMIT_S: Final = 20.0
 _MEMORY_BYTES: Final = 1 << 30
 _MOST_FILES: Final = 64
-_MOST_WRITTEN: Final = 64 << 20
+_ADDRESSES: Final = 1 << 46  # an index is mapped whole
 _MOST_REPLY: Final = 8 << 20
 _MOST_PARTS: Final = 8
 _GRACE_S: Final = 5.0
 
 # Its warnings are about the bytes of strangers.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
-
-_ENVIRONMENT: Final = ("TMPDIR",)
-"""The variables that the process which reads an upload gets; others may be keys and passwords."""
 
 
 class Found(msgspec.Struct):
@@ -153,13 +153,29 @@ def measure(store: Store, content: bytes) -> answers.Dropped:
 
 def _read(content: bytes) -> Reading:
     """Return the answer of the process that reads an upload."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="buildidfs-drop.") as directory:
+            said = _answer(content, directory)
+    except OSError as error:
+        return Reading(error=f"the file cannot be read: {error.strerror}")
+    try:
+        return msgspec.json.decode(said, type=Reading)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Reading(error="the file takes too much time or memory to read")
+
+
+def _answer(content: bytes, directory: str) -> bytes:
+    """Return the output of the process that reads an upload; ``directory`` is empty. Raises
+    OSError.
+    """
     with closing_fd(os.memfd_create("upload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)) as fd:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(fd, view) :]
+        file_ops.write_fully(fd, content)
+        os.fchmod(fd, 0o444)  # the process becomes another user
+        words = [str(fd), str(os.getpid()), directory]
+        program = child.python(__name__, *words, paths=list(filter(None, sys.path)))
         process = child.start(
-            child.module_command(__name__, str(fd)),
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            [sys.executable, "-I", *program],
+            env={},  # variables may be keys and passwords
             cwd="/",
             stdout=child.PIPE,
             stderr=child.DEVNULL,
@@ -168,13 +184,9 @@ def _read(content: bytes) -> Reading:
             end_with_us=signal.SIGKILL,
         )
     try:
-        said = _said(process)
+        return _said(process)
     finally:
         process.end(_GRACE_S)
-    try:
-        return msgspec.json.decode(said, type=Reading)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return Reading(error="the file takes too much time or memory to read")
 
 
 def _said(process: Child) -> bytes:
@@ -198,27 +210,31 @@ def _said(process: Child) -> bytes:
 
 
 def main(words: Sequence[str]) -> None:
-    """Read the file with a descriptor, and write a `Reading` as JSON."""
-    _limit()
-    path = b"/proc/self/fd/%d" % int(words[0])
-    try:
-        reading = _reading(path)
-    except UsageError as error:
-        reading = Reading(error=_called(str(error), path))
-    except (BuildIdFsError, OSError, MemoryError) as error:
-        reading = Reading(error=f"the file cannot be read: {type(error).__name__}")
-    sys.stdout.buffer.write(msgspec.json.encode(reading))
+    """Read the file with a descriptor, and write a `Reading` as JSON.
+
+    Arguments: the descriptor, the process that starts this one, and an empty directory, in which
+    that process removes what is left.
+    """
+    fd, parent, directory = int(words[0]), int(words[1]), words[2]
+    path = b"/proc/self/fd/%d" % fd
+    with Store.create(os.path.join(directory, "store")) as empty:
+        try:
+            _confine(parent)
+            reading = _reading(empty, path)
+        except UsageError as error:
+            reading = Reading(error=_called(str(error), path))
+        except (BuildIdFsError, OSError, MemoryError) as error:
+            reading = Reading(error=f"the file cannot be read: {type(error).__name__}")
+        sys.stdout.buffer.write(msgspec.json.encode(reading))
+        sys.stdout.flush()
+        os._exit(0)  # the store cannot be closed without its rights
 
 
-def _reading(path: bytes) -> Reading:
+def _reading(empty: Store, path: bytes) -> Reading:
     """Return the files that the file at a path names. Raises `UsageError`."""
     if not inputs.is_profile_or_core(path):
         return Reading("files", [Found(b"", bytes(_build_id(path)), 1, "")])
-    with (
-        tempfile.TemporaryDirectory(prefix="buildidfs-drop.") as directory,
-        Store.create(directory) as empty,
-    ):
-        found = inputs.coverage_of_file(empty, path)
+    found = inputs.coverage_of_file(empty, path)
     rows = [Found(row.path, bytes(row.build_id or b""), row.weight, row.why) for row in found.rows]
     return Reading(found.unit, rows, _called(found.incomplete, path))
 
@@ -241,15 +257,13 @@ def _called(message: str, path: bytes) -> str:
     return message.replace(path.decode(), "the file")
 
 
-def _limit() -> None:
-    """Limit the memory and time that a hostile file can make this process use."""
-    for limit, most in (
-        (resource.RLIMIT_CPU, int(_LIMIT_S)),
-        (resource.RLIMIT_DATA, _MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, _MOST_WRITTEN),
-        (resource.RLIMIT_NOFILE, _MOST_FILES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        bounded = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (bounded, bounded))
+def _confine(parent: int) -> None:
+    """Give up all rights but those of a symbolizer (see `linux.sandbox`). Raises OSError."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("zstandard")  # which is imported late, when no file can be opened
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limits = _MEMORY_BYTES, _ADDRESSES, int(_LIMIT_S)
+    for _ in sandbox_helper.confine(parent, limits, ["/nonexistent"], [""]):
+        pass
