@@ -42,7 +42,7 @@ from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream.breaker import Breaker
 from buildidfs.upstream.server import NotThere, Spool, Unacceptable, Unavailable, Wanted
 from buildidfs.upstream.servers import servers_of
-from buildidfs.upstream.single_flight import Flights
+from buildidfs.upstream.single_flight import alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +62,7 @@ FAILED: Final = "failed"
 them for `_FAILED_S` seconds.
 """
 _FAILED_S: Final = 15
+_ABSENT: Final = "no server had it when the servers were last asked"
 _PATIENCE: Final = 2.0
 """The factor for the time to wait for another process that fetches the same file.
 
@@ -104,7 +105,7 @@ class Upstreams:
     ) -> None:
         """Raises `UsageError` for an invalid URL."""
         self._store = store
-        directory = os.path.join(store.path, DIRECTORY)
+        self._directory = os.path.join(store.path, DIRECTORY)
         spool = Spool(store.path, options.max_size, progress)
         self._servers: Sequence[tuple[Server, Breaker]] = [
             (server, Breaker())
@@ -114,8 +115,7 @@ class Upstreams:
         self._absent = AbsentFiles(store.path, options.scope)
         self._absent_s = options.absent_s
         self._failed = AbsentFiles(store.path, (*options.scope, FAILED))
-        patience = options.timeout * max(len(self._servers), 1) * _PATIENCE
-        self._flights: Flights[Fetched] = Flights(directory, patience)
+        self._patience_s = options.timeout * max(len(self._servers), 1) * _PATIENCE
         self._committing = threading.Lock()
 
     def __enter__(self) -> Upstreams:
@@ -146,12 +146,14 @@ class Upstreams:
         if self.is_held(build_id, kind):
             return Fetched(build_id, kind, State.HELD)
         wanted = Wanted(build_id, kind, hops, via)
-        done = self._flights.run(
-            bytes((kind,)) + build_id, lambda: self._fetch(wanted, again=again)
-        )
-        if done.state in (State.UNAVAILABLE, State.FAILED):
-            self._failed.add(build_id, kind, _FAILED_S)
-        if done.state is State.FETCHED and kind is Kind.DEBUGINFO:
+        key = bytes((kind,)) + build_id
+        with alone(self._directory, key, self._patience_s) as was_busy:
+            done = self._known(build_id, kind) if was_busy else None
+            if done is None:
+                done = self._fetch(wanted, again=again)
+            if done.state in (State.UNAVAILABLE, State.FAILED):
+                self._failed.add(build_id, kind, _FAILED_S)
+        if kind is Kind.DEBUGINFO and (done.state is State.FETCHED or was_busy):
             self._supplement(wanted)
         return done
 
@@ -159,6 +161,17 @@ class Upstreams:
         """Return True if the store serves a file of that kind."""
         index = self._store.index
         return index.artifact(index.ordinal(build_id) or 0, kind) is not None
+
+    def _known(self, build_id: BuildId, kind: Kind) -> Fetched | None:
+        """Return the result of another thread or process that has just requested the file."""
+        if self.is_held(build_id, kind):
+            return Fetched(build_id, kind, State.HELD)
+        if self._absent.has(build_id, kind):
+            return Fetched(build_id, kind, State.ABSENT, why=_ABSENT)
+        if self._failed.has(build_id, kind):
+            why = "another request for it failed a moment ago"
+            return Fetched(build_id, kind, State.UNAVAILABLE, why=why)
+        return None
 
     def _fetch(self, wanted: Wanted, *, again: bool) -> Fetched:
         """Ask the servers, while no other thread or process fetches this file."""
@@ -170,8 +183,7 @@ class Upstreams:
         if again:
             self._absent.forget(build_id, kind)
         elif self._absent.has(build_id, kind):
-            why = "no server had it when the servers were last asked"
-            return Fetched(build_id, kind, State.ABSENT, why=why)
+            return Fetched(build_id, kind, State.ABSENT, why=_ABSENT)
         reasons: list[str] = []
         is_known = True
         for server, breaker in self._servers:

@@ -554,6 +554,40 @@ def test_threads_that_want_one_file_cause_one_request(store: Store) -> None:
         assert server.requests[PATH] == 1
 
 
+def open_locks(store: Store) -> int:
+    """The descriptors of the file with the locks in this process."""
+    lock = os.path.join(os.fsdecode(store.path), "upstream/lock")
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += os.readlink(link) == lock
+    return count
+
+
+@pytest.mark.parametrize(("status", "state"), [(404, State.ABSENT), (400, State.UNAVAILABLE)])
+def test_threads_that_want_one_file_in_vain_cause_one_request(
+    store: Store, status: int, state: State
+) -> None:
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    def slow(handler: Handler) -> None:
+        begun.set()
+        go_on.wait(20)
+        handler.send(b"", status)
+
+    with upstream(slow) as server, asking(store, server.url) as upstreams:
+        with ThreadPoolExecutor(4) as pool:
+            futures = [
+                pool.submit(upstreams.fetch, ID, Kind.DEBUGINFO, again=True) for _ in range(4)
+            ]
+            assert begun.wait(20)
+            until(lambda: open_locks(store) == 4, "the other threads at the lock")
+            go_on.set()
+            assert {future.result().state for future in futures} == {state}
+        assert server.requests[PATH] == 1
+
+
 def test_processes_that_want_one_file_cause_one_request(store: Store) -> None:
     begun = threading.Event()
     go_on = threading.Event()
