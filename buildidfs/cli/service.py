@@ -404,6 +404,8 @@ def _facts(facts: Mapping[str, object]) -> Iterator[str]:
     if line := one_line(facts):
         yield _shown(line)
         yield from _unreadable(facts)
+        if reason := facts.get("every_mapping"):
+            yield _shown(f"known programs cost it as much as unknown ones, because {reason}")
         return
     for name, value in facts.items():
         if isinstance(value, int) and not isinstance(value, bool):

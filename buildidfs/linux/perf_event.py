@@ -22,8 +22,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.formats.perf.attributes import (
+    COUNT_BPF_OUTPUT,
+    COUNT_DUMMY,
     READ_TIME_ENABLED,
     SAMPLE_ID_ALL,
+    SAMPLE_RAW,
     SAMPLE_TIME,
     pack_attr,
 )
@@ -97,14 +100,18 @@ class Ring(Fd):
     """The records of one event on one CPU, made by every process; a context manager.
 
     ``events`` are bits such as `MMAP`; ``pages`` is a power of two. `fileno` becomes readable when
-    ``watermark`` bytes are waiting. Raises OSError: EACCES or EPERM without the privilege, ENODEV
+    ``watermark`` bytes are waiting. With ``has_output``, programs of bpf(2) may write records, too.
+    Raises OSError: EACCES or EPERM without the privilege, ENODEV
     for a CPU that is off, EPERM or ENOMEM if the limit of locked memory is too low.
     """
 
-    def __init__(self, cpu: int, events: int, *, pages: int, watermark: int) -> None:
+    def __init__(
+        self, cpu: int, events: int, *, pages: int, watermark: int, has_output: bool = False
+    ) -> None:
         self.cpu = cpu
         self._size = pages * PAGE
-        super().__init__(_open(cpu, events, watermark))
+        config = COUNT_BPF_OUTPUT if has_output else COUNT_DUMMY
+        super().__init__(_open(cpu, events, watermark, config))
         with closing_on_error(self.fd):
             self._map = mmap.mmap(self.fd, PAGE + self._size)
         # Its items are read and written in one access; struct zeroes an item first.
@@ -172,13 +179,14 @@ class Ring(Fd):
             super().close()
 
 
-def _open(cpu: int, events: int, watermark: int) -> int:
+def _open(cpu: int, events: int, watermark: int, config: int) -> int:
     attributes = pack_attr(
         events | SAMPLE_ID_ALL,
-        SAMPLE_TIME,
+        SAMPLE_TIME | (SAMPLE_RAW if config == COUNT_BPF_OUTPUT else 0),
         read_format=READ_TIME_ENABLED,
         watermark=watermark,
         clockid=time.CLOCK_MONOTONIC,
+        config=config,
     )
     return _open_event(attributes, -1, cpu)
 

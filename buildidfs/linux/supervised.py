@@ -24,6 +24,7 @@ START_S: Final = 20.0
 """The time in seconds after which a program that is not ready is killed."""
 
 _PACKET: Final = 4096
+_KILL_S: Final = 1.0
 
 
 class Supervised:
@@ -77,7 +78,7 @@ class Supervised:
             )
             self._await_ready(self.channel)
         except OSError:
-            self.kill(0)
+            self.kill(_KILL_S)
             self.restarts.failed()
             raise
         return self.channel

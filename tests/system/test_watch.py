@@ -56,6 +56,7 @@ _MAPPER = """
 import mmap, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
 held = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+assert held[:1]  # a touch
 print("up", flush=True)
 sys.stdin.read()
 """

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from buildidfs.app.doctor.probe import Answer, Probe, degraded, failed, ok
+from buildidfs.capture.live import first_touch
 from buildidfs.capture.process.gate import ProcessGate
 from buildidfs.formats import proc_text
 from buildidfs.linux import (
@@ -185,6 +186,7 @@ def kernel_probes() -> list[Probe]:
         Probe(_KERNEL, "leases", _leases),
         Probe(_KERNEL, "kernel symbols", _kernel_symbols),
         Probe(_KERNEL, "perf events", _perf_events),
+        Probe(_KERNEL, "first touches", _first_touches),
         Probe(_KERNEL, "perf build IDs", _perf_build_ids),
     ]
 
@@ -347,6 +349,17 @@ def _perf_events() -> Answer:
         "see what forbids it to root: a seccomp filter (--security-opt seccomp=...), a security"
         " module, or a user namespace",
     )
+
+
+def _first_touches() -> Answer:
+    program, reason = first_touch.start()
+    if program is None:
+        return degraded(
+            f"each start of a known program costs the watch time: {reason}",
+            "Linux 6.12 or later, with BTF and without lockdown, reports unknown files only",
+        )
+    program.close()
+    return ok("a program in the kernel reports unknown files only")
 
 
 def _perf_build_ids() -> Answer:

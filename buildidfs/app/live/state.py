@@ -309,7 +309,8 @@ class WatchState(msgspec.Struct):
     kernel's events that were lost in the last `RECENT_S` seconds. ``removed`` counts the blobs that
     were removed to make room. The file that has waited longest to be copied was opened ``lag_s``
     seconds ago. ``sources`` counts the captured files by container, the last one first.
-    ``unreadable`` are the last files and processes that a scan could not read.
+    ``unreadable`` are the last files and processes that a scan could not read. ``every_mapping`` is
+    the reason why known programs cost as much as unknown ones, else "".
     """
 
     mode: str
@@ -327,6 +328,7 @@ class WatchState(msgspec.Struct):
     lag_s: float = 0.0
     sources: tuple[Source, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
+    every_mapping: str = ""
 
 
 def as_facts(state: WatchState) -> dict[str, Any]:
@@ -335,6 +337,7 @@ def as_facts(state: WatchState) -> dict[str, Any]:
     return {
         "mode": state.mode,
         "degraded": list(state.degraded),
+        "every_mapping": state.every_mapping,
         "captured": ingest.captured,
         "copied_bytes": ingest.copied_bytes,
         "new_build_ids": ingest.new_ids,

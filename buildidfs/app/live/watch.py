@@ -49,6 +49,7 @@ from buildidfs.capture.live.protocol import (
     Generated,
     Lost,
     Missed,
+    Refused,
     Silent,
 )
 from buildidfs.capture.live.sightings import LiveSightings
@@ -273,6 +274,7 @@ class Watch(Listener):
         self._watcher = Watcher(self._heard, self._ended)
         self._mode = "interrupted"
         self._degraded: tuple[str, ...] = ()
+        self._every_mapping = ""
         self._counts = self._earlier = Counts()
         self._silent = Silent((), 0)
         self._searches = Attempts(_SEARCHES)
@@ -363,6 +365,7 @@ class Watch(Listener):
             self._pending.lag_s(),
             self._sources.rows(),
             tuple({each.path: each for each in tuple(self._unreadable)}.values()),
+            self._every_mapping,
         )
 
     def _waits(self) -> tuple[str, ...]:
@@ -437,6 +440,9 @@ class Watch(Listener):
             self._counts = message
         elif isinstance(message, Silent):
             self._heard_silent(message)
+        elif isinstance(message, Refused):
+            self._every_mapping = message.reason
+            _log.info("each mapping wakes a thread: %s", message.reason)
         elif isinstance(message, Lost):
             self._losses.add_events(message.count)
             self._scans.everything(message.reason)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture.live import process_table, protocol
+from buildidfs.capture.live import first_touch, process_table, protocol
 from buildidfs.capture.live.event_rings import Rings
 from buildidfs.capture.live.grabber import Lookout, State
 from buildidfs.capture.live.identifier import Settler
@@ -45,9 +45,11 @@ from buildidfs.capture.live.protocol import (
     Flooded,
     Lost,
     Outbox,
+    Refused,
     Silent,
 )
 from buildidfs.capture.live.recent_files import Met
+from buildidfs.capture.live.touches import Touches
 from buildidfs.capture.process.gate import MOST, STUCK_S
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import credentials, supervised, syscalls, threads
@@ -80,8 +82,10 @@ class Catcher:
         self._epoll = select.epoll()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._outbox = Outbox(sock, self._epoll, max(min(MOST_DESCRIPTORS, limit // 4), 1))
-        self._rings = Rings()
-        self._state = State(self._rings, self._outbox, Met())
+        program, self._refusal = first_touch.start()
+        self._rings = Rings(program)
+        touches = None if program is None else Touches(program)
+        self._state = State(self._rings, self._outbox, Met(), touches)
         self._pollers: set[select.epoll] = set()
         self._lookouts: dict[Lookout, select.epoll] = {}
         self._settler = Settler(self._state)
@@ -99,6 +103,8 @@ class Catcher:
             threading.Thread(target=self._settle, daemon=True).start()
             threading.Thread(target=self._guard, daemon=True).start()
             supervised.report_ready(self._socket, hurry)
+            if self._refusal:
+                self._outbox.put(Refused(self._refusal))
 
     def run(self) -> None:
         """Work until the other end is closed."""
@@ -162,6 +168,8 @@ class Catcher:
                 self._pollers.add(poller)
                 for _ in range(_LOOKOUTS):
                     self._begin(Lookout(self._state, cpu), poller).wait()
+        if not any(lookout.polls for lookout in self._lookouts):
+            next(iter(self._lookouts)).polls = True
 
     def _begin(self, lookout: Lookout, poller: select.epoll) -> threading.Event:
         """Start a thread for a lookout; return an event that is set once it runs."""
@@ -252,6 +260,8 @@ class Catcher:
                 with self._state.lock:
                     self._state.met.forget(message.keys)
                     self._state.files.forget(message.keys)
+                if self._state.touches is not None:
+                    self._state.touches.forget(message.keys)
 
     def _tell_silent(self) -> None:
         """Report the processes and files that threads have waited for, if they have changed."""

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The events of all CPUs, in the order in which they happened.
 
-Each CPU has two rings. The first has executable mappings, and each record in it wakes a thread,
-because the mapping must be examined before the process ends. A new control group also wakes a
-thread; it is rare, and means that a container starts. The second has forks, exits and namespaces,
-which only explain mappings: it is read along with the first and wakes a thread when it is half
-full. Waking is most of the cost of watching for other processes. No ring has comm records: the
-kernel writes one at each exec, and no module needs to know of an exec.
+Each CPU has three rings. The first wakes a thread with each record: a file that the kernel's
+program does not know was touched (`first_touch`), or a control group was made, which is rare, and
+means that a container starts. The second has executable mappings, and the third forks, exits and
+namespaces, which only explain mappings. Both are read after the first one, and wake a thread when
+they are half full. Waking is most of the cost of watching for other processes. No ring has comm
+records: the kernel writes one at each exec, and no module needs to know of an exec.
 
-Rings are read one after the other while processes run and move between CPUs. The second rings are
-read after the first: the cause of a mapping is there by then, because a process waits until its
-record is written. Records that are newer than the start of the read are kept for the next one;
-otherwise an effect could be reported before its cause, which may be in the unread ring of another
-CPU.
+If the kernel refuses the program, each mapping wakes a thread, because it must be examined before
+the process ends.
+
+Rings are read one after the other while processes run and move between CPUs. A process may touch a
+file on another CPU than that on which it mapped it, so the mappings of all CPUs are read together.
+The third rings are read last: the cause of a mapping is there by then, because a process waits
+until its record is written. Records that are newer than the start of the read are kept for the next
+one; otherwise an effect could be reported before its cause, which may be in the unread ring of
+another CPU.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from buildidfs.linux.file_ops import on_error
 from buildidfs.linux.perf_event import Ring
 
 if TYPE_CHECKING:
+    from buildidfs.capture.live.first_touch import FirstTouch
     from buildidfs.formats.perf.records import Record
 
 _PAGES: Final = 512
@@ -37,6 +42,7 @@ _TOTAL_BYTES: Final = 64 << 20
 _FEW_PAGES: Final = 32
 _LEAST_PAGES: Final = 8
 _HALF: Final = 2
+_WAKING_PAGES: Final = 16
 _QUIET: Final = perf_event.TASK | perf_event.NAMESPACES
 _RECHECK_S: Final = 2.0
 _NO_MEMORY: Final = frozenset((errno.EPERM, errno.ENOMEM))
@@ -49,21 +55,24 @@ class Rings:
     """The rings of all CPUs that are on. The constructor raises OSError if the kernel refuses
     events.
 
-    ``pollers`` has a poller for each CPU. Every ``recheck`` seconds the rings check that each CPU
+    ``pollers`` has a poller for each CPU. ``program`` wakes a thread for files that it does not
+    know; without it each mapping wakes one. Every ``recheck`` seconds the rings check that each CPU
     still writes records.
     """
 
-    def __init__(self, *, recheck: float = _RECHECK_S) -> None:
+    def __init__(self, program: FirstTouch | None = None, *, recheck: float = _RECHECK_S) -> None:
+        self._program = program
         self.pollers: dict[int, select.epoll] = {}
         self._recheck = recheck
         self._checked = time.monotonic()
         self._online: frozenset[int] = frozenset()
         self._stopped: set[int] = set()
         self._later: list[Record] = []
+        self._waking: dict[int, Ring] = {}
         self._mappings: dict[int, Ring] = {}
         self._tasks: dict[int, Ring] = {}
         self._pages = _pages()
-        self._waking = perf_event.MMAP | perf_event.CGROUP
+        self._groups = perf_event.CGROUP
         with on_error(self.close):
             self.follow_cpus()
         if not self._mappings:
@@ -99,13 +108,17 @@ class Rings:
         return changed
 
     def mappings(self, cpu: int) -> list[Record]:
-        """Return mappings with a path, and new control groups, of one CPU since the last call."""
-        try:
-            ring = self._mappings.get(cpu)
-            data = ring.take() if ring is not None and ring.has_records() else b""
-        except ValueError:  # the CPU was turned off just now
-            return []
-        return list(decode_ring(data, paths=True)) if data else []
+        """Return mappings with a path, and new control groups, of one CPU since the last call.
+
+        With a program, return the output of the program and new control groups of one CPU, and
+        after them the mappings of all CPUs.
+        """
+        if self._program is None:
+            return _take(self._mappings.get(cpu))
+        records = _take(self._waking.get(cpu))
+        for ring in list(self._mappings.values()):
+            records += _take(ring)
+        return records
 
     def is_pressed(self, cpu: int) -> bool:
         """Return True if the second ring of a CPU is so full that `changes` should be called, even
@@ -144,31 +157,55 @@ class Rings:
         while True:
             rings: list[Ring] = []
             try:
-                rings.append(Ring(cpu, self._waking, pages=self._pages, watermark=1))
-                half = self._pages * perf_event.PAGE // _HALF
-                rings.append(Ring(cpu, _QUIET, pages=self._pages, watermark=half))
+                self._open_rings(cpu, rings)
             except OSError as error:
                 for ring in rings:
                     ring.close()
                 if error.errno in _NOT_THERE and cpu not in perf_event.online_cpus():
                     return False
-                if error.errno == errno.EINVAL and self._waking & perf_event.CGROUP:
-                    self._waking = perf_event.MMAP  # before Linux 5.7
+                if error.errno == errno.EINVAL and self._groups:
+                    self._groups = 0  # before Linux 5.7
                     continue
                 if error.errno not in _NO_MEMORY or self._pages <= _LEAST_PAGES:
                     raise
                 self._pages //= _HALF
                 continue
-            self._mappings[cpu], self._tasks[cpu] = rings
+            self._mappings[cpu], self._tasks[cpu] = rings[:2]
+            if self._program is not None:
+                self._waking[cpu] = rings[2]
+                self._program.follow(cpu, rings[2].fileno())
             poller = self.pollers[cpu] = select.epoll()
             for ring in rings:
                 poller.register(ring.fileno(), select.EPOLLIN | select.EPOLLET)
             return True
 
+    def _open_rings(self, cpu: int, rings: list[Ring]) -> None:
+        half = self._pages * perf_event.PAGE // _HALF
+        if self._program is None:
+            waking = perf_event.MMAP | self._groups
+            rings.append(Ring(cpu, waking, pages=self._pages, watermark=1))
+        else:
+            rings.append(Ring(cpu, perf_event.MMAP, pages=self._pages, watermark=half))
+        rings.append(Ring(cpu, _QUIET, pages=self._pages, watermark=half))
+        if self._program is not None:
+            pages = min(self._pages, _WAKING_PAGES)
+            rings.append(Ring(cpu, self._groups, pages=pages, watermark=1, has_output=True))
+
     def _close(self, cpu: int) -> None:
         self.pollers.pop(cpu).close()
-        for rings in (self._mappings, self._tasks):
-            rings.pop(cpu).close()
+        for rings in (self._mappings, self._tasks, self._waking):
+            ring = rings.pop(cpu, None)
+            if ring is not None:
+                ring.close()
+
+
+def _take(ring: Ring | None) -> list[Record]:
+    """Return the records of a ring with mappings or of one that wakes."""
+    try:
+        data = ring.take() if ring is not None and ring.has_records() else b""
+    except ValueError:  # the CPU was turned off just now
+        return []
+    return list(decode_ring(data, paths=True)) if data else []
 
 
 def _pages() -> int:

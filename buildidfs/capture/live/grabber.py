@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.live import process_table
 from buildidfs.capture.live.admission import FairShare
+from buildidfs.capture.live.first_touch import decode_touch
 from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces, found_here
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
@@ -33,7 +34,7 @@ from buildidfs.capture.process.gate import (
     NoAnswer,
     SilentProcesses,
 )
-from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped
+from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped, Output
 from buildidfs.formats.perf.records import Generated as GeneratedRecord
 from buildidfs.formats.perf.records import Lost as LostRecords
 from buildidfs.linux import namespaces, procfs, statx, syscalls
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from buildidfs.capture.live.event_rings import Rings
+    from buildidfs.capture.live.first_touch import Touch
     from buildidfs.capture.live.protocol import Outbox
+    from buildidfs.capture.live.touches import Touches
     from buildidfs.formats.perf.records import Record
 
 
@@ -97,6 +100,10 @@ _FIRST_PAUSE_S: Final = 0.004
 _STARTING_PAUSE_S: Final = 0.001
 _STARTING_S: Final = 0.05
 _IDLE_S: Final = 1.0
+# If the kernel's program wakes for unknown files, one thread reads the mappings of known files so
+# often: while there are some, and else.
+_BUSY_S: Final = 0.01
+_POLL_S: Final = 0.025
 # A process that keeps generating code is reported again after this time, because it may run another
 # program by then.
 _GENERATED_AGAIN_NS: Final = 10_000_000_000
@@ -116,12 +123,15 @@ class State:
     are sent.
     """
 
-    def __init__(self, rings: Rings, outbox: Outbox, met: Met) -> None:
+    def __init__(
+        self, rings: Rings, outbox: Outbox, met: Met, touches: Touches | None = None
+    ) -> None:
         self.lock = threading.Lock()
         self.rings = rings
         self.outbox = outbox
         self.met = met
         self.sent = Met()
+        self.touches = touches
         self.host = namespaces.initial().mnt
         # The other descriptors are for lookups and for the rings.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -174,7 +184,7 @@ class State:
             self.tasks.forget()
             self.outbox.put(Lost(record.count, "events came faster than they could be read"))
         else:
-            assert isinstance(record, Mapped | GroupMade)
+            assert isinstance(record, Mapped | GroupMade | Output)
 
     def tell_generated(self, pid: int, time: int, home: Home) -> None:
         """Report soon that a process generates code, once in a while because JIT compilers change
@@ -237,7 +247,8 @@ class Lookout:
     ``thread`` is its native ID. ``pause`` is the time in seconds after which to call `work` if no
     file is mapped before. A process that enters a new mount namespace wakes no thread. So the
     thread looks for such processes a few times after each mapping, with growing delays, and more
-    often after a control group was made.
+    often after a control group was made. If ``polls``, it also reads the mappings of known files,
+    which wake no thread if the kernel's program is there.
     """
 
     def __init__(self, state: State, cpu: int) -> None:
@@ -247,7 +258,10 @@ class Lookout:
         self._started = -_STARTING_S
         self._done: list[int] = []
         self._found: deque[tuple[Mapped, Home]] = deque()
+        self._touched: list[Touch] = []
         self._call: tuple[float, int] | None = None
+        self._is_woken = False
+        self.polls = False
         self.thread = 0
         self.is_replaced = False
 
@@ -269,6 +283,8 @@ class Lookout:
         other = Lookout(self._state, self._cpu)
         other._started, other.pause = self._started, 0.0
         other._found, self._found = self._found, other._found
+        other._touched, self._touched = self._touched, other._touched
+        other.polls = self.polls
         return other
 
     def finish(self) -> None:
@@ -283,13 +299,16 @@ class Lookout:
             self.pause = _IDLE_S
             return
         records = state.rings.mappings(self._cpu)
+        idle_s = _POLL_S if self.polls else _IDLE_S
         if records or self._found or state.rings.is_pressed(self._cpu):
-            self.pause = _FIRST_PAUSE_S
             self._pin(records)
             if self.is_replaced:
                 return
-        elif self.pause < _IDLE_S:
-            self.pause = self.pause * 2 if self.pause <= HOLD_S else _IDLE_S
+            self.pause = _FIRST_PAUSE_S
+            if state.touches is not None and not self._is_woken:
+                self.pause = _BUSY_S if self.polls else _IDLE_S
+        elif self.pause < idle_s:
+            self.pause = self.pause * 2 if self.pause <= HOLD_S else idle_s
             state.catch_up()
         else:
             return
@@ -305,26 +324,40 @@ class Lookout:
 
     def _pin(self, records: list[Record]) -> None:
         state, found = self._state, self._found
+        self._is_woken = bool(found)
         with state.lock:
             state.follow()
             state.counts.records += len(records)
             for record in records:
                 if isinstance(record, Mapped):
                     home = state.tasks.home_at(record.pid, record.time)
-                    found.append((record, home))
+                    if not self._skips(record, home):
+                        found.append((record, home))
                     if record.path.startswith(_MEMORY):
                         state.tell_generated(record.pid, record.time, home)
                 elif isinstance(record, GroupMade):
+                    self._is_woken = True
                     self._started = time.monotonic()
+                elif isinstance(record, Output):
+                    self._is_woken = True
+                    self._touch(record)
                 else:
                     state.apply(record)
         state.send_reports()
         if state.shares.is_pressed:
             state.shares.refill(time.monotonic())
-        now = time.monotonic
+        self._grab_all()
+        if self._touched and not self.is_replaced and state.touches is not None:
+            touched, self._touched = self._touched, []
+            found.extend(state.touches.settle(touched))
+            self._grab_all()
+
+    def _grab_all(self) -> None:
+        """Pin the files of all waiting mappings."""
+        now, state = time.monotonic, self._state
         while True:
             try:
-                record, home = found.popleft()
+                record, home = self._found.popleft()
             except IndexError:
                 break
             self._call = now(), record.pid
@@ -334,15 +367,37 @@ class Lookout:
                 return
         self._call = None
 
+    def _touch(self, record: Output) -> None:
+        """Take a touch that the kernel's program reports."""
+        touches = self._state.touches
+        touch = decode_touch(record.data)
+        if touch.is_limited or touches is None:
+            self._started = time.monotonic()
+        else:
+            touches.add(touch)
+            self._touched.append(touch)
+
+    def _skips(self, record: Mapped, home: Home) -> bool:
+        """Return True if the kernel's program would have reported an unknown file."""
+        touches = self._state.touches
+        return touches is not None and touches.skips(record, home)
+
     def _grab(self, record: Mapped, home: Home) -> None:
         """Pin a mapped file, unless it is known."""
         state = self._state
+        if state.touches is not None and not home.is_known:
+            # Its process may be gone by now, but others of the home may be there.
+            home = process_table.look(record.pid, home, self._done.append)
+            if state.touches.skips(record, home):
+                return
         if len(state.silent) and self._shuns(record):
             if self._admits(record, home, known_user(record.pid)):
                 state.grips.put((record, home, state.held.borrow(home), NoAnswer()))
             return
         if home.mnt == state.host:
-            if home.is_known and state.files.has(record):
+            found = state.files.find(record) if home.is_known else None
+            if found is not None:
+                self._recognise(record, home, *found)
                 return
         elif state.shares.is_pressed:
             # events were lost, so its container must be looked up in case it floods
@@ -400,6 +455,7 @@ class Lookout:
         if home.is_known:
             key = place_key(home.mnt_ns_id, file, record.path)
             if key in self._state.met:
+                self._recognise(record, home, identity.ctime_ns, key)
                 if is_hosts:
                     self._state.files.add(record, identity, key)
                 return -1
@@ -452,6 +508,10 @@ class Lookout:
             if not end:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return self._open(record, home, _directory(pid_fd), end)
+
+    def _recognise(self, record: Mapped, home: Home, ctime_ns: int, place: bytes) -> None:
+        if self._state.touches is not None:
+            self._state.touches.recognise(record, home, ctime_ns, place)
 
     def _admits(
         self, record: Mapped, home: Home, user: int | None = None, *, is_copy: bool = False

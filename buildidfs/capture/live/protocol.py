@@ -143,7 +143,16 @@ class Silent(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 MOST_NAMED: Final = 64
 
-Message = Caught | Missed | Lost | Failed | Counts | Forget | Flooded | Generated | Silent
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The kernel's program is not there, and the reason: each mapping wakes a thread, also that of
+    a known file.
+    """
+
+    reason: str
+
+
+Message = Caught | Missed | Lost | Failed | Counts | Forget | Flooded | Generated | Silent | Refused
 
 # Build IDs are bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode

@@ -80,6 +80,7 @@ _NOT_THERE: Final = b"/usr/local/"
 _MOST: Final = 4096
 
 _Key = tuple[tuple[int, int], int, int]
+_CTIME: Final = 4  # in `_Seen`
 _Seen = tuple[int, int, int, int, int, int, int, int]
 
 
@@ -91,18 +92,20 @@ class HostFiles:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[_Key, _Seen]] = {}
+        self._known: dict[bytes, tuple[_Key, _Seen, bytes]] = {}
         self._paths: dict[bytes, bytes] = {}
 
-    def has(self, record: Mapped) -> bool:
-        """Return True if a file that a process of the host has mapped is known and unchanged."""
+    def find(self, record: Mapped) -> tuple[int, bytes] | None:
+        """Return the change time in ns and the `place_key` of a file that a process of the host has
+        mapped, if the file is known and unchanged.
+        """
         known = self._known.get(record.path)
         if known is None or known[0] != (record.dev, record.inode, record.generation):
-            return False
+            return None
         try:
-            return _stat(record.path) == known[1]
+            return (known[1][_CTIME], known[2]) if _stat(record.path) == known[1] else None
         except OSError:
-            return False
+            return None
 
     def add(self, record: Mapped, identity: FileIdentity, place: bytes) -> None:
         """Remember a file that a process of the host has mapped and that was sent.
@@ -119,7 +122,7 @@ class HostFiles:
             self._paths.clear()
         seen = _FILE.unpack_from(file_key(identity))  # in the order of `_stat`
         key = (record.dev, record.inode, record.generation)
-        self._known[record.path] = (key, seen)
+        self._known[record.path] = (key, seen, place)
         self._paths[place] = record.path
 
     def forget(self, places: Iterable[bytes]) -> None:

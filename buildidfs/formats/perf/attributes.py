@@ -25,6 +25,7 @@ SAMPLE_CALLCHAIN: Final = 1 << 5
 SAMPLE_ID: Final = 1 << 6
 SAMPLE_CPU: Final = 1 << 7
 SAMPLE_PERIOD: Final = 1 << 8
+SAMPLE_RAW: Final = 1 << 10
 SAMPLE_STREAM_ID: Final = 1 << 9
 SAMPLE_IDENTIFIER: Final = 1 << 16
 
@@ -40,7 +41,10 @@ _WATERMARK: Final = 1 << 14
 _USE_CLOCKID: Final = 1 << 25
 
 _TYPE_SOFTWARE: Final = 1
-_COUNT_DUMMY: Final = 9
+COUNT_DUMMY: Final = 9
+"""Counts nothing."""
+COUNT_BPF_OUTPUT: Final = 10
+"""Counts the records that programs of bpf(2) write (commit a43eec304259a, Linux 4.4)."""
 
 # struct perf_event_attr. The first version: type, size, config, period, sample_type, read_format,
 # flags, watermark, bp_type, config1. Then: config2, branch_sample_type, sample_regs_user,
@@ -85,14 +89,16 @@ def pack_attr(
     read_format: int = 0,
     watermark: int = 0,
     clockid: int | None = None,
+    config: int = COUNT_DUMMY,
 ) -> bytes:
-    """Return attributes of an event of this machine that counts nothing (a dummy).
+    """Return attributes of a software event of this machine, which is ``config``.
 
     ``flags`` are the bits after read_format; ``watermark`` is the number of bytes of records that
     make its descriptor readable, ``clockid`` the clock of its times.
     """
     flags |= (_WATERMARK if watermark else 0) | (0 if clockid is None else _USE_CLOCKID)
-    head = (_TYPE_SOFTWARE, _OWN.size, _COUNT_DUMMY, 0, sample_type, read_format, flags, watermark)
+    period = int(config == COUNT_BPF_OUTPUT)
+    head = (_TYPE_SOFTWARE, _OWN.size, config, period, sample_type, read_format, flags, watermark)
     return _OWN.pack(*head, *(0,) * 6, clockid or 0, *(0,) * len(_REST))
 
 

@@ -68,6 +68,7 @@ class _Layout:
         self.namespaces = Struct(f"{order}IIQ")  # pid, tid, number of namespaces that follow
         self.namespace = Struct(f"{order}QQ")  # device, inode
         self.word = Struct(f"{order}Q")
+        self.size = Struct(f"{order}I")
 
 
 _NATIVE: Final = _Layout("=")
@@ -114,6 +115,13 @@ class GroupMade(msgspec.Struct, frozen=True, gc=False):
     time: int
 
 
+class Output(msgspec.Struct, frozen=True, gc=False):
+    """Bytes that a program of bpf(2) wrote, of events with SAMPLE_TIME and SAMPLE_RAW."""
+
+    time: int
+    data: bytes
+
+
 class Forked(msgspec.Struct, frozen=True, gc=False):
     """A process began; it has the mappings of its parent if ``inherits``."""
 
@@ -155,7 +163,7 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-Record = Mapped | Generated | GroupMade | Forked | Exited | Entered | Lost
+Record = Mapped | Generated | GroupMade | Output | Forked | Exited | Entered | Lost
 """A record of a ring."""
 
 Event = Mapped | Forked | Executed | Entered | Lost
@@ -293,6 +301,15 @@ def _ring_group_made(data: bytes, position: int, size: int, misc: int) -> GroupM
     return GroupMade(_UNPACK_TIME(data, position + size - _TIME)[0])
 
 
+def _ring_output(data: bytes, position: int, size: int, misc: int) -> Output | None:
+    first = position + _HEADER + _TIME + _NATIVE.size.size
+    if first > position + size:
+        return None
+    (time,) = _UNPACK_TIME(data, position + _HEADER)
+    (count,) = _NATIVE.size.unpack_from(data, position + _HEADER + _TIME)
+    return Output(time, data[first : min(first + count, position + size)])
+
+
 def _ring_lost(data: bytes, position: int, size: int, misc: int) -> Lost | None:
     if size < _HEADER + 3 * _TIME:
         return None
@@ -311,6 +328,7 @@ _DECODERS: Final[dict[int, _Decode]] = {
     MMAP2: _ring_mapped,
     NAMESPACES: _ring_entered,
     _CGROUP: _ring_group_made,
+    SAMPLE: _ring_output,
 }
 
 

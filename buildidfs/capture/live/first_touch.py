@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program in the kernel that wakes the catcher when a process first touches an unknown file.
+
+At each page fault of a mapped file, and at each exec, the program looks the file up in a map. The
+key is the file in its present state (device, inode, generation, change time) and the mount
+namespace of the process, so a file that changed, or a container that is new, is unknown. If the map
+has no entry, the program writes a record into a ring, which wakes the thread of that CPU. Known
+files wake nothing.
+
+The program only wakes: the catcher pins a file by the record of its mapping, which is in the ring
+of mappings by then. `touches` adds files to the map that the catcher has recognised by such a
+record. A file without a record, which is mapped as data, is in the map for a while.
+
+The tracepoints `mm_filemap_map_pages` and `mm_filemap_fault` exist since Linux 6.12 (commits
+1f2ee8c7f4ae and following), and need no other feature of the kernel than BTF.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+import threading
+import time
+from typing import Final, NamedTuple
+
+from buildidfs.linux import bpf
+from buildidfs.linux.btf import Btf
+
+_FILES: Final = 1 << 16
+_USERS: Final = 1 << 10
+_CPUS: Final = 4096
+# A file that is touched again so soon wakes nothing: the thread that was woken is at work.
+_PENDING_NS: Final = 5_000_000
+_DATA_NS: Final = 2_000_000_000
+# Files of a user other than root that wake a thread in a time; another user cannot keep the threads
+# of the catcher busy.
+_WINDOW_NS: Final = 100_000_000
+_MOST_IN_WINDOW: Final = 500
+_LICENSE: Final = b"Dual BSD/GPL"  # of the program in the kernel, which needs one of a short list
+
+# struct key { u64 inode, mnt_ns_id; s64 ctime; u32 ctime_nsec, dev, generation, kind; }
+# struct event { struct key; u64 pid; }, on the program's stack.
+_KEY: Final = struct.Struct("=QQqIIII")
+_EVENT: Final = struct.Struct(f"={_KEY.size}sQ")
+_EVENT_AT: Final = -_EVENT.size
+_INODE, _MNT_ID, _CTIME, _NSEC, _DEV, _GENERATION, _KIND, _PID = (
+    _EVENT_AT + offset for offset in (0, 8, 16, 24, 28, 32, 36, 40)
+)
+_VALUE: Final = _EVENT_AT - 16
+_POINTER: Final = _VALUE - 8
+_MOST_BLOCK: Final = 256
+_FLAG_FREE: Final = 0x7FFFFFFF  # the highest bit of the nanoseconds is a flag since Linux 6.13
+
+# Kinds of keys: a state of a file that was touched or executed; a file in any state, mapped as
+# data. An event of the last kind says that a user has touched too many files.
+_TOUCHED, _EXECUTED, _DATA, _LIMITED = range(4)
+
+_MINOR_BITS: Final = 20  # of a device number inside the kernel
+_NS: Final = 1_000_000_000
+
+# The tracepoints, and the argument that leads to the inode.
+_TOUCHES: Final = ("mm_filemap_map_pages", "mm_filemap_fault")
+_EXEC: Final = "sched_process_exec"
+_EXEC_ARGUMENT: Final = 2
+
+
+class Touch(NamedTuple):
+    """The first touch of an unknown file: the key of its state, its place, and its change time in
+    ns. ``is_limited``: a user has touched so many that further ones are not reported for a moment.
+    """
+
+    key: bytes
+    dev: tuple[int, int]
+    inode: int
+    mnt_ns_id: int
+    ctime_ns: int
+    is_limited: bool
+
+
+def decode_touch(data: bytes) -> Touch:
+    """Decode what the program has written. Raises ValueError."""
+    try:
+        key, _ = _EVENT.unpack_from(data)
+    except struct.error as error:
+        raise ValueError(f"not a touch: {error}") from error
+    inode, mnt_ns_id, seconds, nanoseconds, dev, _, kind = _KEY.unpack(key)
+    numbers = dev >> _MINOR_BITS, dev & (1 << _MINOR_BITS) - 1
+    ctime = seconds * _NS + nanoseconds
+    return Touch(key, numbers, inode, mnt_ns_id, ctime, kind == _LIMITED)
+
+
+class FirstTouch:
+    """The program and its map; close it to end both.
+
+    Raises OSError if the kernel refuses the program or has not the tracepoints, LookupError and
+    ValueError if the types of the kernel are not understood. Methods are thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._fds = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._fds.close)
+            self._files = self._own(bpf.create_map(bpf.LRU_HASH, _KEY.size, 8, _FILES))
+            self._rings = self._own(bpf.create_map(bpf.PERF_EVENT_ARRAY, 4, 4, _CPUS))
+            self._users = self._own(bpf.create_map(bpf.LRU_HASH, 4, 16, _USERS))
+            self._slot = bpf.Slot(self._files, _KEY.size, 8)
+            places = _Places(Btf())
+            touched, executed = (self._load(places, kind) for kind in (_TOUCHED, _EXECUTED))
+            for name in _TOUCHES:
+                self._own(bpf.attach(touched, name))
+            self._own(bpf.attach(executed, _EXEC))
+            undo.pop_all()
+
+    def _own(self, fd: int) -> int:
+        self._fds.callback(os.close, fd)
+        return fd
+
+    def _load(self, places: _Places, kind: int) -> int:
+        code = _program(places, self._files, self._rings, self._users, kind)
+        return self._own(bpf.load(code, _LICENSE, b"buildidfs"))
+
+    def follow(self, cpu: int, ring_fd: int) -> None:
+        """Write into this ring on a CPU. Raises OSError."""
+        bpf.set_ring(self._rings, cpu, ring_fd)
+
+    def know(self, key: bytes) -> None:
+        """Wake nothing for a file in this state."""
+        with self._lock:
+            self._slot.put(key, bytes(8))
+
+    def know_data(self, touch: Touch) -> None:
+        """Wake nothing for a file in any state for a while, unless it is executed."""
+        inode, mnt_ns_id, _, _, dev, generation, _ = _KEY.unpack(touch.key)
+        key = _KEY.pack(inode, mnt_ns_id, 0, 0, dev, generation, _DATA)
+        until = time.monotonic_ns() + _DATA_NS
+        with self._lock:
+            self._slot.put(key, until.to_bytes(8, sys.byteorder))
+
+    def forget(self, key: bytes) -> None:
+        """Let the next touch of a file in this state wake the catcher."""
+        with self._lock:
+            self._slot.remove(key)
+
+    def close(self) -> None:
+        """End the program; safe to call twice."""
+        self._fds.close()
+
+
+def start() -> tuple[FirstTouch | None, str]:
+    """Start the program. If this kernel or its settings refuse it, return None and the reason."""
+    try:
+        return FirstTouch(), ""
+    except FileNotFoundError:
+        return None, "the kernel has no BTF, or does not report touches of files as Linux 6.12 does"
+    except OSError as error:
+        return None, f"the kernel refuses a BPF program: {error.strerror or error}"
+    except (LookupError, ValueError) as error:
+        return None, f"this kernel's types are not as expected: {error}"
+
+
+class _Places:
+    """The offsets of the fields that the program reads."""
+
+    def __init__(self, types: Btf) -> None:
+        offset = types.offset
+        self.host = offset("address_space", "host")
+        self.sb = offset("inode", "i_sb")
+        self.inode = offset("inode", "i_ino")
+        self.generation = offset("inode", "i_generation")
+        self.ctime, self.nsec = _change_time(types)
+        self.dev = offset("super_block", "s_dev")
+        self.nsproxy = offset("task_struct", "nsproxy")
+        self.mnt_ns = offset("nsproxy", "mnt_ns")
+        self.ns_id = _namespace_id(types)
+        self.exec_file = offset("linux_binprm", "file")
+        self.file_inode = offset("file", "f_inode")
+        fields = (self.sb, self.inode, self.generation, self.ctime, self.nsec)
+        self.first = min(fields)
+        self.size = max(fields) + 8 - self.first
+        if self.size > _MOST_BLOCK:
+            raise ValueError("struct inode is too large")
+
+
+def _change_time(types: Btf) -> tuple[int, int]:
+    """Return the offsets of the seconds and nanoseconds of an inode's change time."""
+    try:  # since commit 3aa63a569c64e (Linux 6.11)
+        return types.offset("inode", "i_ctime_sec"), types.offset("inode", "i_ctime_nsec")
+    except LookupError:
+        at = types.offset("inode", "__i_ctime")  # since Linux 6.6
+        return at, at + types.offset("timespec64", "tv_nsec")
+
+
+def _namespace_id(types: Btf) -> int:
+    """Return the offset of the ID of a mount namespace, which is never used again."""
+    try:
+        return types.offset("mnt_namespace", "ns", "ns_id")  # since Linux 6.18
+    except LookupError:
+        return types.offset("mnt_namespace", "seq")
+
+
+# Registers of the program that survive calls.
+_CONTEXT, _POINTED, _OTHER, _UNTIL = 6, 7, 8, 9
+
+
+def _program(places: _Places, files: int, rings: int, users: int, kind: int) -> bytes:
+    """Return the instructions: find the inode, make the key, look it up, report it if unknown."""
+    a = bpf.Assembler()
+    block = _POINTER - (places.size + 7 & ~7)
+    _make_key(a, places, block, kind)
+    _look_up(a, files, "unknown")
+    a.label("unknown")
+    if kind == _TOUCHED:
+        for at, value, size in ((_CTIME, 0, 8), (_NSEC, 0, 4), (_KIND, _DATA, 4)):
+            a.store_constant(bpf.FP, at, value, size)
+        _look_up(a, files, "new")
+        a.label("new")
+        _store_state(a, places, block, kind)
+    _limit(a, users)
+    a.label("report")
+    a.call(bpf.KTIME_GET_NS)
+    a.add(0, _PENDING_NS)
+    a.store(bpf.FP, _VALUE, 0)
+    _update(a, files, _EVENT_AT)
+    a.label("send")
+    a.call(bpf.GET_CURRENT_PID_TGID)
+    a.shift_right(0, 32)
+    a.store(bpf.FP, _PID, 0)
+    a.move(1, _CONTEXT)
+    a.load_map(2, rings)
+    a.set(3, -1)
+    a.shift_right(3, 32)  # the ring of this CPU
+    _address(a, 4, _EVENT_AT)
+    a.set(5, _EVENT.size)
+    a.call(bpf.PERF_EVENT_OUTPUT)
+    a.label("end")
+    a.exit()
+    return a.code()
+
+
+def _make_key(a: bpf.Assembler, places: _Places, block: int, kind: int) -> None:
+    """Make the key of the file and the mount namespace of the process; ``block`` is the copy of a
+    part of its inode on the stack.
+    """
+    a.move(_CONTEXT, 1)
+    for at in range(_EVENT_AT, 0, 8):
+        a.store_constant(bpf.FP, at, 0)
+    a.load(_POINTED, _CONTEXT, 8 * (_EXEC_ARGUMENT if kind == _EXECUTED else 0))
+    path = (places.exec_file, places.file_inode) if kind == _EXECUTED else (places.host,)
+    for offset in path:
+        _follow(a, _POINTED, offset)
+    _read(a, block, places.size, _POINTED, places.first)
+    a.jump(bpf.JNE_K, 0, 0, "end")
+    a.load(1, bpf.FP, block + places.inode - places.first)
+    a.store(bpf.FP, _INODE, 1)
+    a.load(1, bpf.FP, block + places.generation - places.first, 4)
+    a.store(bpf.FP, _GENERATION, 1, 4)
+    _store_state(a, places, block, kind)
+    a.load(_OTHER, bpf.FP, block + places.sb - places.first)
+    _read(a, _DEV, 4, _OTHER, places.dev)
+    a.call(bpf.GET_CURRENT_TASK)
+    a.move(_OTHER, 0)
+    _follow(a, _OTHER, places.nsproxy)
+    _follow(a, _OTHER, places.mnt_ns)
+    _read(a, _MNT_ID, 8, _OTHER, places.ns_id)
+
+
+def _store_state(a: bpf.Assembler, places: _Places, block: int, kind: int) -> None:
+    a.load(1, bpf.FP, block + places.ctime - places.first)
+    a.store(bpf.FP, _CTIME, 1)
+    a.load(1, bpf.FP, block + places.nsec - places.first, 4)
+    a.mask(1, _FLAG_FREE)
+    a.store(bpf.FP, _NSEC, 1, 4)
+    a.store_constant(bpf.FP, _KIND, kind, 4)
+
+
+def _look_up(a: bpf.Assembler, files: int, missing: str) -> None:
+    """Jump to ``missing`` if the map has not the key, or its time is over; else end."""
+    a.load_map(1, files)
+    _address(a, 2, _EVENT_AT)
+    a.call(bpf.MAP_LOOKUP)
+    a.jump(bpf.JEQ_K, 0, 0, missing)
+    a.load(_UNTIL, 0, 0)
+    a.jump(bpf.JEQ_K, _UNTIL, 0, "end")
+    a.call(bpf.KTIME_GET_NS)
+    a.jump(bpf.JLT_X, 0, _UNTIL, "end")
+
+
+def _limit(a: bpf.Assembler, users: int) -> None:
+    """Count the files of a user; after too many in a window report that, and then nothing."""
+    a.call(bpf.GET_CURRENT_UID_GID)
+    a.store(bpf.FP, _POINTER, 0, 4)
+    a.load(1, bpf.FP, _POINTER, 4)
+    a.jump(bpf.JEQ_K, 1, 0, "report")
+    a.load_map(1, users)
+    _address(a, 2, _POINTER)
+    a.call(bpf.MAP_LOOKUP)
+    a.move(_POINTED, 0)
+    a.jump(bpf.JEQ_K, _POINTED, 0, "first")
+    a.call(bpf.KTIME_GET_NS)
+    a.load(1, _POINTED, 0)
+    a.add(1, _WINDOW_NS)
+    a.jump(bpf.JLT_X, 1, 0, "window")
+    a.load(1, _POINTED, 8)
+    a.add(1, 1)
+    a.store(_POINTED, 8, 1)
+    a.set(2, _MOST_IN_WINDOW)
+    a.jump(bpf.JLT_X, 1, 2, "report")
+    a.store_constant(bpf.FP, _KIND, _LIMITED, 4)
+    a.jump(bpf.JEQ_K, 1, _MOST_IN_WINDOW, "send")
+    a.go("end")
+    a.label("window")
+    a.store(_POINTED, 0, 0)
+    a.store_constant(_POINTED, 8, 1)
+    a.go("report")
+    a.label("first")
+    a.call(bpf.KTIME_GET_NS)
+    a.store(bpf.FP, _VALUE, 0)
+    a.store_constant(bpf.FP, _VALUE + 8, 1)
+    _update(a, users, _POINTER)
+
+
+def _update(a: bpf.Assembler, map_fd: int, key: int) -> None:
+    """Put a value from the stack into a map."""
+    a.load_map(1, map_fd)
+    _address(a, 2, key)
+    _address(a, 3, _VALUE)
+    a.set(4, 0)
+    a.call(bpf.MAP_UPDATE)
+
+
+def _address(a: bpf.Assembler, target: int, at: int) -> None:
+    """Set a register to a place on the stack."""
+    a.move(target, bpf.FP)
+    a.add(target, at)
+
+
+def _follow(a: bpf.Assembler, register: int, offset: int) -> None:
+    """Replace a pointer to a structure by the pointer in it."""
+    _read(a, _POINTER, 8, register, offset)
+    a.load(register, bpf.FP, _POINTER)
+
+
+def _read(a: bpf.Assembler, to: int, size: int, base: int, offset: int) -> None:
+    """Copy memory of the kernel to the stack; zeroes if it cannot be read."""
+    _address(a, 1, to)
+    a.set(2, size)
+    a.move(3, base)
+    a.add(3, offset)
+    a.call(bpf.PROBE_READ_KERNEL)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs and maps of bpf(2), and the instructions of programs.
+
+All calls need CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, and raise OSError. Source: bpf(2),
+include/uapi/linux/bpf.h, Documentation/bpf/standardization/instruction-set.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import struct
+from typing import Final
+
+from buildidfs.linux import syscalls
+
+_NUMBERS: Final = {
+    "x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "ppc64le": 361,
+    "s390x": 351,
+}  # fmt: skip
+
+_MAP_CREATE: Final = 0
+_MAP_UPDATE: Final = 2
+_MAP_DELETE: Final = 3
+_PROG_LOAD: Final = 5
+_RAW_TRACEPOINT_OPEN: Final = 17
+_PROG_RAW_TRACEPOINT: Final = 17
+_ATTR_SIZE: Final = 128
+_LOG_BYTES: Final = 1 << 16
+
+PERF_EVENT_ARRAY: Final = 4
+"""A map of rings of perf events, by CPU."""
+LRU_HASH: Final = 9
+"""A map that forgets what was not used for long when it is full."""
+
+# Of linux/bpf.h, enum bpf_func_id.
+MAP_LOOKUP: Final = 1
+MAP_UPDATE: Final = 2
+KTIME_GET_NS: Final = 5
+GET_CURRENT_PID_TGID: Final = 14
+GET_CURRENT_UID_GID: Final = 15
+PERF_EVENT_OUTPUT: Final = 25
+GET_CURRENT_TASK: Final = 35
+PROBE_READ_KERNEL: Final = 113
+
+_INSTRUCTION: Final = struct.Struct("=BBhi")
+FP: Final = 10
+"""The register with the end of the program's stack."""
+
+# Opcodes. In their names: X is a register, K a constant, DW 8 bytes, W 4 bytes.
+_MOV_X: Final = 0xBF
+_MOV_K: Final = 0xB7
+_ADD_K: Final = 0x07
+_LDX_DW: Final = 0x79
+_LDX_W: Final = 0x61
+_STX_DW: Final = 0x7B
+_STX_W: Final = 0x63
+_ST_DW: Final = 0x7A
+_ST_W: Final = 0x62
+_RSH_K: Final = 0x77
+_AND_K: Final = 0x57
+_CALL: Final = 0x85
+_EXIT: Final = 0x95
+_LD_IMM64: Final = 0x18
+_PSEUDO_MAP_FD: Final = 1
+_JA: Final = 0x05
+JEQ_K: Final = 0x15
+"""Jump if a register is equal to a constant."""
+JNE_K: Final = 0x55
+"""Jump if a register differs from a constant."""
+JLT_X: Final = 0xAD
+"""Jump if a register is less than another one, without sign."""
+
+
+class Assembler:
+    """Collects the instructions of a program; registers are numbers.
+
+    Arguments of functions are in registers 1 to 5, the result in 0; 6 to 9 survive calls. Jumps
+    lead to a label at a later place.
+    """
+
+    def __init__(self) -> None:
+        self._code: list[bytes] = []
+        self._jumps: list[tuple[int, str]] = []
+        self._labels: dict[str, int] = {}
+
+    def _add(self, opcode: int, target: int = 0, source: int = 0, off: int = 0, k: int = 0) -> None:
+        self._code.append(_INSTRUCTION.pack(opcode, target | source << 4, off, k))
+
+    def move(self, target: int, source: int) -> None:
+        """Copy a register."""
+        self._add(_MOV_X, target, source)
+
+    def set(self, target: int, value: int) -> None:
+        """Set a register to a constant of 31 bits."""
+        self._add(_MOV_K, target, k=value)
+
+    def add(self, target: int, value: int) -> None:
+        """Add a constant of 31 bits."""
+        self._add(_ADD_K, target, k=value)
+
+    def mask(self, target: int, value: int) -> None:
+        """Keep the bits of a register that are set in a constant of 31 bits."""
+        self._add(_AND_K, target, k=value)
+
+    def shift_right(self, target: int, bits: int) -> None:
+        """Shift a register, without sign."""
+        self._add(_RSH_K, target, k=bits)
+
+    def load(self, target: int, base: int, offset: int, size: int = 8) -> None:
+        """Load 4 or 8 bytes of the stack, the context or a map's value."""
+        self._add(_LDX_DW if size == 8 else _LDX_W, target, base, offset)
+
+    def store(self, base: int, offset: int, source: int, size: int = 8) -> None:
+        """Store 4 or 8 bytes of a register."""
+        self._add(_STX_DW if size == 8 else _STX_W, base, source, offset)
+
+    def store_constant(self, base: int, offset: int, value: int, size: int = 8) -> None:
+        """Store a constant of 31 bits in 4 or 8 bytes."""
+        self._add(_ST_DW if size == 8 else _ST_W, base, 0, offset, value)
+
+    def load_map(self, target: int, map_fd: int) -> None:
+        """Set a register to a map."""
+        self._add(_LD_IMM64, target, _PSEUDO_MAP_FD, 0, map_fd)
+        self._add(0)
+
+    def call(self, function: int) -> None:
+        """Call a function of the kernel."""
+        self._add(_CALL, k=function)
+
+    def go(self, label: str) -> None:
+        """Jump to a label."""
+        self.jump(_JA, 0, 0, label)
+
+    def jump(self, opcode: int, left: int, right: int, label: str) -> None:
+        """Jump to a label; ``right`` is a constant or a register, as the opcode says."""
+        self._jumps.append((len(self._code), label))
+        if opcode == JLT_X:
+            self._add(opcode, left, right)
+        else:
+            self._add(opcode, left, k=right)
+
+    def label(self, name: str) -> None:
+        """Make the next instruction the target of jumps."""
+        self._labels[name] = len(self._code)
+
+    def exit(self) -> None:
+        """Return 0."""
+        self.set(0, 0)
+        self._add(_EXIT)
+
+    def code(self) -> bytes:
+        """Return the program."""
+        code = list(self._code)
+        for at, label in self._jumps:
+            opcode, registers, _, value = _INSTRUCTION.unpack(code[at])
+            distance = self._labels[label] - at - 1
+            code[at] = _INSTRUCTION.pack(opcode, registers, distance, value)
+        return b"".join(code)
+
+
+def create_map(kind: int, key: int, value: int, entries: int) -> int:
+    """Return the descriptor of a new map; ``key`` and ``value`` are their sizes in bytes."""
+    return _bpf(_MAP_CREATE, struct.pack("=IIIII", kind, key, value, entries, 0))
+
+
+class Slot:
+    """Memory for the key and value of one map, for calls of one thread at a time."""
+
+    def __init__(self, map_fd: int, key: int, value: int) -> None:
+        self._key = bytearray(key)
+        self._value = bytearray(value)
+        # The arrays keep their place while these exist.
+        self._held = [
+            (ctypes.c_char * len(each)).from_buffer(each) for each in (self._key, self._value)
+        ]
+        addresses = [ctypes.addressof(each) for each in self._held]
+        self._entry = struct.pack("=IIQQQ", map_fd, 0, *addresses, 0)
+        self._only_key = struct.pack("=IIQ", map_fd, 0, addresses[0])
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Add or replace an entry."""
+        self._key[:] = key
+        self._value[:] = value
+        _bpf(_MAP_UPDATE, self._entry)
+
+    def remove(self, key: bytes) -> None:
+        """Remove an entry, if there is one."""
+        self._key[:] = key
+        with contextlib.suppress(FileNotFoundError):
+            _bpf(_MAP_DELETE, self._only_key)
+
+
+def set_ring(map_fd: int, cpu: int, ring_fd: int) -> None:
+    """Let programs write into a ring, by `PERF_EVENT_OUTPUT` on that CPU."""
+    Slot(map_fd, 4, 4).put(struct.pack("=I", cpu), struct.pack("=I", ring_fd))
+
+
+def load(code: bytes, license_name: bytes, name: bytes) -> int:
+    """Return the descriptor of a program for raw tracepoints.
+
+    The error of a program that the kernel refuses has the end of the verifier's log.
+    """
+    text = ctypes.create_string_buffer(code, len(code))
+    terms = ctypes.create_string_buffer(license_name)
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    attr = struct.pack(
+        "=IIQQIIQII16s",
+        _PROG_RAW_TRACEPOINT,
+        len(code) // _INSTRUCTION.size,
+        ctypes.addressof(text),
+        ctypes.addressof(terms),
+        1,  # the level of the log
+        len(log),
+        ctypes.addressof(log),
+        0,
+        0,
+        name,
+    )
+    try:
+        return _bpf(_PROG_LOAD, attr)
+    except OSError as error:
+        lines = log.value.decode(errors="replace").strip().splitlines()
+        reason = next((line for line in reversed(lines) if not line.startswith("processed")), "")
+        raise OSError(error.errno, f"{error.strerror}: {reason}" if reason else None) from error
+
+
+def attach(program_fd: int, tracepoint: str) -> int:
+    """Run a program at each event of a tracepoint, until the returned descriptor is closed.
+
+    The tracepoint's module must be loaded. Raises FileNotFoundError if the kernel has none of that
+    name.
+    """
+    name = ctypes.create_string_buffer(tracepoint.encode())
+    return _bpf(_RAW_TRACEPOINT_OPEN, struct.pack("=QI", ctypes.addressof(name), program_fd))
+
+
+def _bpf(command: int, attr: bytes) -> int:
+    number = _NUMBERS.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"no bpf(2) known for {os.uname().machine}")
+    buffer = ctypes.create_string_buffer(attr, max(len(attr), _ATTR_SIZE))
+    return syscalls.syscall(number, command, ctypes.addressof(buffer), len(buffer))
