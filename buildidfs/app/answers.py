@@ -77,12 +77,14 @@ class EvictedFile(Located, frozen=True):
     """A blob that was removed to make room at a ``time`` (Unix time in seconds).
 
     ``again`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
+    ``damaged`` is True if they are lost because the blob was damaged.
     """
 
     build_id: str
     stored_bytes: int
     time: int
     again: str
+    damaged: bool = False
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -110,6 +112,7 @@ class Removed(msgspec.Struct, frozen=True):
                     stored_bytes=each.size,
                     time=each.when,
                     again=each.again,
+                    damaged=each.damaged,
                 )
                 for each in named
             ],

@@ -240,7 +240,7 @@ def restore(store: Store, settings: Settings) -> Iterator[Result]:
         if digest not in lost:
             yield Result(Fault(f"blob {digest} was captured again", digest), "captured again")
     yield from map(_lost, lost)
-    store.remove(lost, quarantine=True)
+    store.set_aside(lost)
 
 
 def _lost(digest: Digest) -> Result:

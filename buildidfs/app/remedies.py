@@ -53,6 +53,7 @@ NOTED: Final = "there was no room for it, and this host had it at that time"
 NOT_KEPT: Final = "it was seen, and its bytes are not in the store"
 REMOVED: Final = "removed to make room"
 AGED: Final = "removed because it was unused for longer than max-age"
+DAMAGED: Final = "removed because its blob was damaged and no file had the same bytes"
 NOT_SERVED: Final = "nothing is held under this build ID that every user may read"
 COMPLETE: Final = "nothing is missing: the store has names for it"
 UNREAD: Final = "the store has its DWARF, but the symbolizer of this host finds no line in it"
@@ -273,6 +274,12 @@ _OF_REASON: Final = {
         " capture it again where it still is",
         "buildidfs pin {pinned}",
     ),
+    DAMAGED: Remedy(
+        "damaged",
+        "look for errors of the disk and the memory in the kernel log; what is left of it is in the"
+        " quarantine of the store; capture it again where it still is",
+        "buildidfs check",
+    ),
     NOT_SERVED: Remedy(
         "not-served",
         "on the machine of the store the command says more, to a user who may read the store",
@@ -321,14 +328,15 @@ _OF_LOSS: Final = (
 
 
 def removed(what: Removal) -> str:
-    """Return the reason that a limit has removed the bytes, with the time."""
+    """Return the reason for which the bytes were removed, with the time."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(what.time))
-    return f"{AGED if what.aged else REMOVED} at {at}"
+    why = DAMAGED if what.damaged else AGED if what.aged else REMOVED
+    return f"{why} at {at}"
 
 
 def without_time(why: str) -> str:
     """Return a reason without the time of a removal."""
-    return next((each for each in (REMOVED, AGED) if why.startswith(each)), why)
+    return next((each for each in (REMOVED, AGED, DAMAGED) if why.startswith(each)), why)
 
 
 def of_reason(why: str) -> Remedy:

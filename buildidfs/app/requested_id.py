@@ -114,7 +114,7 @@ def future_build_id(store: Store, text: str, container: str | None = None) -> Bu
         if is_path(text):
             raise
         if len(text) < _LEAST_DIGITS:
-            raise InvalidBuildId(
+            raise ArtifactMissing(
                 f"nothing is known of build ID {text}: what is not here yet has to be given in full"
             ) from None
         return BuildId.from_hex(text.lower())

@@ -90,7 +90,7 @@ def eviction(what: Removed) -> str:
 
 def evicted_line(each: EvictedFile) -> str:
     """Return a line about one blob that was removed to make room."""
-    again = f": {each.again}" if each.again else ""
+    again = f": {each.again}" if each.again else ": it was damaged" if each.damaged else ""
     return f"{each.build_id} {printable(each.raw_path) or '-'} ({size(each.stored_bytes)}){again}"
 
 

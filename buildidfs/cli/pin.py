@@ -54,6 +54,7 @@ class KeptArgument(BuildIdArgument):
             2: "neither a build ID nor a file that names one",
             3: "pinned, but some files of a FILE have no build ID",
             11: "no store at that place",
+            30: "nothing is known of that build ID",
         },
     ),
 )
@@ -113,7 +114,7 @@ def pin(
             "buildidfs unpin shop/cart-7d9f",
             "buildidfs unpin --name incident-42",
         ],
-        {2: "no such build ID", 11: "no store at that place", 30: "it was not pinned"},
+        {11: "no store at that place", 30: "nothing is known of it, or it was not pinned"},
     ),
 )
 @click.argument("what", metavar="ID|FILE|CONTAINER...", nargs=-1, type=KeptArgument())

@@ -41,7 +41,7 @@ _SINGULAR: Final = {"binaries": "binary"}
             2: "neither a profile, nor a core file, nor a build ID",
             3: "some of the file could not be read",
             11: "no store at that place; 13 unknown format",
-            30: "nothing is known of that path, no sample is at that frame, or FILE has no sample",
+            30: "nothing is known of that path or build ID, or no sample is there",
         },
     ),
 )

@@ -169,10 +169,15 @@ def _check_free(point: bytes, shown: str) -> None:
     if top is None:
         return
     if is_ours(point):
-        raise MountError(f"{shown} is busy: a store is mounted there already")
+        raise MountError(
+            f"{shown} is busy: a store is mounted there already; buildidfs unmount {shown} takes it"
+            " away, or mount at another directory"
+        )
     if not _answers(point):
         kind = top.fstype.decode(errors="replace")
-        raise MountError(f"{shown} is busy: the {kind} mounted there does not answer")
+        raise MountError(
+            f"{shown} is busy: the {kind} mounted there does not answer; mount at another directory"
+        )
 
 
 def _answers(point: bytes) -> bool:

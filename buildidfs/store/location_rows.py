@@ -197,8 +197,8 @@ def place_of(key: bytes, value: bytes) -> Digest | None:
 
 
 class Removal(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of a build ID that were removed at ``time`` (Unix time, s) to make room, or, if
-    ``aged``, because they were unused for longer than max-age.
+    """Bytes of a build ID that were removed at ``time`` (Unix time, s) to make room; or, if
+    ``aged``, because they were unused for longer than max-age; or because they were ``damaged``.
 
     Bit ``1 << kind`` of ``kinds`` is set for each kind of artifact that the bytes were.
     """
@@ -206,13 +206,14 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
     time: int
     kinds: int
     aged: bool = False
+    damaged: bool = False
 
     def __or__(self, other: Removal | None) -> Removal:
         """Return the later removal with the kinds of both."""
         if other is None:
             return self
         later = max(self, other, key=lambda each: each.time)
-        return Removal(later.time, self.kinds | other.kinds, later.aged)
+        return msgspec.structs.replace(later, kinds=self.kinds | other.kinds)
 
 
 class JournalRecord(msgspec.Struct, frozen=True):

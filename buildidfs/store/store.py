@@ -452,20 +452,26 @@ class Store:
 
         return removal.collect(self._writable())
 
-    def remove(
-        self, digests: Iterable[Digest], *, quarantine: bool = False, forget: bool = False
-    ) -> Removed:
+    def set_aside(self, digests: Iterable[Digest]) -> Removed:
+        """Move damaged blobs to ``quarantine/`` as `remove` removes them; they count as losses.
+        Raises `StoreError`.
+        """
+        from buildidfs.store.retention import eviction
+
+        return eviction.set_aside(self._writable(), self._files, digests)
+
+    def remove(self, digests: Iterable[Digest], *, forget: bool = False) -> Removed:
         """Remove blobs, and all rows that nothing refers to afterwards.
 
         Announces the changes; a reader that has such a file open can read it to its end.
-        ``quarantine`` moves the files to ``quarantine/``. ``forget`` also drops the floors of the
-        build IDs (see `schema`). Digests that the store does not hold are skipped. Raises
-        `StoreFull` if the index has no room even for a removal, `StoreError`.
+        ``forget`` also drops the floors of the build IDs (see `schema`). Digests that the store
+        does not hold are skipped. Raises `StoreFull` if the index has no room even for a removal,
+        `StoreError`.
         """
         from buildidfs.store.retention import removal
 
         env = self._writable()
-        return removal.remove(env, self._files, digests, quarantine=quarantine, forget=forget)
+        return removal.remove(env, self._files, digests, forget=forget)
 
     def compress(
         self, unused_since: int, enough: Callable[[], bool] = lambda: False

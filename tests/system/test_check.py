@@ -135,7 +135,10 @@ def test_what_nobody_has_any_more_is_lost(buildidfs: BuildIdFs, originals: Path)
     assert _check(buildidfs, "--verify-data")[:2] == (0, [])
     for build_id in IDS:
         if build_id in WRONG:
-            assert buildidfs("show", build_id.hex(), check=False).rc == 30
+            assert buildidfs("get", build_id.hex(), check=False).rc == 30
+            shown = buildidfs("show", build_id.hex()).out
+            assert str(originals / build_id.hex()) in shown
+            assert "its blob was damaged" in shown
         else:
             assert _served(buildidfs, build_id) == _elf(build_id)
 

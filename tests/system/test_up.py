@@ -25,7 +25,7 @@ from tests.support.captures import capture
 from tests.support.children import copied_cat
 from tests.support.clients import Result, run, tool
 from tests.support.commands import ROOT, calling
-from tests.support.mounts import is_mountpoint
+from tests.support.mounts import COMMAND, is_mountpoint
 from tests.support.restricted import as_nobody
 from tests.support.servers import free_port
 from tests.support.waiting import until
@@ -206,6 +206,9 @@ def test_mount_point_that_is_busy_is_one_line_and_leaves_nothing(up: Up) -> None
     assert done.err == f"buildidfs: {up.mount} is not empty: what is in it would be hidden\n"
     assert done.out == ""
     assert present(up.store) == []
+    absent = up.store.with_name("absent")
+    done = run([*COMMAND, "--store", absent, "up", up.mount])
+    assert (done.rc, absent.exists()) == (40, False)
 
 
 def test_mount_point_that_cannot_be_made(up: Up) -> None:

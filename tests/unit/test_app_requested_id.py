@@ -40,7 +40,7 @@ def test_build_ids_may_be_unknown_in_full_only(store: Store) -> None:
     assert requested_id.future_build_id(store, unknown) == BuildId.from_hex(unknown)
     with pytest.raises(AmbiguousBuildId):
         requested_id.future_build_id(store, "abcd")
-    with pytest.raises(InvalidBuildId, match="has to be given in full"):
+    with pytest.raises(ArtifactMissing, match="has to be given in full"):
         requested_id.future_build_id(store, "1234")
     with pytest.raises(InvalidBuildId):
         requested_id.future_build_id(store, "1" * 41)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from buildidfs import config
-from buildidfs.app import inputs, upkeep
+from buildidfs.app import inputs, remedies, upkeep
 from buildidfs.app.upkeep import Scrubbing
 from buildidfs.config import RetentionSettings
 from buildidfs.errors import StoreFull, UsageError
@@ -247,6 +247,9 @@ def test_what_nobody_has_goes_to_quarantine(
         until(lambda: "is lost" in caplog.text, "it is given up", 120)
         until(lambda: filled.index.ordinal(IDS[1]) is None, "nothing speaks of it")
     assert (Path(os.fsdecode(filled.path)) / "quarantine" / digest.hex()).exists()
+    (loss,) = filled.evictions().last
+    assert (loss.build_id, loss.damaged, filled.evictions().losses) == (IDS[1], True, 1)
+    assert remedies.removed(filled.journal.removals()[IDS[1]]).startswith(remedies.DAMAGED)
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
     assert list(filled.check(digests=True)) == []
 

@@ -176,7 +176,7 @@ def test_the_quarantine_is_kept(store: Store, at_once: None) -> None:
     commit(store, capture(store, b"app", ID))
     artifact = store.index.artifact(1, Kind.EXECUTABLE)
     assert artifact is not None
-    store.remove([artifact.digest], quarantine=True)
+    store.set_aside([artifact.digest])
     found = store.collect()
     assert (found.quarantined, found.quarantine_bytes) == (1, 3)
     assert store.collect().quarantined == 1

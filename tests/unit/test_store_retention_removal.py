@@ -157,7 +157,7 @@ def test_quarantine_keeps_the_bytes(store: Store) -> None:
     commit(store, capture(store, b"suspicious"))
     digest = _digest(store)
     for _ in range(2):
-        assert store.remove([digest], quarantine=True).blobs == 1
+        assert store.set_aside([digest]).blobs == 1
         kept = Path(os.fsdecode(store.path), "quarantine", digest.hex())
         assert kept.read_bytes() == b"suspicious"
         assert list(store.check()) == []

@@ -91,8 +91,10 @@ def start(
     program that failed.
     """
     root = os.path.abspath(os.fsencode(store_path))
-    Store.create(root).close()
     _make_directory(mountpoint)
+    if mountpoint is not None and not os.path.lexists(root):
+        _check_mountpoint(mountpoint)  # a failure leaves no empty store
+    Store.create(root).close()
     facts: dict[str, object] = {} if mountpoint is None else {"mountpoint": mountpoint}
     facts["options"] = dict(options or {})
 
@@ -276,6 +278,12 @@ def _make_directory(mountpoint: bytes | None) -> None:
     except OSError as error:
         shown = os.fsdecode(mountpoint)
         raise MountError(f"cannot make {shown}: {error.strerror}; name another place") from error
+
+
+def _check_mountpoint(mountpoint: bytes) -> None:
+    from buildidfs.mount import mountpoint as mount_mountpoint
+
+    mount_mountpoint.prepare(mountpoint, allow_other=False)
 
 
 def _clear(mountpoint: bytes) -> None:

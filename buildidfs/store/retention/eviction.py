@@ -41,7 +41,7 @@ from buildidfs.store.write import uses
 from buildidfs.store.write.locations import JournalWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from buildidfs.model import Origin
     from buildidfs.shares import Share
@@ -487,7 +487,7 @@ class Keeper:
         now = int(time.time())
         gone = {each.candidate.digest: _evicted(each, now) for each in chosen if not each.aged}
         entries = _journal_entries(self._env, chosen, now)
-        write_down = functools.partial(self._write_down, gone, entries)
+        write_down = functools.partial(_write_down, self._env, gone, entries)
         digests = [each.candidate.digest for each in chosen]
         done = removal.remove(self._env, self._blobs, digests, write_down=write_down, check=check)
         removed = [gone[Digest(digest)] for digest in done.digests if Digest(digest) in gone]
@@ -500,22 +500,6 @@ class Keeper:
             _log.info("removed %d blobs by max-age", done.blobs - len(removed))
         _log_removed(removed)
         return None if done.forbidden else Room(done.bytes, done.blobs)
-
-    def _write_down(
-        self,
-        gone: dict[Digest, Evicted],
-        entries: dict[Digest, list[NewSeen]],
-        txn: Txn,
-        removed: Sequence[Digest],
-    ) -> None:
-        """Count removed blobs, and write their journal entries."""
-        journal = JournalWriter(self._env, txn)
-        for digest in removed:
-            journal.add(entries.get(digest, ()))
-        row = tally.load(self._env, txn)
-        row.add(gone[digest] for digest in removed if digest in gone)
-        row.noted += journal.noted
-        tally.save(self._env, txn, row)
 
     def _wait_until_freed(self, before: int, size: int) -> None:
         """Wait a little until the filesystem has freed the space of removed files.
@@ -530,15 +514,43 @@ class Keeper:
 
 def remove_chosen(env: Environment, blobs: Blobs, chosen: Sequence[Choice]) -> removal.Removed:
     """Remove the blobs of a plan, and write the journal entries. Raises `StoreError`."""
-    entries = _journal_entries(env, chosen, int(time.time()))
-
-    def write_down(txn: Txn, removed: Sequence[Digest]) -> None:
-        journal = JournalWriter(env, txn)
-        for digest in removed:
-            journal.add(entries.get(digest, ()))
-
+    write_down = functools.partial(
+        _write_down, env, {}, _journal_entries(env, chosen, int(time.time()))
+    )
     digests = [each.candidate.digest for each in chosen]
     return removal.remove(env, blobs, digests, write_down=write_down)
+
+
+def set_aside(env: Environment, blobs: Blobs, digests: Iterable[Digest]) -> removal.Removed:
+    """Remove damaged blobs, move their files to quarantine, and count them as losses. Raises
+    `StoreError`.
+    """
+    planner, now = Planner(env), int(time.time())
+    chosen = [planner.unplanned(each) for each in map(planner.look, digests) if each is not None]
+    gone = {
+        each.candidate.digest: msgspec.structs.replace(_evicted(each, now), damaged=True)
+        for each in chosen
+    }
+    entries = _journal_entries(env, chosen, now, damaged=True)
+    write_down = functools.partial(_write_down, env, gone, entries)
+    return removal.remove(env, blobs, list(gone), quarantine=True, write_down=write_down)
+
+
+def _write_down(
+    env: Environment,
+    gone: Mapping[Digest, Evicted],
+    entries: Mapping[Digest, Sequence[NewSeen]],
+    txn: Txn,
+    removed: Sequence[Digest],
+) -> None:
+    """Count removed blobs, and write their journal entries."""
+    journal = JournalWriter(env, txn)
+    for digest in removed:
+        journal.add(entries.get(digest, ()))
+    row = tally.load(env, txn)
+    row.add(gone[digest] for digest in removed if digest in gone)
+    row.noted += journal.noted
+    tally.save(env, txn, row)
 
 
 def _evicted(choice: Choice, now: int) -> Evicted:
@@ -549,7 +561,7 @@ def _evicted(choice: Choice, now: int) -> Evicted:
 
 
 def _journal_entries(
-    env: Environment, chosen: Sequence[Choice], now: int
+    env: Environment, chosen: Sequence[Choice], now: int, *, damaged: bool = False
 ) -> dict[Digest, list[NewSeen]]:
     """Return the journal entries for the blobs of a plan: one for each place of a blob. The places
     of a recapturable blob are noted.
@@ -558,7 +570,7 @@ def _journal_entries(
     entries: dict[Digest, list[NewSeen]] = {}
     for choice in chosen:
         each = choice.candidate
-        removed = Removal(now, sum({1 << kind for kind in each.kinds}), choice.aged)
+        removed = Removal(now, sum({1 << kind for kind in each.kinds}), choice.aged, damaged)
         entries[each.digest] = [
             _entry(journal, place, build_id, removed, bool(each.again))
             for build_id in each.build_ids

@@ -308,6 +308,10 @@ class Planner:
         kinds = tuple(sorted({Kind(ref[1]) for ref in row.refs}))
         return Candidate(digest, row.taken, row.used, build_ids, kinds, again, stays)
 
+    def unplanned(self, candidate: Candidate) -> Choice:
+        """Return the choice of a blob that no limit removes."""
+        return Choice(candidate, self._path(candidate), True, "damaged")
+
     def _choice(self, candidate: Candidate, why: str, *, aged: bool = False) -> Choice:
         self._chosen.add(candidate.digest)
         return Choice(candidate, self._path(candidate), True, why, aged)

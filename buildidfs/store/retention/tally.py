@@ -27,6 +27,7 @@ class Evicted(msgspec.Struct, frozen=True, array_like=True):
     """A blob that was removed to make room: its file, its bytes on disk, and the time (s).
 
     ``again`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
+    ``damaged`` is True if the bytes were lost because the blob was damaged.
     """
 
     build_id: bytes
@@ -34,6 +35,7 @@ class Evicted(msgspec.Struct, frozen=True, array_like=True):
     size: int
     when: int
     again: str = ""
+    damaged: bool = False
 
 
 class _Counts(msgspec.Struct):
