@@ -30,10 +30,28 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
 
 
-class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[container]``: a process is in a container if all these namespaces differ from init's."""
+DEBUG_DIRECTORIES: Final = (
+    "/usr/lib/debug",
+    "/usr/local/lib/debug",
+    "/app/lib/debug",
+    "/run/current-system/sw/lib/debug",
+    "/run/current-system/profile/lib/debug",
+    "/nix/var/nix/profiles/default/lib/debug",
+)
+"""The directories with debug files of distributions, of flatpak (/app), NixOS and Guix."""
+
+
+class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """``[container]``: a process is in a container if all these namespaces differ from init's.
+
+    Debug files are searched in ``debug_directories`` of each root, and in those that the
+    configuration of gdb in that root names.
+    """
 
     namespaces: tuple[Namespace, ...] = ("mnt",)
+    debug_directories: tuple[Annotated[str, msgspec.Meta(pattern=r"\A/[^\0]{0,4000}\Z")], ...] = (
+        DEBUG_DIRECTORIES
+    )
 
 
 class MountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):

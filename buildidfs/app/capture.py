@@ -110,10 +110,15 @@ class ProcessFiles:
             containers_only=self._containers_only,
             container_namespaces=namespaces,
             generated=self.generated.append,
+            debug_directories=_debug_directories(self._settings),
         )
         yield from self._scanner
         if self._pids is None and self._containers is None and not self._containers_only:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)
+
+
+def _debug_directories(settings: Settings) -> list[bytes]:
+    return list(map(os.fsencode, settings.container.debug_directories))
 
 
 def scan_tree(
@@ -392,6 +397,7 @@ def add(
         kallsyms=kallsyms,
         spool_directory=store.path,
         container_namespaces=settings.container.namespaces,
+        debug_directories=_debug_directories(settings),
     )
     return Ingest(store).run(scanner, progress)
 

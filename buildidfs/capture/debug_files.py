@@ -2,8 +2,9 @@
 """The debug files that belong to a binary, searched where debuggers search, in the root of the
 binary.
 
-The search looks for the build ID under /usr/lib/debug/.build-id, then for the name in
-.gnu_debuglink: beside the binary, in .debug beside it, and under /usr/lib/debug. The section
+The search looks for the build ID below .build-id of each directory with debug files, such as
+/usr/lib/debug, then for the name in .gnu_debuglink: beside the binary, in .debug beside it, and
+below these directories (`debug_directories`). The section
 .gnu_debugaltlink of a debug file leads to its dwz file (gdb manual, "Separate Debug Files";
 dwz(1)). The .dwp file of split debug information lies beside the binary or its debug file. The
 author of the binary chooses these names, so they are resolved inside the given root, and each file
@@ -13,8 +14,10 @@ checksum in the link; for a .dwp file, its units.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import stat
 import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,6 +27,7 @@ import msgspec
 from buildidfs import names
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Known, Memo, Unreadable
+from buildidfs.config import DEBUG_DIRECTORIES
 from buildidfs.formats.elf import splitdwarf
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.linux import openat2, statx
@@ -31,13 +35,26 @@ from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 DEBUG_ROOT: Final = b"/usr/lib/debug"
+DEFAULT_DIRECTORIES: Final = tuple(map(os.fsencode, DEBUG_DIRECTORIES))
+"""The directories with debug files that are searched by default."""
+
 CRC_MAX_BYTES: Final = 2 << 30
 """Larger files are not read for a comparison of their checksum."""
 
-_BY_ID: Final = DEBUG_ROOT + b"/.build-id"
+_BY_ID: Final = b"/.build-id"
+_GDBINIT: Final = (
+    b"/etc/gdb/gdbinit",
+    b"/etc/gdbinit",
+    b"/usr/local/etc/gdb/gdbinit",
+    b"/root/.gdbinit",
+    b"/root/.config/gdb/gdbinit",
+)
+_GDBINIT_MAX: Final = 64 << 10
+_SETTING: Final = re.compile(rb"^[ \t]*set[ \t]+debug-file-directory[ \t]+(\S+)", re.MULTILINE)
+_MOST_NAMED: Final = 8
 _DWZ: Final = b"/.dwz/"
 _CHUNK: Final = 1 << 20
 _SKELETONS: Final = 16  # one unit in a package is proof enough
@@ -102,7 +119,7 @@ class Companions:
 
     ``root_fd`` is the root (O_PATH suffices); the caller closes it. No file is opened on
     ``refused_devices`` (values of st_dev). ``opener`` opens files on filesystems that may not
-    answer.
+    answer, ``directories`` have debug files.
     """
 
     def __init__(
@@ -111,19 +128,13 @@ class Companions:
         memo: Memo,
         refused_devices: Collection[int] = (),
         opener: Opener | None = None,
+        directories: Sequence[bytes] = DEFAULT_DIRECTORIES,
     ) -> None:
+        self._directories = directories
         self._root_fd = root_fd
         self._memo = memo
         self._refused = refused_devices
         self._opener = opener or Opener()
-
-    def has_debug_root(self) -> bool:
-        """Return True if the root has a directory of debug files by build ID."""
-        try:
-            os.close(openat2.open_in_root(self._root_fd, _BY_ID, os.O_PATH | os.O_DIRECTORY))
-        except OSError:
-            return False
-        return True
 
     def of(self, path: bytes, binary: ElfFile) -> Iterator[Companion | Unreadable]:
         """Yield the debug files of ``binary``, which is at ``path`` in this root.
@@ -157,7 +168,7 @@ class Companions:
                 break
         for where, file in sources:
             if file.altlink is not None:
-                paths = _dwz_paths(where, file.altlink)
+                paths = self._dwz_paths(where, file.altlink)
                 yield from self._first(paths, _has_id(file.altlink.build_id))
         for where, file in sources:
             if file.dwo_ids:
@@ -182,9 +193,31 @@ class Companions:
     def _debug_files(
         self, path: bytes, build_id: BuildId, link: DebugLink | None
     ) -> Iterator[Companion | Unreadable]:
-        yield from self._first([path_by_id(build_id)], _has_id(build_id))
+        yield from self._first(self._paths_by_id(build_id), _has_id(build_id))
         if link is not None:
-            yield from self._first(_link_paths(path, link), _has_checksum(build_id, link))
+            yield from self._first(self._link_paths(path, link), _has_checksum(build_id, link))
+
+    def _paths_by_id(self, build_id: BuildId) -> list[bytes]:
+        return [path_by_id(build_id, directory) for directory in self._directories]
+
+    def _link_paths(self, path: bytes, link: DebugLink) -> list[bytes]:
+        """Return the paths at which gdb looks for a debug link, in its order."""
+        if b"/" in link.name or link.name in (b".", b".."):
+            return []
+        beside = os.path.dirname(path)
+        candidates = [b"%s/%s" % (beside, link.name), b"%s/.debug/%s" % (beside, link.name)]
+        candidates += [b"%s%s/%s" % (each, beside, link.name) for each in self._directories]
+        return [candidate for candidate in candidates if candidate != path]
+
+    def _dwz_paths(self, path: bytes, link: AltLink) -> list[bytes]:
+        """Return the paths of the dwz file of a file at ``path``: by name, under .dwz, by build
+        ID.
+        """
+        paths = [os.path.normpath(os.path.join(os.path.dirname(path), link.name))]
+        if _DWZ in link.name:
+            name = link.name.rpartition(_DWZ)[2]
+            paths += [each + _DWZ + name for each in self._directories]
+        return paths + self._paths_by_id(link.build_id)
 
     def _first(self, paths: Iterable[bytes], proof: _Proof) -> Iterator[Companion | Unreadable]:
         """Yield the first of ``paths`` whose file passes the proof."""
@@ -234,35 +267,47 @@ class Companions:
         return path.removeprefix(root) if path.startswith(root + b"/") else companion.path
 
 
-def path_by_id(build_id: BuildId) -> bytes:
+def path_by_id(build_id: BuildId, directory: bytes = DEBUG_ROOT) -> bytes:
     """Return the path at which distributions install the debug file with this build ID."""
     text = build_id.hex().encode()
-    return b"%s/%s/%s.debug" % (_BY_ID, text[:2], text[2:])
+    return b"%s%s/%s/%s.debug" % (directory, _BY_ID, text[:2], text[2:])
 
 
-def _link_paths(path: bytes, link: DebugLink) -> list[bytes]:
-    """Return the paths at which gdb looks for a debug link, in its order."""
-    if b"/" in link.name or link.name in (b".", b".."):
-        return []
-    directory = os.path.dirname(path)
-    return [
-        candidate
-        for candidate in (
-            b"%s/%s" % (directory, link.name),
-            b"%s/.debug/%s" % (directory, link.name),
-            b"%s%s/%s" % (DEBUG_ROOT, directory, link.name),
-        )
-        if candidate != path
-    ]
+def debug_directories(root_fd: int, opener: Opener, usual: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return the directories with debug files that a root has: the ``usual`` ones, and those that
+    the configuration of gdb in the root names as ``debug-file-directory``.
+
+    Does not raise.
+    """
+    found = []
+    for path in dict.fromkeys((*usual, *_named_by_gdb(root_fd, opener))):
+        with contextlib.suppress(OSError):
+            os.close(openat2.open_in_root(root_fd, path, os.O_PATH | os.O_DIRECTORY))
+            found.append(path)
+    return tuple(found)
 
 
-def _dwz_paths(path: bytes, link: AltLink) -> list[bytes]:
-    """Return the paths of the dwz file of a file at ``path``: by name, under .dwz, by build ID."""
-    paths = [os.path.normpath(os.path.join(os.path.dirname(path), link.name))]
-    if _DWZ in link.name:
-        paths.append(DEBUG_ROOT + _DWZ + link.name.rpartition(_DWZ)[2])
-    paths.append(path_by_id(link.build_id))
-    return paths
+def have_build_ids(root_fd: int, directories: Iterable[bytes]) -> bool:
+    """Return True if one of the directories has debug files by build ID. Does not raise."""
+    for path in directories:
+        with contextlib.suppress(OSError):
+            os.close(openat2.open_in_root(root_fd, path + _BY_ID, os.O_PATH | os.O_DIRECTORY))
+            return True
+    return False
+
+
+def _named_by_gdb(root_fd: int, opener: Opener) -> list[bytes]:
+    named: list[bytes] = []
+    for path in _GDBINIT:
+        try:
+            path_fd, identity = opener.open(root_fd, path)
+            with closing_fd(path_fd), closing_fd(opener.reopen(path_fd, identity)[0]) as fd:
+                text = os.pread(fd, _GDBINIT_MAX, 0)
+        except OSError:
+            continue
+        for value in _SETTING.findall(text):
+            named += [os.path.normpath(each) for each in value.split(b":") if each[:1] == b"/"]
+    return named[:_MOST_NAMED]
 
 
 def package_paths(path: bytes, binary: bytes) -> list[bytes]:

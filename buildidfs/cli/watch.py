@@ -121,6 +121,7 @@ def watch(
         exclude=(*defaults.exclude, *exclude),
         scan=not no_scan,
         container_namespaces=session.settings.container.namespaces,
+        debug_directories=session.settings.container.debug_directories,
     )
     presenter = Presenter(json_=json_, quiet=session.is_quiet)
     opened = partial(session.open_store, create=True)

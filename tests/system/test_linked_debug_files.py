@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.support.catches import Program, started
 from tests.support.clients import LLDB, Argument, nm, run, tool
 from tests.support.mounts import BuildIdFs
+from tests.support.programs import build_id_of
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
@@ -72,3 +75,33 @@ def test_clients_find_the_debug_file_by_its_name(directory: Path, place: str) ->
         assert linked.read_bytes() == debug.read_bytes()
         assert not (mount / build_id / "other.debug").exists()
         assert answers(mount / build_id / "elf", address) == native
+
+
+_CONTAINER = """
+mount -t tmpfs none /opt
+mkdir -p /opt/bin /opt/{0}/.build-id/{1} /opt/etc
+cp {3}/probe /opt/bin
+cp {3}/probe.debug /opt/{0}/.build-id/{1}/{2}.debug
+echo "set debug-file-directory /other:/own/debug" > /opt/etc/gdbinit
+mkdir -p /opt/lib64 /opt/usr/lib/x86_64-linux-gnu /opt/lib/x86_64-linux-gnu /opt/proc
+cp -L /lib64/ld-linux-x86-64.so.2 /opt/lib64
+cp -L /lib/x86_64-linux-gnu/libc.so.6 /opt/lib/x86_64-linux-gnu
+mount -t proc none /opt/proc
+exec chroot /opt /bin/probe here wait
+"""
+
+
+@pytest.mark.parametrize("place", ["app/lib/debug", "run/current-system/sw/lib/debug", "own/debug"])
+def test_debug_files_in_a_directory_of_the_container_are_scanned(
+    directory: Path, place: str
+) -> None:
+    program = Program(directory)
+    build_id, debug = build_id_of(program.exe), directory / "probe.debug"
+    run([tool("objcopy"), "--only-keep-debug", program.exe, debug], check=True)
+    script = _CONTAINER.format(place, build_id[:2], build_id[2:], directory)
+    buildidfs = BuildIdFs(directory, directory / "store")
+    with started([tool("unshare"), "-m", tool("sh"), "-ec", script]) as child:
+        buildidfs("scan", "proc", "--pid", str(child.pid))
+    rows = [json.loads(line) for line in buildidfs("list", "--json").out.splitlines()]
+    paths = {each["path"] for each in rows if each["build_id"] == build_id}
+    assert f"/{place}/.build-id/{build_id[:2]}/{build_id[2:]}.debug" in paths, rows

@@ -8,13 +8,22 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from buildidfs.capture import debug_files
 from buildidfs.capture import elf_file as capture_elf_file
 from buildidfs.capture.base import Known, Unreadable
-from buildidfs.capture.debug_files import Companion, Companions, path_by_id
-from buildidfs.formats.elf.identify import ElfFile
+from buildidfs.capture.debug_files import (
+    DEFAULT_DIRECTORIES,
+    Companion,
+    Companions,
+    Opener,
+    debug_directories,
+    have_build_ids,
+    path_by_id,
+)
+from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Kind
 from tests.support.clients import run, tool
@@ -297,9 +306,60 @@ def test_known_companion_is_not_opened(root: Path) -> None:
 def test_tells_a_root_without_debug_files(root: Path) -> None:
     root_fd = os.open(root, os.O_PATH)
     try:
-        assert not Companions(root_fd, Memory()).has_debug_root()
+        assert not have_build_ids(root_fd, DEFAULT_DIRECTORIES)
         put(root, SPLIT_PATH, DEBUG)
-        assert Companions(root_fd, Memory()).has_debug_root()
+        assert have_build_ids(root_fd, DEFAULT_DIRECTORIES)
+    finally:
+        os.close(root_fd)
+
+
+_GDBINIT = """
+# set debug-file-directory /commented
+set debug-file-directory /opt/a/debug:/opt/b/debug:relative:/gone
+python print("set debug-file-directory /printed")
+"""
+
+
+def test_directories_are_the_usual_ones_and_those_of_gdb(root: Path) -> None:
+    for name in ("usr/lib/debug", "app/lib/debug", "opt/a/debug", "opt/b/debug", "commented"):
+        (root / name).mkdir(parents=True)
+    (root / "opt/link").symlink_to("/opt/b/debug")
+    put(root, "etc/gdb/gdbinit", _GDBINIT.encode())
+    put(root, "root/.gdbinit", b"set debug-file-directory /opt/link/../debug\n")
+    root_fd = os.open(root, os.O_PATH)
+    try:
+        found = debug_directories(root_fd, Opener(), (b"/usr/lib/debug", b"/app/lib/debug"))
+    finally:
+        os.close(root_fd)
+    # gdb resolves the dots in text, too.
+    assert found == (b"/usr/lib/debug", b"/app/lib/debug", b"/opt/a/debug", b"/opt/b/debug")
+
+
+@pytest.mark.parametrize("directory", [each.decode() for each in DEFAULT_DIRECTORIES])
+@pytest.mark.parametrize("by", ["id", "link", "dwz"])
+def test_debug_files_in_other_directories_are_found(root: Path, directory: str, by: str) -> None:
+    root_fd = os.open(root, os.O_PATH)
+    link = DebugLink(b"app.debug", zlib.crc32(DEBUG))
+    path = path_by_id(ID, directory.encode()).decode()
+    if by != "id":
+        path = f"{directory}/opt/app.debug"
+    put(root, path[1:], DEBUG)
+    try:
+        binary = described(elf_file(build_id=ID))
+        if by == "link":
+            binary = msgspec.structs.replace(binary, debuglink=link)
+        elif by == "dwz":
+            other = AltLink(b"../../.dwz/common", ID)
+            binary = msgspec.structs.replace(binary, altlink=other, build_id=OTHER)
+            (root / directory[1:] / ".dwz").mkdir(parents=True)
+            (root / path[1:]).rename(root / directory[1:] / ".dwz/common")
+            path = f"{directory}/.dwz/common"
+        paths = []
+        for item in Companions(root_fd, Memory()).of(b"/opt/app", binary):
+            assert isinstance(item, Companion)
+            with item:
+                paths.append(item.path)
+        assert paths == [path.encode()]
     finally:
         os.close(root_fd)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.live.protocol import Counts
+from buildidfs.config import DEBUG_DIRECTORIES
 from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId, Sighting
 from buildidfs.shares import HOST, FairTable, Share, fair
@@ -40,6 +41,7 @@ class WatchOptions(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...] = ()
     scan: bool = True
     container_namespaces: tuple[str, ...] = ("mnt",)
+    debug_directories: tuple[str, ...] = DEBUG_DIRECTORIES
 
 
 class Event(msgspec.Struct, frozen=True):

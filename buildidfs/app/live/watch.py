@@ -520,6 +520,7 @@ class Watch(Listener):
             container_namespaces=namespaces,
             helper=self._helper,
             generated=self._found_generated,
+            debug_directories=list(map(os.fsencode, self._options.debug_directories)),
             ways=Ways(gate=self._gate),
         )
         if pids is None and not self._options.containers:

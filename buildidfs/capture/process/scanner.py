@@ -28,7 +28,15 @@ from buildidfs.capture.base import (
     reached,
     seen_again,
 )
-from buildidfs.capture.debug_files import DEBUG_ROOT, Companion, Companions, Opener
+from buildidfs.capture.debug_files import (
+    DEBUG_ROOT,
+    DEFAULT_DIRECTORIES,
+    Companion,
+    Companions,
+    Opener,
+    debug_directories,
+    have_build_ids,
+)
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.builder import Surroundings
@@ -93,7 +101,8 @@ class ProcScanner:
     host. ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
     ``helper`` opens files on filesystems that may not answer; the caller closes it.
     ``may_have_ended`` skips ``pids`` that are gone, because the caller found them some time ago.
-    ``generated`` gets each process that may run generated code. ``ways`` and ``patience`` are for
+    ``generated`` gets each process that may run generated code. ``debug_directories`` of each root
+    have debug files, besides those that the root names. ``ways`` and ``patience`` are for
     tests.
 
     Iterating raises `UsageError` for a container that does not exist, or is ambiguous. A process
@@ -115,7 +124,9 @@ class ProcScanner:
         helper: FileHelper | None = None,
         may_have_ended: bool = False,
         generated: Callable[[int], None] = lambda pid: None,
+        debug_directories: Sequence[bytes] = DEFAULT_DIRECTORIES,
     ) -> None:
+        self._debug_directories = debug_directories
         self._memo = memo
         self._helper = helper
         self._asked_for = pids is not None and not may_have_ended
@@ -148,6 +159,7 @@ class ProcScanner:
             self._patience,
             helper,
             self._generated,
+            self._debug_directories,
         )
         pids = procfs.pids() if self._pids is None else self._pids
         wanted: frozenset[str] | None = None
@@ -179,7 +191,9 @@ class _Scan:
         patience: Patience,
         helper: FileHelper,
         generated: Callable[[int], None],
+        usual_directories: Sequence[bytes],
     ) -> None:
+        self._usual_directories = usual_directories
         self._memo = memo
         self._generated = generated
         self._host = host
@@ -199,7 +213,8 @@ class _Scan:
         self._fuse_namespaces: set[int] = set()
         self._fuse_devices: set[Device] = set()
         self._mount_namespaces: set[int] = set()
-        self._debug_roots: dict[tuple[int, bytes], bool] = {}
+        # By root: the directories with debug files, and True if some have them by build ID.
+        self._debug_directories: dict[tuple[int, bytes], tuple[tuple[bytes, ...], bool]] = {}
         self._owners = Owners(mounts.initial_mountinfo)
         self._users = FileUsers()
         self._reach = Reach(keep_s=SCAN_KEEP_S)
@@ -467,20 +482,22 @@ class _Scan:
         ``trust`` is that of the binary.
         """
         try:
-            companions = self._companions(process)
+            directories, have_ids = self._directories(process)
+            companions = self._companions(process, directories)
             if isinstance(binary, ElfFile):
                 yield from self._take(process, companions.of(path, binary), trust)
                 return
             link = self._memo.debug_link(binary)
-            if link is not None or self._has_debug_root(process, companions):
+            if link is not None or have_ids:
                 yield from self._take(process, companions.of_known(path, binary, link), trust)
         except OSError as error:
             if error.errno not in _GONE:
                 yield Unreadable(b"/proc/%d/root" % process.pid, denied(error), error.errno or 0)
 
-    def _companions(self, process: Process) -> Companions:
+    def _companions(self, process: Process, directories: Sequence[bytes]) -> Companions:
         refused = {os.makedev(*device) for device in self._own_mounts}
-        return Companions(process.root_fd, self._memo, refused, self._opener(process))
+        opener = self._opener(process)
+        return Companions(process.root_fd, self._memo, refused, opener, directories)
 
     def _opener(self, process: Process) -> Opener:
         """Return an object that opens files by their paths in the root of a process."""
@@ -493,14 +510,20 @@ class _Scan:
             process.share(self._initial),
         )
 
-    def _has_debug_root(self, process: Process, companions: Companions) -> bool:
+    def _directories(self, process: Process) -> tuple[tuple[bytes, ...], bool]:
+        """Return the directories with debug files of the root of a process, and True if some have
+        them by build ID.
+        """
         if process.mount_namespace in self._slow_namespaces:
-            return True  # it cannot be found out without waiting
+            # It cannot be found out without waiting which of them exist.
+            return tuple(self._usual_directories), True
         key = process.mount_namespace, process.root_path
-        has = self._debug_roots.get(key)
-        if has is None:
-            has = self._debug_roots[key] = companions.has_debug_root()
-        return has
+        known = self._debug_directories.get(key)
+        if known is None:
+            root_fd = process.root_fd
+            found = debug_directories(root_fd, self._opener(process), self._usual_directories)
+            known = self._debug_directories[key] = found, have_build_ids(root_fd, found)
+        return known
 
     def _take(
         self, process: Process, companions: Iterator[Companion | Unreadable], binary: Trust

@@ -30,7 +30,7 @@ from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, Kind, Sighting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from buildidfs.model import NamespaceSet, Trust
 
@@ -182,11 +182,11 @@ _HEAD: Final = 32
 class GivenFiles:
     """One pass over named regular files; see `capture.base`. Links are followed.
 
-    Debug files that belong to them are captured, too. A file without a build ID, which other
-    scanners skip, is an error unless one is given. Compressed modules and kernels are unpacked as
-    by `kernel.KernelFiles`. ``build_id`` is for files without one; with ``kallsyms`` the files are
-    copies of /proc/kallsyms, of the kernel with that build ID. The other arguments are as for
-    `kernel.InstalledKernels`.
+    Debug files that belong to them are captured, too, from ``debug_directories`` among others. A
+    file without a build ID, which other scanners skip, is an error unless one is given. Compressed
+    modules and kernels are unpacked as by `kernel.KernelFiles`. ``build_id`` is for files without
+    one; with ``kallsyms`` the files are copies of /proc/kallsyms, of the kernel with that build ID.
+    The other arguments are as for `kernel.InstalledKernels`.
     """
 
     def __init__(
@@ -200,7 +200,9 @@ class GivenFiles:
         host: str | None = None,
         initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
+        debug_directories: Sequence[bytes] = debug_files.DEFAULT_DIRECTORIES,
     ) -> None:
+        self._debug_directories = debug_directories
         self._memo = memo
         self._paths = list(paths)
         self._build_id = build_id
@@ -266,7 +268,10 @@ class GivenFiles:
         author chose their paths.
         """
         with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
-            for item in debug_files.Companions(root_fd, self._memo).of(path, binary):
+            companions = debug_files.Companions(
+                root_fd, self._memo, directories=self._debug_directories
+            )
+            for item in companions.of(path, binary):
                 if isinstance(item, Unreadable):
                     yield item
                     continue
