@@ -24,6 +24,9 @@ from collections.abc import Iterator
 from buildidfs.linux import openat2, syscalls
 from buildidfs.model import Mapping
 
+MOST_TEXT = 64 << 20
+"""The most bytes of mappings or mounts of a process; any user can make many long ones."""
+
 _CHUNK = 1 << 16
 _PF_KTHREAD = 0x00200000
 _OFFSET_MAX = (1 << 63) - 1  # for pread; the kernel maps nothing above
@@ -92,22 +95,22 @@ def _process_of(pid_fd: int) -> int:
 
 
 def read_text(pid_fd: int, name: bytes) -> bytes:
-    """Read a text file of the process. Raises OSError."""
+    """Read a text file of the process. Raises OSError: EFBIG if it is longer than `MOST_TEXT`."""
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
     try:
-        return _read_all(fd)
+        chunks, size = [], 0
+        while chunk := os.read(fd, _CHUNK):
+            size += len(chunk)
+            _check_size(size)
+            chunks.append(chunk)
+        return b"".join(chunks)
     finally:
         os.close(fd)
 
 
-def _read_all(fd: int) -> bytes:
-    first = os.read(fd, _CHUNK)
-    if not first:
-        return b""
-    chunks = [first]
-    while chunk := os.read(fd, _CHUNK):
-        chunks.append(chunk)
-    return b"".join(chunks)
+def _check_size(size: int) -> None:
+    if size > MOST_TEXT:
+        raise OSError(errno.EFBIG, "it has more mappings or mounts than are read")
 
 
 def open_files(pid_fd: int) -> list[bytes]:
@@ -347,7 +350,8 @@ def executable_mappings(maps_fd: int, *, only_files: bool) -> Iterator[Mapping]:
     longer than 4095 bytes is not available: such a mapping has an empty path. Mappings made
     meanwhile may or may not be yielded.
 
-    Raises OSError: ENOTTY if the kernel lacks the query, ESRCH if the process is gone.
+    Raises OSError: ENOTTY if the kernel lacks the query, ESRCH if the process is gone, EFBIG if the
+    names are longer than `MOST_TEXT` together.
     """
     return _mappings(maps_fd, _EXECUTABLE | _FILE_BACKED if only_files else _EXECUTABLE)
 
@@ -361,7 +365,10 @@ def file_mappings(maps_fd: int) -> Iterator[Mapping]:
 
 def _mappings(maps_fd: int, flags: int) -> Iterator[Mapping]:
     executable = bool(flags & _EXECUTABLE)
+    size = 0
     for start, end, offset, inode, major, minor, name in _query(maps_fd, flags):
+        size += len(name)
+        _check_size(size)
         deleted = name.endswith(_DELETED)
         if deleted:
             name = name[: -len(_DELETED)]

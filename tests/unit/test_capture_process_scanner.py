@@ -7,8 +7,10 @@ import contextlib
 import errno
 import mmap
 import os
+import shutil
 import signal
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -428,3 +430,40 @@ def test_reach_of_a_file_of_a_process_that_is_gone(
     result = scanned(os.getpid())
     assert reaches(result, mapped) == [OWNER]
     assert result.data(mapped) == mapped.read_bytes()
+
+
+LONG_MAP = """
+import ctypes, os, sys
+name, count = b"x" * 250, int(sys.argv[1])
+for _ in range(15):
+    os.mkdir(name)
+    os.chdir(name)
+fd = os.open(name, os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 4096)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+for _ in range(count):
+    assert libc.mmap(None, 4096, 5, 2, fd, 0) != ctypes.c_void_p(-1).value
+print(input(), flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("query", [True, False])
+def test_process_with_a_huge_memory_map_is_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: bool
+) -> None:
+    """Twenty thousand mappings of a long name would take as much memory for each such process."""
+    monkeypatch.chdir(tmp_path)
+    with running([sys.executable, "-c", LONG_MAP, "20000"]) as child:
+        ways = Ways(query=query, answer_s=30)
+        tracemalloc.start()
+        found = scan(ProcScanner(Memory(), pids=[child.pid, os.getpid()], ways=ways))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert b"/proc/%d" % child.pid in {each.path for each in found.unreadable}
+    assert any("more mappings" in each.reason for each in found.unreadable)
+    assert found.pinned
+    assert peak < 160 << 20
+    shutil.rmtree(tmp_path)

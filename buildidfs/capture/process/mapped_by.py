@@ -31,7 +31,7 @@ from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import mounts, namespaces, openat2, procfs
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import BuildId
+from buildidfs.model import BuildId, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -159,7 +159,7 @@ class Mappers:
 
     def _build_id(self, process: Process, namespace: str, mapping: Mapping) -> BuildId | None:
         """Return the build ID of a mapped file; None if it is unknown. Raises `Moved`."""
-        key = (namespace, mapping.dev, mapping.inode, mapping.path)
+        key = (namespace, mapping.dev, mapping.inode, fingerprint(mapping.path))
         try:
             return self._known[key]
         except KeyError:

@@ -68,6 +68,7 @@ from buildidfs.model import (
     fingerprint,
 )
 from buildidfs.names import merged, targets_of_library
+from buildidfs.shares import FairTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -87,7 +88,8 @@ _PRIVATE_FUSE: Final = "a FUSE filesystem that its user mounted without allow_ot
 
 # Mount namespace, container, and the file. The path is included because an overlay may show one
 # device and inode number for files of different layers, and because each name is worth recording.
-_FileKey = tuple[int, str, tuple[int, int], int, bytes]
+_FileKey = tuple[int, str, tuple[int, int], int, bytes]  # the last is a hash of the path
+_MOST_FAILED: Final = 1 << 14
 
 
 class ProcScanner:
@@ -203,7 +205,7 @@ class _Scan:
         self._vdso = VdsoFinder(memo, host, initial)
         self._met: set[_FileKey] = set()
         self._met_names: set[tuple[int, str, bytes]] = set()
-        self._failed: dict[_FileKey, Unreadable] = {}
+        self._failed: FairTable[_FileKey, Unreadable] = FairTable(_MOST_FAILED)
         self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
         self._devices = Devices()
@@ -247,7 +249,9 @@ class _Scan:
 
     def failures(self) -> Iterator[Unreadable]:
         """Yield the files that could be reached through none of the processes that map them."""
-        return iter(self._failed.values())
+        yield from self._failed.values()
+        if self._failed.refused:
+            yield Unreadable(b"/proc", f"{self._failed.refused} more files cannot be read")
 
     def process(
         self, pid: int, *, wanted: frozenset[str] | None, contained: bool, asked_for: bool
@@ -303,7 +307,7 @@ class _Scan:
     def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
         where = process.mount_namespace, process.container
         for mapping in mappings:
-            key = (*where, mapping.dev, mapping.inode, mapping.path)
+            key = (*where, mapping.dev, mapping.inode, fingerprint(mapping.path))
             if key in self._met or not self._may_be_opened(mapping):
                 continue
             try:
@@ -320,10 +324,12 @@ class _Scan:
                 if error.errno in _GONE and process.is_gone():
                     return
                 # The file may be accessible through another process.
-                self._failed[key] = self._refused(process, mapping, error)
+                self._failed.pop(key)
+                refused = self._refused(process, mapping, error)
+                self._failed.put(key, process.share(self._initial), refused)
                 continue
             self._met.add(key)
-            self._failed.pop(key, None)
+            self._failed.pop(key)
 
     def _links(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
         """Yield the files of a container at the names under which its dynamic linker loaded them,
