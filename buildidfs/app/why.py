@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.app import cores, inputs, remedies, requested_id
-from buildidfs.app.containers import Names
+from buildidfs.app.containers import Names, meant
 from buildidfs.app.coverage import Holdings, Row
 from buildidfs.app.profile import reading
 from buildidfs.app.symbolize import proof
@@ -128,8 +128,16 @@ class Explainer:
         """Return the findings on a build ID without facts for the viewer."""
         return [self._finding(remedies.NOT_SERVED, Row("", b"", build_id, 1), "")]
 
-    def file(self, path: bytes, frame: str | None, *, progress: Progress | None = None) -> Answer:
-        """Explain the files of a profile or core file that have no symbols, or those of a frame.
+    def file(
+        self,
+        path: bytes,
+        frame: str | None,
+        *,
+        container: str | None = None,
+        progress: Progress | None = None,
+    ) -> Answer:
+        """Explain the files of a profile or core file that have no symbols, or those of a frame;
+        with ``container``, only those of this container.
 
         ``frame`` is an address, a path, the last part of a path, or a pattern of paths. Raises
         `UsageError`, and `ArtifactMissing` if the frame has no sample.
@@ -143,6 +151,9 @@ class Explainer:
             address=None if address is None else int(address[1], 16),
             progress=progress,
         )
+        if container is not None:
+            is_meant = meant(self._store, container)
+            found.rows = [row for row in found.rows if is_meant(row.container)]
         rows = found.worst_first()
         if frame is None:
             rows = [row for row in rows if row.symbols < Quality.SYMTAB]

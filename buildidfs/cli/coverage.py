@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.app import remedies
-from buildidfs.app.containers import Names
+from buildidfs.app.containers import Names, meant
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import json_line, one_line, path_fields
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import ArtifactMissing, IncompleteError
@@ -58,6 +58,7 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
     epilog=exit_status(
         [
             "buildidfs coverage perf.data",
+            "buildidfs coverage perf.data --container shop/cart-7d9f",
             "buildidfs coverage --live",
             "buildidfs coverage --fail-under 95 --json perf.data | jq .coverage",
         ],
@@ -71,6 +72,7 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
 )
 @click.argument("file", metavar="[FILE]", required=False, type=AnyPath())
 @click.option("--live", is_flag=True, help="Count the files that running processes map now.")
+@container_option("Count only this container: its name, pod, label, or the beginning of its ID.")
 @click.option(
     "--fail-under",
     metavar="PCT",
@@ -80,7 +82,12 @@ def _columns(whole: int) -> tuple[Column[Row], ...]:
 @table.options(_columns(0), json="Print one JSON object.")
 @click.pass_obj
 def coverage(
-    session: Session, file: str | None, live: bool, fail_under: float | None, layout: table.Layout
+    session: Session,
+    file: str | None,
+    live: bool,
+    container: str | None,
+    fail_under: float | None,
+    layout: table.Layout,
 ) -> int:
     """Print for which share of the samples in FILE the store has executable, symbols and debuginfo.
 
@@ -98,6 +105,9 @@ def coverage(
             found = inputs.coverage_of_processes(store, session.settings, progress=progress)
         else:
             found = inputs.coverage_of_file(store, os.fsencode(file), progress=progress)
+        if container is not None:
+            is_meant = meant(store, container)
+            found.rows = [row for row in found.rows if is_meant(row.container)]
         names = Names(store)
         for row in found.rows:
             names.of(row.container)  # while the store is open

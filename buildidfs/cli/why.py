@@ -47,7 +47,7 @@ _SINGULAR: Final = {"binaries": "binary"}
 )
 @click.argument("what", metavar="FILE|ID|PATH", type=BuildIdArgument())
 @click.argument("frame", metavar="[FRAME]", required=False)
-@container_option("PATH means the file that was seen there in this container.")
+@container_option("Only files of this container; PATH means the file seen there in it.")
 @click.option(
     "--all", "all_", is_flag=True, help="Print all reasons and files, not only the first."
 )
@@ -77,7 +77,7 @@ def why(
             json_line(_fields(each, names)) if json_ else _print_one(session, each, names)
             return 0
         with session.progress("Reading", "record") as progress:
-            answer = explainer.file(path, frame, progress=progress)
+            answer = explainer.file(path, frame, container=container, progress=progress)
         if json_:
             for each in answer.files:
                 json_line(_fields(each, names))

@@ -40,7 +40,8 @@ import msgspec
 
 from buildidfs import __version__
 from buildidfs.errors import StoreError, StoreLocked
-from buildidfs.linux import statx
+from buildidfs.formats import proc_text
+from buildidfs.linux import mounts, statx
 from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
 from buildidfs.names import printable
 
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 _DIRECTORY: Final = b"run"
 _SUFFIX = b".json"
+_MOUNT: Final = b"mount-"
 _MOST_BYTES = 64 << 10
 _TRIES = 20
 # The size, in bytes, of a run file with the losses of many containers.
@@ -214,6 +216,44 @@ def present(
     return sorted(found, key=lambda each: (each.since, each.pid))
 
 
+def abandoned_mounts(root: str | bytes | os.PathLike[str]) -> list[bytes]:
+    """Return the mount points of mounts whose process has ended without unmounting them."""
+    directory = os.path.join(os.fsencode(root), _DIRECTORY)
+    found = set()
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(_MOUNT)]
+    except OSError:
+        return []
+    for name in names:
+        try:
+            fd = os.open(
+                os.path.join(directory, name),
+                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+            )
+        except OSError:
+            continue
+        with closing_fd(fd):
+            if not _is_locked(fd):
+                found.add(_mount_left_by(fd))
+    return sorted(found - {b""})
+
+
+def _mount_left_by(fd: int) -> bytes:
+    """Return the mount point in a leftover run file, if a filesystem of ours is still there; else
+    nothing.
+    """
+    facts = _read(fd, 1)
+    point = Present("", 0, 0, "", "", facts, b"").path("mountpoint")
+    try:
+        lines = proc_text.mounts_in(mounts.mountinfo())
+    except OSError:
+        return b""
+    is_there = any(
+        each.mount_point == point and each.fstype == mounts.FILESYSTEM_TYPE for each in lines
+    )
+    return point if is_there else b""
+
+
 def store_with_role(open_files: Iterable[bytes], role: str, pid: int) -> bytes | None:
     """Return the root of the store in which a process has a role, found by the files that it has
     open.
@@ -236,8 +276,9 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
     with closing_fd(fd):
         try:
             if not _is_locked(fd):
-                # While we hold the lock, no process registers under this name.
-                if _is_at(fd, path):
+                # While we hold the lock, no process registers under this name. The file of a killed
+                # mount stays with the mount, see `abandoned_mounts`.
+                if _is_at(fd, path) and not (role == "mount" and _mount_left_by(fd)):
                     with contextlib.suppress(OSError):
                         os.unlink(path)
                 return None

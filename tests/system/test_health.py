@@ -18,6 +18,7 @@ from buildidfs.app.page import api, overview
 from buildidfs.config import Settings
 from buildidfs.store import Store
 from buildidfs.store.run_files import present
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,3 +131,22 @@ def test_status_shows_the_limits_of_the_running_watch(buildidfs: BuildIdFs, tmp_
     text = buildidfs("--config", config, "status", check=False).out
     assert "keeps 3.0 GiB at most;" in text
     assert "takes effect" not in text
+
+
+@pytest.mark.fuse
+def test_dead_mount_beside_a_watch_is_down(buildidfs: BuildIdFs, tmp_path: Path) -> None:
+    Store.create(buildidfs.store).close()
+    point = tmp_path / "mount"
+    point.mkdir()
+    buildidfs("mount", point)
+    (mount,) = present(buildidfs.store, "mount")
+    with watch_in(buildidfs.store, FOLLOWING, None):
+        assert buildidfs("status").rc == 0
+        os.kill(mount.pid, signal.SIGKILL)
+        until(lambda: not present(buildidfs.store, "mount"), 10)
+        dead = buildidfs("status", check=False)
+        assert dead.rc == EXIT["down"]
+        assert f"the mount at {point} is dead" in dead.out
+        assert "capture down" in buildidfs("report").out
+        buildidfs("unmount", point)
+        assert buildidfs("status").rc == 0

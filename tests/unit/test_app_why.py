@@ -255,6 +255,22 @@ def test_profile_without_build_ids_names_less_to_perf(store: Store, tmp_path: Pa
     assert Explainer(store).file(os.fsencode(file), None).unrepaired == 0.25
 
 
+def test_files_of_one_container(store: Store, tmp_path: Path) -> None:
+    """Two containers have other files at the same path."""
+    write = PerfWriter()
+    records = b""
+    for number, label in ((1, "docker:0101"), (2, "docker:0202")):
+        place = {"dev": os.makedev(8, 1), "ino": number, "host": machine.host_name()}
+        at = sighting(b"/app", container=label, **place)
+        commit(store, capture(store, b"%d" % number, BuildId(bytes([number]) * 20), at=at))
+        records += write.mmap2(number, 0x10000, 0x1000, b"/app", dev=(8, 1), inode=number)
+        records += write.sample(number, 0x10010, 9)
+    file = tmp_path / "perf.data"
+    file.write_bytes(write.file(records))
+    (each,) = Explainer(store).file(os.fsencode(file), None, container="docker:02").files
+    assert (each.container, each.build_id) == ("docker:0202", OTHER)
+
+
 def test_profile_with_all_build_ids_needs_no_repair(store: Store, profile: bytes) -> None:
     see(store, Quality.DEBUGINFO)
     assert coverage(store, profile).unrepaired() is None

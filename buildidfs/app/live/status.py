@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -35,6 +36,7 @@ from buildidfs.app.live.state import RECENT_S, STOPPED, fact_number, fact_rows
 from buildidfs.capture.process.gate import REMEDY
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import machine, procfs
+from buildidfs.names import printable
 from buildidfs.store import Store, run_files
 
 if TYPE_CHECKING:
@@ -97,10 +99,11 @@ def of_store(store: Store, retention: RetentionSettings, *, public: bool = False
     If ``public``, no finding names a container, or an error that may name a private file.
     """
     processes = _processes(store.path)
+    found = _findings(
+        processes, None if public else Names(store), lambda: _named_losses(store.lost_since)
+    )
     findings = sorted(
-        _findings(
-            processes, None if public else Names(store), lambda: _named_losses(store.lost_since)
-        ),
+        [*found, *_of_dead_mounts(store.path, processes)],
         key=lambda each: each.verdict.rank,
         reverse=True,
     )
@@ -323,6 +326,19 @@ def _of_trouble(process: Process, *, is_public: bool) -> Fault:
         f"{role} does not run: {reason}",
         "buildidfs up starts it at once, else it is tried again later each time",
     )
+
+
+def _of_dead_mounts(store_path: bytes, processes: list[Process]) -> Iterator[Fault]:
+    """Yield the faults about mounts that no process serves any more."""
+    served = {each.raw_mountpoint for each in processes}
+    for point in run_files.abandoned_mounts(store_path):
+        if point not in served and not _answers(point):
+            where = printable(point)
+            yield Fault(
+                Verdict.DOWN,
+                f"the mount at {where} is dead: the process that served it was killed",
+                f"buildidfs unmount {shlex.quote(where)} takes it away, mount and up replace it",
+            )
 
 
 def _of_watch(
