@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.formats.elf import header as elf_header
-from buildidfs.formats.elf.header import Segment
 from buildidfs.model import AliasType, Artifact, BuildId, Kind
 from buildidfs.store.index.locations import IN_USE
 from buildidfs.store.index.ranking import is_withheld
@@ -42,6 +41,11 @@ OFFSETS_DIFFER: Final = (
 )
 
 
+ADDRESSES_DIFFER: Final = (
+    "files with its build ID are loaded at different addresses, and nothing tells which it was"
+)
+
+
 class Extent(NamedTuple):
     """An executable mapping of a file: addresses from ``start`` to ``end``, from ``offset``."""
 
@@ -54,20 +58,28 @@ class Placed(msgspec.Struct, frozen=True):
     """An executable, and where its code is.
 
     ``build_id`` is the ID under which this file is served: its adopted ID if the files of its build
-    ID differ in this; None if it has none.
+    ID differ in this; None if it has none. ``code`` is that of all files with the same offsets,
+    which may be loaded at different addresses.
     """
 
     artifact: Artifact
     build_id: BuildId | None
-    code: tuple[Segment, ...]
-    is_fixed: bool
+    code: tuple[_Code, ...]
 
     def fit(self, extent: Extent) -> int:
         """Return how well a mapping fits the code: 0 for not at all, 3 for offset and size."""
-        return max((self._fit(each, extent) for each in self.code), default=0)
+        return max((each.fit(extent) for each in self.code), default=0)
 
-    def _fit(self, segment: Segment, extent: Extent) -> int:
-        start, end, offset = extent
+
+class _Code(NamedTuple):
+    """A segment with code; ``is_fixed`` if it is loaded at the address that it names."""
+
+    segment: elf_header.Segment
+    is_fixed: bool
+
+    def fit(self, extent: Extent) -> int:
+        """See `Placed.fit`."""
+        segment, (start, end, offset) = self.segment, extent
         if self.is_fixed and start - offset != segment.address - segment.offset:
             return 0
         first = segment.offset & -_PAGE
@@ -112,6 +124,18 @@ class Placement:
         found = self._of(build_id)
         return found if len(found) > 1 else ()
 
+    def is_moved(self, build_id: BuildId, address: int) -> bool:
+        """Return True if an address stands for different code of files with the build ID, all of
+        which have their code at the same offsets.
+        """
+        code = [each.segment for placed in self._of(build_id) for each in placed.code]
+        offsets = (
+            each.offset + address - each.address
+            for each in code
+            if each.address <= address < each.address + each.size
+        )
+        return not self.differing(build_id) and len(set(offsets)) > 1
+
     def _mapped(self, build_id: BuildId, extents: Iterable[Extent]) -> tuple[Placed, ...]:
         """Return the executables to which all mappings fit: one, if they identify it.
 
@@ -138,11 +162,11 @@ class Placement:
         groups = differing(self._store, ordinal)
         several = len(groups) > 1
         found = []
-        for artifact, *_ in groups:
-            code, is_fixed = self._code(artifact.digest)
+        for group in groups:
+            code = [each for artifact in group for each in self._code(artifact.digest)]
             if code:
-                own = self._adopted(artifact) if several else build_id
-                found.append(Placed(artifact, own, code, is_fixed))
+                own = self._adopted(group[0]) if several else build_id
+                found.append(Placed(group[0], own, tuple(code)))
         return tuple(found)
 
     def _adopted(self, artifact: Artifact) -> BuildId | None:
@@ -150,13 +174,15 @@ class Placement:
         is_served = adopted is not None and self._store.index.ordinal(adopted) is not None
         return adopted if is_served else None
 
-    def _code(self, digest: Digest) -> tuple[tuple[Segment, ...], bool]:
+    def _code(self, digest: Digest) -> list[_Code]:
         with self._store.open_blob(digest) as blob:
             head = blob.read_at(0, min(blob.size, _PAGE))
             parsed = elf_header.parse_header(head)
             loads = elf_header.loaded(blob.read_at, blob.size)
-        code = tuple(each for each in loads if each.flags & elf_header.PF_X and each.size)
-        return code, parsed is not None and parsed[1][0] == _ET_EXEC
+        is_fixed = parsed is not None and parsed[1][0] == _ET_EXEC
+        return [
+            _Code(each, is_fixed) for each in loads if each.flags & elf_header.PF_X and each.size
+        ]
 
 
 def differing(store: Store, ordinal: int) -> list[list[Artifact]]:

@@ -16,12 +16,12 @@ from buildidfs.store.placement import NOT_AS_MAPPED
 from tests.support import rewritten
 from tests.support.clients import perf_record, perf_report, perf_tool, run
 from tests.support.mounts import BuildIdFs
-from tests.support.programs import build_id_of
+from tests.support.programs import Binary, build_id_of
 from tests.system.test_symbolize import filtered
 
 pytestmark = [pytest.mark.client, pytest.mark.root]
 
-_ROUNDS = "150000000"
+_ROUNDS = "600000000"
 _LEAF = re.compile(r"^\s+[\d.]+%\s+\S+\s+(?:prog\S*)\s+\[\.\] (\S+)", re.MULTILINE)
 
 _KINDS = {
@@ -102,3 +102,20 @@ def test_file_that_was_never_captured_is_reported(scratch: Path) -> None:
     )
     assert store("scan", "perf-data", data).rc == 0
     assert NOT_AS_MAPPED not in store("coverage", data).out
+
+
+def test_address_of_two_programs_has_no_name(scratch: Path) -> None:
+    """Tools such as prelink move all code in memory, and leave it where it is in the file."""
+    directory = scratch / "prelinked"
+    directory.mkdir()
+    low = rewritten.build(directory, "-no-pie")
+    high = rewritten.build(
+        directory, "-no-pie", "-Wl,-Ttext-segment=0x401000", build_id=build_id_of(low)
+    )
+    store = BuildIdFs(directory)
+    store("add", low, high)
+    address, build_id = Binary(low, low, low, "").address(rewritten.HOT), build_id_of(low)
+    moved = store("symbolize", f"{build_id}+{address:#x}", check=False)
+    assert (moved.rc, "loaded at different addresses" in moved.err) == (30, True)
+    offset = address - 0x400000
+    assert rewritten.HOT in store("symbolize", "--file-offset", f"{build_id}+{offset:#x}").out

@@ -27,7 +27,7 @@ from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import file_ops
 from buildidfs.model import Artifact, BuildId, ByteRange, Kind
 from buildidfs.store import chosen, is_withheld, naming_belief
-from buildidfs.store.placement import OFFSETS_DIFFER, Placement
+from buildidfs.store.placement import ADDRESSES_DIFFER, OFFSETS_DIFFER, Placement
 from buildidfs.view.permissions import PUBLIC, may_open
 
 if TYPE_CHECKING:
@@ -186,7 +186,11 @@ class Symbolizer:
         """
         if differing := self._differing(build_id):
             return _agreed([self.at_address(each, address, called=called) for each in differing])
-        address -= called
+        if self.placement.is_moved(build_id, address - called):
+            return Answer((), ADDRESSES_DIFFER)
+        return self._at(build_id, address - called)
+
+    def _at(self, build_id: BuildId, address: int) -> Answer:
         key = (build_id, address)
         answer = self._known.get(key)
         if answer is None:
@@ -201,7 +205,7 @@ class Symbolizer:
             return _agreed([self.at_offset(each, offset, called=called) for each in differing])
         address = self.address_of(build_id, offset)
         if address is not None:
-            return self.at_address(build_id, address, called=called)
+            return self._at(build_id, address - called)
         file = self._file(build_id)
         return Answer((), file.why or (NOT_MAPPED if file.has_offsets else NO_EXECUTABLE))
 
