@@ -7,6 +7,7 @@ import bz2
 import gzip
 import lzma
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import zstandard
 from buildidfs.capture.base import Known
 from buildidfs.capture.scan import kernel
 from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
+from buildidfs.formats.elf import identify
 from buildidfs.model import Absence, BuildId, Kind, Trust
 from tests.support.elfwriter import (
     DWARF,
@@ -27,6 +29,7 @@ from tests.support.elfwriter import (
     build_id_note,
     elf_file,
 )
+from tests.support.filereader import FileReader
 from tests.support.kernels import PACKERS, bzimage_file, packed_vmlinux
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
 
@@ -155,6 +158,68 @@ def test_all_places(tmp_path: Path) -> None:
     result = installed(tmp_path)
     assert paths(result, tmp_path) == places.keys()
     assert result.unreadable == []
+
+
+def unified(kernel: bytes, name: bytes = b".linux") -> bytes:
+    """A PE file with these sections, of which the sizes in the file are rounded up."""
+    sections = ((b".osrel", b"ID=test\n"), (name, kernel), (b".initrd", b"initrd"))
+    table, contents, at = b"", b"", 0x400
+    for each, data in sections:
+        padded = data + bytes(-len(data) % 512)
+        table += struct.pack("<8sIIII16x", each, len(data), 0x1000, len(padded), at)
+        contents += padded
+        at += len(padded)
+    coff = b"PE\0\0" + struct.pack("<HHIIIHH", 0x8664, len(sections), 0, 0, 0, 0xF0, 0x22)
+    head = b"MZ" + bytes(0x3A) + struct.pack("<I", 0x80) + bytes(0x40)
+    return (head + coff + bytes(0xF0) + table).ljust(0x400, b"\0") + contents
+
+
+@pytest.mark.parametrize("place", ["efi/EFI/Linux", "boot/EFI/Linux", f"lib/modules/{RELEASE}"])
+def test_kernels_inside_unified_images(tmp_path: Path, place: str) -> None:
+    image = bzimage_file(packed_vmlinux(VMLINUX, "zstd"))
+    write(tmp_path, f"{place}/linux.efi", unified(image))
+    write(tmp_path, f"{place}/shell.efi", unified(b"MZ another program"))
+    write(tmp_path, f"{place}/other.efi", unified(image, b".other"))
+    write(tmp_path, f"{place}/cut.efi", unified(image)[:0x500])
+    result = installed(tmp_path)
+    (seen,) = result.pinned
+    assert (seen.data, result.unreadable) == (VMLINUX, [])
+    assert paths(result, tmp_path) == {f"/{place}/linux.efi"}
+
+
+def test_kernels_of_nixos(tmp_path: Path) -> None:
+    store = "nix/store/abc-linux-6.1"
+    image, older = (
+        bzimage_file(packed_vmlinux(elf_file([TEXT], build_id=each, etype=ET_EXEC), "xz"))
+        for each in (KERNEL, OTHER)
+    )
+    write(tmp_path, f"{store}/bzImage", image)
+    write(tmp_path, "nix/store/old-linux-5.0/bzImage", older)
+    write(
+        tmp_path, f"nix/store/mod-linux/lib/modules/{RELEASE}/kernel/snd.ko.xz", lzma.compress(KO)
+    )
+    for system, linux in (("system-1-link", "old-linux-5.0"), ("system-2-link", "abc-linux-6.1")):
+        place = tmp_path / "nix/var/nix/profiles" / system
+        place.mkdir(parents=True)
+        (place / "kernel").symlink_to(f"/nix/store/{linux}/bzImage")
+        (place / "kernel-modules").symlink_to("/nix/store/mod-linux")
+    (tmp_path / "nix/var/nix/profiles/system").symlink_to("system-2-link")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/booted-system").symlink_to("/nix/var/nix/profiles/system-2-link")
+    result = installed(tmp_path)
+    assert not result.unreadable
+    ids = [identify.identify(seen.data[:4096], FileReader(seen.data)) for seen in result.pinned]
+    assert sorted(map(str, ids)) == sorted(map(str, (KERNEL, OTHER, MODULE)))
+
+
+def test_kernel_of_guix(tmp_path: Path) -> None:
+    write(tmp_path, "gnu/store/x-linux/bzImage", bzimage_file(packed_vmlinux(VMLINUX, "gzip")))
+    write(tmp_path, f"gnu/store/x-linux/lib/modules/{RELEASE}/snd.ko.gz", gzip.compress(KO))
+    (tmp_path / "run/current-system").mkdir(parents=True)
+    (tmp_path / "run/current-system/kernel").symlink_to("/gnu/store/x-linux")
+    result = installed(tmp_path)
+    assert {seen.data for seen in result.pinned} == {VMLINUX, KO}
+    assert not result.unreadable
 
 
 def test_usr_merged(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ an upgrade may have replaced them. Their build IDs show if they belong to the ru
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import stat
 import sys
 import time
@@ -22,7 +24,7 @@ from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Un
 from buildidfs.capture.debug_files import DEBUG_ROOT, path_by_id
 from buildidfs.capture.origin.builder import Here, Surroundings, is_foreign
 from buildidfs.errors import InvalidBuildId
-from buildidfs.formats import bzimage
+from buildidfs.formats import bzimage, pe
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Packing
 from buildidfs.formats.elf import identify
@@ -145,12 +147,16 @@ class KernelScanner:
         except OSError as error:
             yield Unreadable.of(b"/boot", error)
             return
+        for path in unified_images(self._root, self._release):
+            found = self._found(kernel_files, path, build_id, _NOT_RUNNING)
+            if found is not None and not isinstance(found, Unreadable):
+                yield found
         for path in images(self._release):
             if (found := self._found(kernel_files, path, build_id, _NOT_RUNNING)) is not None:
                 yield found
 
     def _modules(self, loaded: dict[bytes, BuildId]) -> Iterator[Found]:
-        directory = b"/lib/modules/" + self._release
+        directory = self._modules_directory()
         try:
             paths = module_paths(self._root + directory + b"/modules.dep")
             kernel_files = self._kernel_files()
@@ -168,6 +174,15 @@ class KernelScanner:
             yield _missing(path) if found is None else found
             if self._all_files:
                 yield from self._debug_file(kernel_files, path, build_id)
+
+    def _modules_directory(self) -> bytes:
+        """Return the directory with the modules of the release, the usual one if there is none."""
+        usual = os.path.join(MODULES, self._release)
+        of_system = (os.path.join(_SYSTEMS[0], each) for each in _MODULE_DIRECTORIES)
+        for directory in (usual, *(os.path.join(each, self._release) for each in of_system)):
+            if os.path.isdir(self._root + directory):
+                return directory
+        return usual
 
     def _debug_file(
         self, kernel_files: KernelFiles, path: bytes, build_id: BuildId
@@ -273,7 +288,17 @@ _PLACES: Final = (
     DEBUG_ROOT + b"/boot",
     DEBUG_ROOT + MODULES,
     DEBUG_ROOT + b"/usr/lib/modules",
+    b"/efi/EFI",
 )
+# NixOS and Guix keep kernels in their stores; links lead to the present ones, and on NixOS to those
+# of all generations. The kernel of NixOS is a file, that of Guix a directory.
+_SYSTEMS: Final = (b"/run/booted-system", b"/run/current-system")
+_PROFILES: Final = b"/nix/var/nix/profiles"
+_GENERATION: Final = re.compile(rb"system(?:-[0-9]+-link)?")
+_KERNELS: Final = (b"kernel", b"kernel/bzImage")
+_MODULE_DIRECTORIES: Final = (b"kernel-modules/lib/modules", b"kernel/lib/modules")
+_UNIFIED: Final = (b"/efi/EFI/Linux", b"/boot/efi/EFI/Linux", b"/boot/EFI/Linux")
+"""The directories with unified kernel images (UAPI Boot Loader Specification)."""
 _BUILT: Final = b"build/vmlinux"  # for a kernel that was built on this machine
 
 # A linked file grows five- to tenfold when it is unpacked; small ones may grow more.
@@ -290,14 +315,16 @@ _NOT_THERE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 class InstalledKernels:
     """One pass over all kernels and modules installed below ``root``; see `capture.base`.
 
-    Modules are compressed one by one, and the vmlinux of an x86 kernel is inside its vmlinuz. The
-    unpacked file has the build ID, and debuggers need it. The memo remembers it under the identity
-    of the compressed file, which is not unpacked again unless it changes.
+    Modules are compressed one by one, and the vmlinux of an x86 kernel is inside its vmlinuz, which
+    may be inside a unified kernel image. The unpacked file has the build ID, and debuggers need it.
+    The memo remembers it under the identity of the compressed file, which is not unpacked again
+    unless it changes.
 
-    The scanner takes all files below /boot, /lib/modules and /usr/lib/modules, and files with the
-    same paths below /usr/lib/debug. It follows symbolic links only on the way to these directories,
-    and never out of ``root``. Data that is too large for memory goes to ``spool_directory``; the
-    other arguments are as for `capture.scan.tree.TreeScanner`.
+    The scanner takes all files below /boot, /efi/EFI, /lib/modules and /usr/lib/modules, files with
+    the same paths below /usr/lib/debug, and the kernels and modules of NixOS and Guix. It follows
+    symbolic links only on the way to these directories and kernels, and never out of ``root``. Data
+    that is too large for memory goes to ``spool_directory``; the other arguments are as for
+    `capture.scan.tree.TreeScanner`.
     """
 
     def __init__(
@@ -328,7 +355,9 @@ class InstalledKernels:
         known = walk.Mounts()
         prefix = os.readlink(b"/proc/self/fd/%d" % root_fd).rstrip(b"/")
         self._entered.clear()
-        for place in _PLACES:
+        systems = [*_SYSTEMS, *_generations(root_fd)]
+        of_systems = [os.path.join(each, name) for each in systems for name in _MODULE_DIRECTORIES]
+        for place in (*_PLACES, *of_systems):
             try:
                 start_fd = openat2.open_in_root(root_fd, place, os.O_PATH | os.O_DIRECTORY)
             except OSError as error:
@@ -346,11 +375,27 @@ class InstalledKernels:
                         yield self._files.found(file.path, file.fd, foreign=foreign)
                 if place.startswith((MODULES, b"/usr/lib/modules")):
                     yield from self._built(root_fd, start_fd, prefix, place)
+        for system in systems:
+            for name in _KERNELS:
+                yield from self._named(root_fd, prefix, os.path.join(system, name))
         if not self._entered:
             yield Unreadable(self._root, "has neither /boot nor /lib/modules")
 
+    def _named(self, root_fd: int, prefix: bytes, path: bytes) -> Iterator[Found]:
+        """Yield the kernel at a path, if there is one that was not scanned yet."""
+        try:
+            fd = openat2.open_regular_in_root(root_fd, path)
+        except OSError as error:
+            if error.errno not in (*_NOT_THERE, errno.EINVAL):
+                yield Unreadable.of(prefix + path, error)
+            return
+        if self._is_new(fd):
+            yield self._files.found(prefix + path, fd, foreign=is_foreign(fd))
+        else:
+            os.close(fd)
+
     def _is_new(self, fd: int) -> bool:
-        """Return True if a directory was not scanned yet: /lib may be a link to /usr/lib."""
+        """Return True if a directory or file was not scanned yet; /lib may be a link."""
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
         if identity in self._entered:
@@ -370,14 +415,28 @@ class InstalledKernels:
             yield Unreadable.of(prefix + place, error)
             return
         for release in releases:
-            path = os.path.join(place, release, _BUILT)
-            try:
-                fd = openat2.open_regular_in_root(root_fd, path)
-            except OSError as error:
-                if error.errno not in (*_NOT_THERE, errno.EINVAL):
-                    yield Unreadable.of(prefix + path, error)
-                continue
-            yield self._files.found(prefix + path, fd, foreign=is_foreign(fd))
+            yield from self._named(root_fd, prefix, os.path.join(place, release, _BUILT))
+
+
+def _generations(root_fd: int) -> list[bytes]:
+    """Return the paths of all generations of NixOS. Does not raise."""
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with closing_fd(openat2.open_in_root(root_fd, _PROFILES, flags)) as fd:
+            names = sorted(map(os.fsencode, os.listdir(fd)))
+    except OSError:
+        return []
+    return [os.path.join(_PROFILES, name) for name in names if _GENERATION.fullmatch(name)]
+
+
+def unified_images(root: bytes, release: bytes) -> list[bytes]:
+    """Return the paths of unified kernel images below ``root``, without it. Does not raise."""
+    found = []
+    for directory in (*_UNIFIED, os.path.join(MODULES, release)):
+        with contextlib.suppress(OSError):
+            names = sorted(map(os.fsencode, os.listdir(root + directory)))
+            found += [os.path.join(directory, each) for each in names if each.endswith(b".efi")]
+    return found
 
 
 def images(release: bytes) -> list[bytes]:
@@ -397,6 +456,7 @@ def images(release: bytes) -> list[bytes]:
         DEBUG_ROOT + modules + b"/vmlinux.debug",
         DEBUG_ROOT + b"/boot/vmlinux-" + release,
         DEBUG_ROOT + b"/boot/vmlinux-%s.debug" % release,
+        *(os.path.join(_SYSTEMS[0], name) for name in _KERNELS),
     ]
 
 
@@ -489,7 +549,7 @@ def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
         if packing is None:
             raise stream.CannotDecompress("damaged: is not what its name says")
         return _Packed(packing, ByteRange(0, size), _limit(size, *_MODULE_BYTES))
-    where = bzimage.payload(head, size)
+    where = _payload(fd, head, size)
     if where is None:
         return None
     packing = _packing(os.pread(fd, common.PACKING_HEAD, where.offset))
@@ -500,6 +560,18 @@ def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
         # payload (scripts/Makefile.lib, size_append).
         where = ByteRange(where.offset, max(where.size - _SIZE_APPENDED, 0))
     return _Packed(packing, where, _limit(where.size, *_VMLINUX_BYTES))
+
+
+def _payload(fd: int, head: bytes, size: int) -> ByteRange | None:
+    """Return the extent of the compressed kernel in a vmlinuz, or in a unified kernel image that
+    contains one; None for other files. Raises OSError.
+    """
+    where = bzimage.payload(head, size)
+    image = None if where is not None else pe.section(elf_file.reader(fd), size, pe.KERNEL)
+    if image is None:
+        return where
+    inside = bzimage.payload(os.pread(fd, bzimage.HEAD_SIZE, image.offset), image.size)
+    return None if inside is None else ByteRange(image.offset + inside.offset, inside.size)
 
 
 def _limit(size: int, small: int, most: int) -> int:

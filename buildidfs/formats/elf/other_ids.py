@@ -314,11 +314,6 @@ def link_value(crc: int, name: bytes) -> bytes:
     return crc.to_bytes(4, "big") + name
 
 
-def link_name(value: bytes) -> bytes:
-    """Return the name in a `link_value`."""
-    return value[4:]
-
-
 def link_of(value: bytes) -> elf_identify.DebugLink:
     """Return the link in the value of an `AliasType.LINK` alias."""
     return elf_identify.DebugLink(value[4:], int.from_bytes(value[:4], "big"))

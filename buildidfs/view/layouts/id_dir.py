@@ -151,7 +151,7 @@ class IdDirectories:
         """Return the name in .gnu_debuglink of an executable, empty if there is none."""
         for each in self._store.aliases.of(executable.digest):
             if each.type is AliasType.LINK:
-                return other_ids.link_name(each.value)
+                return other_ids.link_of(each.value).name
         return b""
 
     def children(self, node: int, after: int) -> Iterator[tuple[bytes, int, int]]:
