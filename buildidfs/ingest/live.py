@@ -26,7 +26,7 @@ from buildidfs.capture.live.pending_files import LetGo, PendingFile, PendingFile
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreError
-from buildidfs.ingest import staging
+from buildidfs.ingest import stability, staging
 from buildidfs.ingest.batch import Counters
 from buildidfs.ingest.committer import ROW_DELAYS, Trouble
 from buildidfs.ingest.pipeline import Job, Pipeline
@@ -233,7 +233,7 @@ class Live(Pipeline):
     def _work_on_pending(self) -> None:
         while (pending := self._pending.take()) is not None:
             try:
-                wait, reason = staging.premature(pending.file.fd)
+                wait, reason = stability.premature(pending.file)
             except OSError:
                 wait, reason = 0.0, ""  # the attempt will show it
             if wait:

@@ -14,14 +14,17 @@ Threads start when the first file has to be read, because a usual scan finds onl
 
 from __future__ import annotations
 
+import errno
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from buildidfs.capture.base import Unreadable
 from buildidfs.errors import BuildIdFsError
-from buildidfs.ingest import staging
+from buildidfs.ingest import stability, staging
 from buildidfs.ingest.batch import at_another_place
 from buildidfs.ingest.committer import FAILURES, Committer
 from buildidfs.linux.file_ops import on_error
@@ -29,7 +32,7 @@ from buildidfs.names import printable
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
 
 if TYPE_CHECKING:
-    from buildidfs.capture.base import PinnedFile, Unreadable
+    from buildidfs.capture.base import PinnedFile
     from buildidfs.capture.live.pending_files import PendingFile
     from buildidfs.ingest.batch import Batch, Counters, Summary
     from buildidfs.ingest.committer import Trouble
@@ -38,14 +41,22 @@ if TYPE_CHECKING:
     from buildidfs.store import CommitResult, Outcome
 
 
+_MOST_EARLY: Final = 8
+
+
+class TooEarly(Exception):
+    """A file changed a moment ago, or has a writer that may be writing."""
+
+
 class Job:
     """A file in work, and further sightings of the same file at other places.
 
     ``file`` is None if the job only records a sighting of a known file. ``pending`` is the pending
-    file that ``file`` comes from, if it was caught live.
+    file that ``file`` comes from, if it was caught live. ``since`` is the time of the job's
+    beginning, on the monotonic clock.
     """
 
-    __slots__ = ("file", "more", "pending", "sighting")
+    __slots__ = ("file", "more", "pending", "sighting", "since")
 
     def __init__(
         self, sighting: Sighting, file: PinnedFile | None, pending: PendingFile | None = None
@@ -54,6 +65,7 @@ class Job:
         self.file = file
         self.pending = pending
         self.more: list[Job] = []
+        self.since = time.monotonic()
 
 
 class Pipeline(ABC):
@@ -86,6 +98,7 @@ class Pipeline(ABC):
         self._changed = threading.Condition(self._lock)  # for workers
         self._room = threading.Condition(self._lock)  # for the waiting threads
         self._queue: deque[Job] = deque()
+        self._early: deque[tuple[float, Job]] = deque()  # with the times when they are queued
         self._jobs: dict[FileIdentity, Job] = {}
         self._threads: list[threading.Thread] = []  # that stage what is queued
         self._waiting = 0  # threads without work
@@ -157,7 +170,11 @@ class Pipeline(ABC):
         with self._lock:
             self._waiting += 1
             while not self._queue and not self._is_over():
-                self._changed.wait()
+                wait = self._early[0][0] - time.monotonic() if self._early else None
+                if wait is None or wait > 0:
+                    self._changed.wait(wait)
+                else:
+                    self._queue.append(self._early.popleft()[1])
             self._waiting -= 1
             if self._is_over():
                 return None
@@ -178,7 +195,7 @@ class Pipeline(ABC):
     def _drain(self) -> None:
         """Wait until all queued files are staged. Raises the error that ended the work."""
         with self._lock:
-            while (self._queue or self._busy) and self._fault is None:
+            while (self._queue or self._busy or self._early) and self._fault is None:
                 self._room.wait()
         self.check()
 
@@ -192,7 +209,7 @@ class Pipeline(ABC):
             self._room.notify_all()
         for thread in self._threads:
             thread.join()
-        return left
+        return [*left, *self._queue, *(job for _, job in self._early)]
 
     def _end_commits(self) -> None:
         """Commit the staged files, and end the thread that commits."""
@@ -207,6 +224,8 @@ class Pipeline(ABC):
         identity = job.sighting.origin.identity
         with self._lock:
             same = self._jobs.get(identity)
+            if same is job:  # it was too early before
+                return True
             if same is not None and (job.file is None or identity.scope is not None):
                 same.more.append(job)
                 return False
@@ -220,10 +239,24 @@ class Pipeline(ABC):
         self._committer.wait_for_room()
         try:
             outcome = self._capture(job)
+        except TooEarly:
+            self._stage_later(job)
         except FAILURES as error:
             self._not_staged(job, error)
         else:
             self._take(job, outcome)
+
+    def _stage_later(self, job: Job) -> None:
+        """Queue a file once more when the queue is empty, after a pause."""
+        pause = stability.limits.pause
+        with self._lock:
+            is_full = len(self._early) >= _MOST_EARLY
+            self._early.append((time.monotonic() + pause, job))
+        if is_full:  # each of them is open
+            time.sleep(pause)
+            with self._lock:
+                if self._early:
+                    self._queue.append(self._early.popleft()[1])
 
     def _take(self, job: Job, outcome: Staging) -> None:
         """Continue with the result of staging a file."""
@@ -298,9 +331,16 @@ class Pipeline(ABC):
     # --- results for a file -------------------------------------------------------------------
 
     def _capture(self, job: Job) -> Staging:
-        """Stage a file, whose descriptor stays open. Raises `StoreError`, `IntegrityError`."""
+        """Stage a file, whose descriptor stays open. Raises `StoreError`, `IntegrityError`, and
+        `TooEarly`.
+        """
         assert job.file is not None
-        return staging.take(self._store, job.file)
+        outcome = staging.take(self._store, job.file)
+        is_early = isinstance(outcome, Unreadable) and outcome.errno == errno.ETXTBSY
+        is_over = time.monotonic() >= job.since + stability.limits.patience
+        if is_early and job.pending is None and not is_over:  # a pending file waits among others
+            raise TooEarly
+        return outcome
 
     def _entries(self, capture: NewCapture, job: Job) -> Sequence[NewSeen]:
         """Return the journal entries for a capture."""

@@ -18,7 +18,7 @@ from buildidfs.errors import Interrupted, StoreFull
 from buildidfs.formats.elf.other_ids import link_of
 from buildidfs.ingest import staging
 from buildidfs.ingest.batch import BATCH_ROWS, Summary
-from buildidfs.ingest.pipeline import Job, Pipeline
+from buildidfs.ingest.pipeline import Job, Pipeline, TooEarly
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Absence, AliasType, BuildId, FileIdentity, Kind, Sighting
 from buildidfs.names import printable
@@ -125,8 +125,9 @@ def _path(item: Found) -> bytes:
 class Scan(Pipeline):
     """One run of `Ingest`. A failure of the store ends it: `take` and `finish` raise `StoreError`.
 
-    If the store's policy limits the staged bytes, a file for which there is no room waits until all
-    others are committed, and is then tried once more.
+    A file that a process writes to, or that changed a moment ago, is tried later. If the store's
+    policy limits the staged bytes, a file for which there is no room waits until all others are
+    committed, and is then tried once more.
     """
 
     def __init__(self, store: Store, workers: int) -> None:
@@ -218,10 +219,13 @@ class Scan(Pipeline):
     # --- results for a file -------------------------------------------------------------------
 
     def _capture(self, job: Job) -> Staging:
-        """Stage one file, and close it unless it has to wait for room."""
+        """Stage one file, and close it unless it has to wait for room or rest."""
         stays = False
         try:
             return super()._capture(job)
+        except TooEarly:
+            stays = True
+            raise
         except StoreFull:
             stays = self._most_staged is not None
             raise

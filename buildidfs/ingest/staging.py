@@ -5,19 +5,13 @@ The source is read first only to save work: a file without a build ID is not cop
 bytes the store may hold already is hashed and not copied. Only facts from the staged bytes are
 recorded.
 
-If a file was written to meanwhile, its staged bytes may be half old and half new, with either build
-ID; they are dropped, and the file is tried again. The times of the file are not enough to detect
-that: they show when a write began, but not how long it takes, and they do not show stores through a
-mapping into a page that is already dirty. So the kernel is asked for writers, and a file that may
-have one is read twice. Such a file is not remembered either, because its identity stays the same
-while its bytes change. So each scan and each catch reads it again until the writer is gone.
+`stability` decides if the file changed meanwhile, or can change later without a trace.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -27,9 +21,9 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import BuildIdFsError, Recapturable
 from buildidfs.formats.elf import other_ids
-from buildidfs.ingest import derived
+from buildidfs.ingest import derived, stability
 from buildidfs.ingest.batch import WithMini, discard
-from buildidfs.linux import file_ops, statx
+from buildidfs.linux import statx
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import (
     OWNER,
@@ -64,20 +58,6 @@ if TYPE_CHECKING:
 Outcome = NewCapture | NewAbsence | NewSeen | Unreadable
 """The result for a file; `NewSeen` if it is recapturable and there is no room for it."""
 
-WRITTEN_TO: Final = "a process keeps writing to it"
-"""The reason with ETXTBSY for a file that may be captured later."""
-
-_ATTEMPTS: Final = 3
-# Longer than a tick of any filesystem's clock, at 100 per second. A file that was written to within
-# the current tick can be written to again without a trace in its times.
-_SETTLED_NS: Final = 20_000_000
-# Seconds between two reads of a file that may be being written to, so that the writer can continue.
-_PAUSE: Final = 0.05
-# A file that is open for writing counts as at rest if the last write began this long ago: a write
-# can take as long as the disk makes it wait.
-_RESTING_NS: Final = 1_000_000_000
-# If the kernel does not report writers, writes that began longer ago count as done.
-_WRITING_NS: Final = 60_000_000_000
 # If a build ID has more variants than this, the file is not compared with them, which would take
 # ever longer: it is copied, and the store finds duplicates.
 _MANY_VARIANTS: Final = 64
@@ -94,56 +74,28 @@ def capture(store: Store, pinned: PinnedFile) -> Outcome:
 
 
 def take(store: Store, pinned: PinnedFile) -> Outcome:
-    """Do as `capture`, but keep the file open for another attempt. Raises `StoreError`."""
+    """Do as `capture`, but keep the file open for another attempt: the outcome is `Unreadable` with
+    ETXTBSY if it is too early, or the file changed meanwhile. Raises `StoreError`.
+    """
     path = pinned.sighting.origin.path
+    reason = stability.WRITTEN_TO
     try:
-        for _ in range(_ATTEMPTS):
-            before = _identity(pinned)
-            if _is_hollow(pinned.fd):
-                return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
-            _settle(before)
-            is_fixed = _is_fixed(pinned, before)
-            outcome = _attempt(store, pinned, before)
-            if _identity(pinned) == before and not _is_torn(outcome):
-                return _lasting(outcome, is_fixed and _is_fixed(pinned, before))
+        if _is_hollow(pinned.fd):
+            return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
+        wait, early = stability.premature(pinned)
+        if not wait:
+            before = statx.identity(pinned.fd)
+            identity = _identity(pinned, before)
+            is_fixed = stability.is_fixed(pinned, identity)
+            outcome = _attempt(store, pinned, identity)
+            if outcome is not None and statx.identity(pinned.fd) == before:
+                return _lasting(outcome, is_fixed and stability.is_fixed(pinned, identity))
             if isinstance(outcome, NewCapture):
                 discard(outcome)
+        reason = early or reason
     except OSError as error:
         return Unreadable.of(path, error)
-    return Unreadable(path, WRITTEN_TO, errno.ETXTBSY)
-
-
-def premature(fd: int) -> tuple[float, str]:
-    """Return the seconds until staging of a file may begin, and the reason for the delay, if any.
-
-    Zero means now. If it is called too early, `capture` waits, and may copy bytes that it then has
-    to drop. Raises OSError.
-    """
-    age = time.time_ns() - os.fstat(fd).st_ctime_ns
-    if 0 <= age < _RESTING_NS and file_ops.has_writer(fd):
-        return _PAUSE, WRITTEN_TO
-    return (max(_SETTLED_NS - age, 0) / 1e9 if age >= 0 else 0.0), ""
-
-
-def _is_torn(outcome: Outcome) -> bool:
-    return (
-        isinstance(outcome, NewCapture)
-        and isinstance(outcome.content, Staged)
-        and outcome.content.changed
-    )
-
-
-def _is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
-    """Return True if the file cannot change without a change of its identity.
-
-    If the kernel does not report writers, a file counts as fixed a minute after its last change: by
-    then a disk filesystem has written the dirty pages back, and the next store through a mapping
-    changes the times.
-    """
-    if _is_own_copy(pinned):
-        return True
-    known = file_ops.has_no_writer(pinned.fd)
-    return time.time_ns() - identity.ctime_ns >= _WRITING_NS if known is None else known
+    return Unreadable(path, reason, errno.ETXTBSY)
 
 
 def _lasting(outcome: Outcome, is_fixed: bool) -> Outcome:
@@ -151,26 +103,6 @@ def _lasting(outcome: Outcome, is_fixed: bool) -> Outcome:
     if is_fixed or not isinstance(outcome, NewCapture | NewAbsence):
         return outcome
     return msgspec.structs.replace(outcome, remember=False)
-
-
-def _is_own_copy(pinned: PinnedFile) -> bool:
-    """Return True if the descriptor is of a copy that the scanner made."""
-    return pinned.kind in (Kind.VDSO, Kind.KALLSYMS) or pinned.is_copy
-
-
-def _has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
-    if _is_own_copy(pinned):
-        return False
-    known = file_ops.has_writer(pinned.fd)
-    return time.time_ns() - identity.ctime_ns < _WRITING_NS if known is None else known
-
-
-def _is_whole(store: Store, fd: int, staged: Staged, identity: FileIdentity) -> bool:
-    """Return True if a file that may have a writer equals its staged bytes. Raises OSError."""
-    time.sleep(_PAUSE)
-    if file_ops.has_writer(fd) and time.time_ns() - identity.ctime_ns < _RESTING_NS:
-        return False
-    return store.digest_of(fd) == staged.digest
 
 
 def _is_hollow(fd: int) -> bool:
@@ -181,26 +113,18 @@ def _is_hollow(fd: int) -> bool:
     return status.st_size > max(_HOLES_BYTES, status.st_blocks * 512 * _HOLES_RATIO)
 
 
-def _identity(pinned: PinnedFile) -> FileIdentity:
-    """Return the present identity of the file; for a copy, return the identity that the scanner
+def _identity(pinned: PinnedFile, now: FileIdentity) -> FileIdentity:
+    """Return the present identity of the file, ``now``; for a copy, the identity that the scanner
     found.
     """
-    said = pinned.sighting.origin.identity
-    now = statx.identity(pinned.fd)
-    return now if (now.dev, now.ino) == (said.dev, said.ino) else said
+    seen = pinned.sighting.origin.identity
+    return now if (now.dev, now.ino) == (seen.dev, seen.ino) else seen
 
 
-def _settle(identity: FileIdentity) -> None:
-    """Wait until a write to the file would show in its times."""
-    age = time.time_ns() - identity.ctime_ns
-    if 0 <= age < _SETTLED_NS:
-        time.sleep((_SETTLED_NS - age) / 1e9)
-
-
-def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome:
-    """Try once to take a file that may be being written to. Raises `StoreError`, OSError."""
+def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome | None:
+    """Try once to take a file; return None if its bytes change. Raises `StoreError`, OSError."""
     # Checked before the first read: a writer that begins later shows in the times.
-    writer = _has_writer(pinned, identity)
+    writer = stability.has_writer(pinned, identity)
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
     if pinned.kind is None and pinned.build_id is None:
@@ -225,9 +149,9 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
         assert isinstance(hint, BuildId)
         return NewSeen(sighting, hint, noted=True)
     with on_error(staged.close):
-        if writer and not _is_whole(store, pinned.fd, staged, identity):
-            staged.changed = True
-        outcome = _described(store, staged, pinned, sighting)
+        outcome: Outcome | None = None
+        if not writer or stability.equals(store, pinned.fd, staged.digest):
+            outcome = _described(store, staged, pinned, sighting)
     if not isinstance(outcome, NewCapture):
         staged.close()
     return outcome

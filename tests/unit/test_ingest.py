@@ -19,7 +19,7 @@ from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadab
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.errors import IntegrityError, Interrupted, StoreFull, UsageError
-from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, committer, scan, staging
+from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, committer, scan, stability
 from buildidfs.linux import machine, statx
 from buildidfs.model import (
     OWNER,
@@ -475,13 +475,14 @@ def test_changed_owner_loses_trust(store: Watched, tmp_path: Path) -> None:
     assert origins(store, A)[0].reach == OWNER, "nor is it known who could get at it"
 
 
-def test_just_written_file_is_left_to_settle(tmp_path: Path) -> None:
+def test_just_written_file_is_staged_after_a_tick(tmp_path: Path) -> None:
     """A second write within the same tick of the clock would not show in its times."""
     fd = os.open(write(tmp_path / "a", ELF_A), os.O_RDONLY)
-    identity = statx.identity(fd)
-    os.close(fd)
-    staging._settle(identity)
-    assert time.time_ns() - identity.ctime_ns >= staging._SETTLED_NS
+    with PinnedFile(sighting(b"/a", fd), fd) as pinned:
+        changed_ns = os.fstat(fd).st_ctime_ns
+        while stability.premature(pinned)[0]:
+            time.sleep(0.001)
+        assert time.time_ns() - changed_ns >= stability.limits.tick * 1e9
 
 
 def test_source_that_cannot_be_read(store: Watched, tmp_path: Path) -> None:

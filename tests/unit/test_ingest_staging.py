@@ -21,8 +21,9 @@ from buildidfs.capture.archive.elf_members import Spool
 from buildidfs.capture.base import Found, PinnedFile, SeenAgain
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.formats.elf.minidebug import completed, dynamic_symbols
-from buildidfs.ingest import Ingest, StoreMemo, Summary, staging
-from buildidfs.linux import statx
+from buildidfs.ingest import Ingest, StoreMemo, Summary, stability, staging
+from buildidfs.ingest.stability import Limits
+from buildidfs.linux import file_ops, statx
 from buildidfs.model import Absence, Artifact, BuildId, Kind, Origin, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, Store
 from buildidfs.store.write import transaction
@@ -53,11 +54,38 @@ def test_file_that_is_open_for_writing_is_taken_while_it_rests(
     path = tmp_path / "held"
     path.write_bytes(elf_file(build_id=ID))
     with Store.create(tmp_path / "store") as store, path.open("r+b"):
-        monkeypatch.setattr(staging, "_RESTING_NS", 3600_000_000_000)
+        monkeypatch.setattr(stability, "limits", Limits(rest=3600, patience=0.1))
         (unreadable,) = tree(store, path).unreadable
         assert unreadable.errno == errno.ETXTBSY, "its last write may not have ended"
-        monkeypatch.setattr(staging, "_RESTING_NS", 0)
+        monkeypatch.setattr(stability, "limits", Limits(rest=0))
         assert tree(store, path).captured == 1
+
+
+def test_file_with_a_writer_is_tried_when_it_rests_while_others_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    held, other = tmp_path / "tree" / "held", tmp_path / "tree" / "other"
+    held.write_bytes(elf_file(build_id=ID))
+    other.write_bytes(elf_file(build_id=b"\x67" * 20))
+    began = time.monotonic()
+    with Store.create(tmp_path / "store") as store, held.open("r+b"):
+        summary = tree(store, tmp_path / "tree")
+        assert (summary.captured, summary.unreadable) == (2, [])
+        assert time.monotonic() - began >= 0.9, "its last write may have taken this long"
+        ordinals = [store.index.ordinal(BuildId(each)) for each in (b"\x67" * 20, ID)]
+        assert ordinals == [1, 2]
+        assert store.index.recall(statx.identity_at(-1, os.fsencode(held))) is None
+
+
+def test_fresh_files_wait_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 files that change a moment before the scan take no 100 waits."""
+    monkeypatch.setattr(stability, "limits", Limits(tick=0.3))
+    (tmp_path / "tree").mkdir()
+    for number in range(100):
+        (tmp_path / "tree" / str(number)).write_bytes(elf_file(build_id=bytes([number]) * 20))
+    with Store.create(tmp_path / "store") as store:
+        before = time.monotonic()
+        assert tree(store, tmp_path / "tree").captured == 100
+        assert time.monotonic() - before < 10
 
 
 @pytest.mark.parametrize("leases", [True, False])
@@ -81,7 +109,7 @@ def test_stores_that_no_time_tells_of_are_noticed(
             return staged
 
     if not leases:
-        monkeypatch.setattr(staging.file_ops, "has_writer", lambda fd: None)
+        monkeypatch.setattr(file_ops, "has_writer", lambda fd: None)
     write()
     with shared, Watched.create(tmp_path / "store") as store:
         (unreadable,) = tree(store, path).unreadable
@@ -95,8 +123,8 @@ def test_without_leases_old_files_are_read_once(
 ) -> None:
     path = tmp_path / "old"
     path.write_bytes(elf_file(build_id=ID))
-    monkeypatch.setattr(staging.file_ops, "has_writer", lambda fd: None)
-    monkeypatch.setattr(staging, "_WRITING_NS", 0)
+    monkeypatch.setattr(file_ops, "has_writer", lambda fd: None)
+    monkeypatch.setattr(stability, "limits", Limits(writing=0))
 
     class Watched(Store):
         def digest_of(self, fd: int) -> Digest:
@@ -162,7 +190,7 @@ def test_a_copy_of_our_own_has_no_writer(tmp_path: Path, monkeypatch: pytest.Mon
     identity = statx.identity_at(-1, os.fsencode(path))
     sighting = Sighting(Origin(os.fsencode(path), identity), time.time_ns())
     data = elf_file(build_id=ID)
-    monkeypatch.setattr(staging, "_PAUSE", 3600)
+    monkeypatch.setattr(stability, "limits", Limits(pause=3600))
     with Store.create(tmp_path / "store") as store:
         pinned = Spool().pin(sighting, len(data), [data])
         assert Ingest(store).run([pinned]).captured == 1
@@ -175,7 +203,7 @@ def test_file_with_a_writer_is_captured_and_not_remembered(
     """A store through an older mapping leaves no trace in the identity of the file."""
     path = tmp_path / "mapped"
     path.write_bytes(elf_file(build_id=build_id).ljust(4096, b"\0"))
-    monkeypatch.setattr(staging, "_RESTING_NS", 0)
+    monkeypatch.setattr(stability, "limits", Limits(rest=0))
     monkeypatch.setattr(transaction, "_RACY_NS", 0)
     with Store.create(tmp_path / "store") as store:
         with SharedMapping(path) as shared:

@@ -651,15 +651,6 @@ def test_a_file_without_scope_is_not_remembered(store: Store) -> None:
     assert store.stats().remembered == 0
 
 
-def test_a_file_that_changed_while_it_was_read_is_not_remembered(store: Store) -> None:
-    new = capture(store, b"x")
-    assert not isinstance(new.content, Digest)
-    new.content.changed = True
-    commit(store, new)
-    assert store.index.recall(new.sighting.origin.identity) is None
-    assert store.index.artifact(1, EXECUTABLE) is not None
-
-
 def test_the_memo_is_bounded_and_the_old_go_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,15 +63,15 @@ _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 class Staged(Fd):
     """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
 
-    ``fd`` reads the staged bytes. Callers identify these bytes, not those of the source.
-    ``changed`` is True if the source was written to during the copy; the bytes are still exactly
-    those of ``digest``. ``doubtful`` is True if an fsync failed: the next fsync may succeed
-    although the bytes are not on disk. ``counted`` is called when the bytes no longer count as
-    staged. A caller that only waits for the commit calls `lend`: until then the store may drop the
-    bytes, if the host has them.
+    ``fd`` reads the staged bytes. Callers identify these bytes, not those of the source. If the
+    source was written to during the copy, the bytes are still exactly those of ``digest``.
+    ``doubtful`` is True if an fsync failed: the next fsync may succeed although the bytes are not
+    on disk. ``counted`` is called when the bytes no longer count as staged. A caller that only
+    waits for the commit calls `lend`: until then the store may drop the bytes, if the host has
+    them.
     """
 
-    __slots__ = ("_is_lent", "changed", "counted", "digest", "doubtful", "name", "size")
+    __slots__ = ("_is_lent", "counted", "digest", "doubtful", "name", "size")
 
     _lending: Final = threading.Lock()
 
@@ -80,7 +80,6 @@ class Staged(Fd):
         self.name = name
         self.size = 0
         self.digest = Digest(bytes(32))
-        self.changed = False
         self.doubtful = False
         self.counted: Callable[[], None] | None = None
         self._is_lent = False
@@ -335,12 +334,6 @@ class Blobs:
                 self._copy(fd, limit, staged, _Grant(expected, more), _is_sparse(before))
             if self.size(staged.digest) is None:
                 file_ops.start_writeback(staged.fd)  # the fsync of `seal` will wait less
-            after = os.fstat(fd)
-            staged.changed = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
-                after.st_size,
-                after.st_mtime_ns,
-                after.st_ctime_ns,
-            )
         return staged
 
     def _new_staged(self) -> Staged:

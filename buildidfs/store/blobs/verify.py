@@ -68,11 +68,15 @@ class Blob(Fd):
     def pread(self, size: int, offset: int, /) -> bytes:
         """Return up to ``size`` bytes from ``offset``; fewer only at the end.
 
-        Raises OSError, and `IntegrityError` for damaged content.
+        Raises OSError (ESTALE: the file has been written to since it was opened), and
+        `IntegrityError` for damaged content.
         """
-        if self.is_plain:
-            return read_fully(self.fd, size, offset)
-        return self._packed.pread(size, offset)
+        if not self.is_plain:
+            return self._packed.pread(size, offset)
+        data = read_fully(self.fd, size, offset)
+        if self.was_written():  # after the read, because a write may come after an earlier check
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return data
 
     @property
     def is_remote(self) -> bool:
@@ -130,7 +134,8 @@ class Blob(Fd):
             write_fully(file.fileno(), chunk)
 
     def was_written(self) -> bool:
-        """Return True if the file has been written to since it was opened.
+        """Return True if the file has been written to since it was opened; for readers of the
+        descriptor.
 
         Does not use the ctime, which also changes when the blob is removed.
         """

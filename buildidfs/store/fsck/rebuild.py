@@ -234,7 +234,7 @@ def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Ado
     with Blob(fd, form, status) as opened:
         # Nothing is staged: the bytes have their name already.
         content = Staged(-1, None)
-        content.digest, content.changed, content.size = digest, True, opened.size
+        content.digest, content.size = digest, opened.size
         return captures_of(blobs, digest, opened, content)
 
 

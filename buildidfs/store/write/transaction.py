@@ -398,7 +398,7 @@ class Recorder:
         identity = new.sighting.origin.identity
         if not new.remember:
             self._memo.forget(identity)
-        elif not (isinstance(new.content, Staged) and new.content.changed):
+        else:
             self._memo.put(identity, new.sighting.seen_ns, 0, digest)
 
     def adopt(self, new: NewCapture, shown: Mapping[str, Any], form: int, used: int) -> None:

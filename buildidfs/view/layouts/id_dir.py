@@ -653,14 +653,9 @@ class Section(Blob):
         self._extent = extent
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Return up to ``size`` bytes from ``offset``; raises OSError(ESTALE) if the file was
-        written to.
-        """
+        """Return up to ``size`` bytes from ``offset``; raises the errors of the blob."""
         size = min(size, max(self._extent.size - offset, 0))
-        data = self._blob.pread(size, self._extent.offset + offset)
-        if self._blob.was_written():
-            raise stale()
-        return data
+        return self._blob.pread(size, self._extent.offset + offset)
 
     @property
     def extent(self) -> tuple[int, int] | None:

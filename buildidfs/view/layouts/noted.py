@@ -92,10 +92,6 @@ class NotedBlob(Blob):
                 data[first - offset : last - offset] = part[first - at : last - at]
         return bytes(data)
 
-    def was_written(self) -> bool:
-        """Return True if the file of the blob has been written to since it was opened."""
-        return self._blob.was_written()
-
     def close(self) -> None:
         """Close the blob; safe to call twice."""
         self._blob.close()
