@@ -161,7 +161,7 @@ def test_store_that_cannot_be_written_is_served_alone(store: Path) -> None:
     with upstream(serving_files({f"{ID}/debuginfo": DEBUG})) as source:
         config = f'[upstream]\nurls = ["{source.url}"]\n'
         under = [tool("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups"]
-        store.parent.chmod(0o777)
+        store.parent.chmod(0o755)
         with serving(store, config=config, under=under) as server:
             assert server.ask(PATH).status == 404
             assert "cannot be written" in server.log()
