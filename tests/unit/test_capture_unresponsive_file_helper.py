@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.process.process import Process, Ways
-from buildidfs.capture.unresponsive import helper_process
+from buildidfs.capture.unresponsive import file_helper
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.linux import child, statx
 from buildidfs.shares import HOST, of_user
@@ -83,7 +83,7 @@ def test_errors_are_those_of_the_file(helper: FileHelper, tmp_path: Path) -> Non
         with pytest.raises(OSError, match="not a regular file"):
             helper.copy(DEVICE, root, 0)
         with pytest.raises(OSError, match="too large") as caught:
-            helper.copy(DEVICE, root, helper_process.MAX_BYTES + 1)
+            helper.copy(DEVICE, root, file_helper.MAX_BYTES + 1)
         assert caught.value.errno == errno.EFBIG
     finally:
         os.close(root)
@@ -128,8 +128,8 @@ def test_silence_is_waited_for_once_and_its_helper_left(
 def test_owner_of_silent_filesystems_keeps_no_other_from_being_read(
     file: Path, fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = helper_process.LeftBehind(4, hosts=1)
-    monkeypatch.setattr(helper_process, "_left_behind", left)
+    left = file_helper.LeftBehind(4, hosts=1)
+    monkeypatch.setattr(file_helper, "_left_behind", left)
     mallory, alice = of_user(1001), of_user(1002)
     with halffs.served(tmp_path / "mnt", file) as server, FileHelper(0.2) as helper:
         silent = os.open(tmp_path / "mnt/app", os.O_PATH)

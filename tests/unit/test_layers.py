@@ -35,7 +35,7 @@ def test_no_import_cycles() -> None:
 
 READERS_OF_PROC = {
     "scan/kernel.py": "/proc/kallsyms, /proc/modules, notes below /sys",
-    "unresponsive/helper_process.py": "a copy of its own",
+    "unresponsive/file_helper.py": "a copy of its own",
 }
 """The modules of capture that open files for reading without `openat2.reopen_regular`."""
 

@@ -3,38 +3,56 @@
 
 A server may answer for the first pages of a file and then stop. So this process neither reads a
 file on such a filesystem, nor gets its attributes, nor looks it up; a helper process does. If the
-helper does not answer in time, it is killed, even if the kernel keeps it alive, and the next
-question starts another one.
+helper does not answer in time, it is killed, or abandoned if the kernel keeps it alive, and the
+next question starts another one. The helper has one thread and knows no store. It returns copies of
+files, and descriptors opened with O_PATH, because closing such a descriptor asks no server.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import os
 import re
+import signal
+import socket
 import stat
+import threading
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture.unresponsive import helper_process
-from buildidfs.capture.unresponsive.filesystems import Silences, is_slow_type
-from buildidfs.capture.unresponsive.helper_process import BYTES_PER_SECOND, MAX_BYTES, Helper
+from buildidfs.capture import elf_file
+from buildidfs.capture.unresponsive.filesystems import Silences, is_slow_type, no_answer
 from buildidfs.errors import UsageError
 from buildidfs.formats import proc_text
-from buildidfs.linux import mounts, openat2, statx
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux import file_ops, mounts, openat2, statx, supervised
+from buildidfs.linux.file_ops import close_fds, closing_fd
+from buildidfs.linux.supervised import Supervised
 from buildidfs.model import BuildId, FileIdentity, Mapping
-from buildidfs.shares import HOST, Share
+from buildidfs.shares import HOST, Quota, Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
+    from typing import Self
 
     from buildidfs.capture.unresponsive.filesystems import Device
+    from buildidfs.linux.child import Child
 
 
+MAX_BYTES: Final = 1 << 30
+"""The largest file that is copied: a server may report any size, and send bytes without end."""
+
+BYTES_PER_SECOND: Final = 8 << 20
+"""The least speed of a filesystem that counts as answering."""
+
+_MESSAGE_MAX: Final = 8192
+
+_MOST_LEFT_BEHIND: Final = 16
+_MOST_OF_HOST: Final = 4
+_END_S: Final = 1.0
 _SILENT_FOR_S: Final = 300.0
 _IDENTIFY_S: Final = 60.0
 _CHUNK: Final = 1 << 20
@@ -61,18 +79,78 @@ class _Answer(msgspec.Struct, array_like=True):
     reason: str = ""
 
 
-class FileHelper(Helper):
-    """Waits ``seconds`` for each answer; after a timeout it does not ask that device for some
-    minutes.
+class LeftBehind:
+    """The killed helpers that the kernel keeps, by the owner of the file for which each of them
+    waits. Thread-safe.
 
-    ``share`` is that of the file, or of the process that uses it: if many filesystems of an owner
-    do not answer, no other one of that owner is asked (`LeftBehind`). All methods raise OSError,
-    TimeoutError if there is no answer.
+    The owners divide ``most`` places, see `Quota`; `HOST` has ``hosts`` places of its own.
+    """
+
+    def __init__(self, most: int = _MOST_LEFT_BEHIND, hosts: int = _MOST_OF_HOST) -> None:
+        self._lock = threading.Lock()
+        self._quotas = {True: Quota(2 * hosts), False: Quota(most)}  # a single owner has half
+        self._children: list[tuple[Child, str]] = []
+
+    def has_room(self, share: Share) -> bool:
+        """Return True if one more helper may be left behind for files of the owner."""
+        with self._lock:
+            kept = []
+            for process, owner in self._children:
+                if process.poll() is None:
+                    kept.append((process, owner))
+                else:
+                    self._quota(owner).give_back(owner)
+            self._children = kept
+            return self._quota(share.owner).has(share.owner)
+
+    def add(self, process: Child, share: Share) -> None:
+        """Remember a helper that was left behind."""
+        with self._lock:
+            if self._quota(share.owner).take(share.owner):
+                self._children.append((process, share.owner))
+
+    def _quota(self, owner: str) -> Quota:
+        return self._quotas[owner == HOST.owner]
+
+
+_left_behind: Final = LeftBehind()
+
+
+class FileHelper:
+    """The client of the helper process; a context manager. Thread-safe: one question at a time.
+
+    It waits ``seconds`` for each answer; after a timeout it does not ask that device for some
+    minutes. ``share`` is that of the file, or of the process that uses it: if many filesystems of
+    an owner do not answer, no other one of that owner is asked (`LeftBehind`). All methods raise
+    OSError, TimeoutError if there is no answer.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
-        super().__init__(__name__, "the process that reads such files", Silences(_SILENT_FOR_S))
         self._seconds = seconds
+        self._program = Supervised(__name__, quiet=True)
+        self._silences = Silences(_SILENT_FOR_S)
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The process ID of the helper, 0 while there is none."""
+        return self._program.pid
+
+    def close(self) -> None:
+        """End the helper, or abandon it, even while a question is being answered."""
+        self._is_closed = True
+        if (channel := self._program.channel) is not None:
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._program.kill(_END_S)
 
     def open(
         self, device: Device, root_fd: int, path: bytes, share: Share = HOST
@@ -116,13 +194,13 @@ class FileHelper(Helper):
         """
         if size > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-        def copy(scratch: int) -> FileIdentity:
-            seconds = size / BYTES_PER_SECOND
+        seconds = size / BYTES_PER_SECOND
+        with closing_fd(elf_file.scratch_file()) as scratch:
             fds = [path_fd, scratch]
-            return _identity(self._ask(device, _Request("copy"), fds, share, seconds)[0])
-
-        return helper_process.copy_to_scratch(copy)
+            answer, _ = self._ask(device, _Request("copy"), fds, share, seconds)
+            # For reading only, so that other programs do not see a writer.
+            identity = _identity(answer)
+            return identity, os.open(f"/proc/self/fd/{scratch}", os.O_RDONLY | os.O_CLOEXEC)
 
     def _ask(
         self,
@@ -132,7 +210,43 @@ class FileHelper(Helper):
         share: Share,
         more_seconds: float = 0.0,
     ) -> tuple[_Answer, int]:
-        return self.ask(device, request, fds, self._seconds + more_seconds, _Answer, share)
+        with self._lock:
+            if self._silences.has(device):
+                raise no_answer()
+            if not _left_behind.has_room(share):
+                raise TimeoutError(errno.ETIMEDOUT, "too many filesystems of its owner are silent")
+            channel = self._started()
+            try:
+                socket.send_fds(channel, [msgspec.msgpack.encode(request)], fds)
+                channel.settimeout(self._seconds + more_seconds)
+                data, got, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
+            except TimeoutError:
+                self._silences.add(device)
+                if (process := self._program.kill(0)) is not None:
+                    _left_behind.add(process, share)
+                raise no_answer() from None
+            except OSError:
+                data, got = b"", []
+            if not data:
+                self._program.kill(0)
+                raise OSError(errno.EIO, "the process that reads such files was ended")
+            answer = msgspec.msgpack.decode(data, type=_Answer)
+            if answer.errno == errno.ETIMEDOUT:
+                self._silences.add(device)
+        if answer.errno:
+            raise OSError(answer.errno, answer.reason)
+        return answer, got[0] if got else -1
+
+    def _started(self) -> socket.socket:
+        """Return the socket of the helper; start the helper if there is none. Raises OSError."""
+        if self._is_closed:
+            raise OSError(errno.ECANCELED, "the program is ending")
+        try:
+            # A slow start on a busy machine is not the fault of a filesystem.
+            return self._program.start()
+        except OSError as error:
+            reason = f"the process that reads such files did not start: {error.strerror}"
+            raise OSError(errno.EIO, reason) from error
 
 
 def _identity(answer: _Answer) -> FileIdentity:
@@ -145,8 +259,25 @@ def _identity(answer: _Answer) -> FileIdentity:
 
 
 def main(words: Sequence[str]) -> None:
-    """Answer questions on a socket until its other end is closed."""
-    helper_process.serve(words, _Request, 2, _answer)
+    """Answer questions on a socket until its other end is closed.
+
+    Descriptors are closed after the answer is sent, because closing may ask a server, too.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as channel:
+        supervised.report_ready(channel)
+        while True:
+            data, fds, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 2)
+            if not data:
+                return
+            opened: list[int] = []
+            try:
+                reply = _answer(msgspec.msgpack.decode(data, type=_Request), fds, opened)
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))]
+                channel.sendmsg([msgspec.msgpack.encode(reply)], rights if opened else [])
+            finally:
+                close_fds(*fds, *opened)
 
 
 def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
@@ -183,10 +314,22 @@ def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
         raise OSError(errno.EINVAL, "not a regular file")
     fd = openat2.reopen_regular(path_fd)
     fds.append(fd)
-    helper_process.copy_all(fd, copy_fd, before.size)
+    _copy_all(fd, copy_fd, before.size)
     if statx.identity(path_fd) != before:
         raise OSError(errno.ETXTBSY, "it changed while it was read")
     return _Answer(before)
+
+
+def _copy_all(fd: int, copy_fd: int, size: int) -> None:
+    """Copy all bytes of a file of about ``size`` bytes. Raises OSError, EFBIG for too many."""
+    if size > MAX_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    offset = 0
+    while chunk := os.pread(fd, _CHUNK, offset):
+        file_ops.write_fully_at(copy_fd, chunk, offset)
+        offset += len(chunk)
+        if offset > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
 _MOST_STEPS: Final = 4096
