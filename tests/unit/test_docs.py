@@ -361,6 +361,7 @@ def test_lines_of_a_document_are_short(path: Path) -> None:
 def test_no_document_names_a_place_of_its_author(path: Path) -> None:
     # What is written for others names places that every system has, or that we make.
     common = {"app", "bin", "buildid", "dev", "etc", "lib", "mnt", "opt", "proc", "run", "srv"}
+    common |= {"efi", "nix"}  # on systems with EFI, and on NixOS
     common |= {"symbolicate", "source", "asm", "sys", "tmp", "usr", "var"}
     common |= {"api", "compare", "container", "id", "search"}  # of the URLs of `serve`
     named = re.findall(r"(?<![\w.~*$(){}\]\">/-])/([a-zA-Z]\w*)(/[\w.-]*)", path.read_text())
