@@ -4,7 +4,7 @@
     upstream/absent     8192 buckets of four entries: key (16 bytes), until (u64, Unix time in s),
                         lifetime (u32, s), CRC-32 of all three
 
-The file is a table of a fixed size, mapped by each process and written without a lock. If two
+The file is a table of a fixed size, which processes read and write without a lock. If two
 processes write an entry at once, its checksum fails, which costs one more request. A full bucket
 loses the entry that ends first. The key includes a scope, such as the servers, so entries do not
 apply to other servers.
@@ -14,14 +14,14 @@ The store is read before this table, so a captured file counts at once.
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
 import time
+import weakref
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import fingerprint
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _WAYS: Final = 4
 _ENTRY: Final = Struct("<16sQII")
 _CHECKED: Final = _ENTRY.size - 4
 _BUCKET_BYTES: Final = _WAYS * _ENTRY.size
-_BYTES: Final = _BUCKETS * _BUCKET_BYTES
 
 
 class AbsentFiles:
@@ -52,7 +51,9 @@ class AbsentFiles:
     ) -> None:
         self._scope = fingerprint("\n".join(scope).encode("utf-8", "surrogateescape"))
         self._clock = clock
-        self._map = _mapped(os.path.join(store_path, _NAME))
+        # Not a map of the file: a bad block or a shorter file would end the process.
+        self._fd = _opened(os.path.join(store_path, _NAME))
+        weakref.finalize(self, os.close, self._fd)
 
     def has(self, build_id: bytes, kind: Kind) -> bool:
         """Return True if the file was recently found to be absent."""
@@ -71,14 +72,18 @@ class AbsentFiles:
         same = [offset for name, _, offset in bucket if name == key]
         offset = same[0] if same else min(bucket, key=lambda entry: entry[1])[2]
         entry = _ENTRY.pack(key, now + lifetime_s, lifetime_s, 0)[:_CHECKED]
-        self._map[offset : offset + _ENTRY.size] = entry + crc32(entry).to_bytes(4, "little")
+        self._write(offset, entry + crc32(entry).to_bytes(4, "little"))
 
     def forget(self, build_id: bytes, kind: Kind) -> None:
         """Forget that a file is absent."""
         key, at = self._place(build_id, kind)
         for name, _, offset in self._bucket(at):
             if name == key:
-                self._map[offset : offset + _ENTRY.size] = bytes(_ENTRY.size)
+                self._write(offset, bytes(_ENTRY.size))
+
+    def _write(self, offset: int, entry: bytes) -> None:
+        with contextlib.suppress(OSError):  # the disk is full; the file is requested once more
+            os.pwrite(self._fd, entry, offset)
 
     def _place(self, build_id: bytes, kind: Kind) -> tuple[bytes, int]:
         """Return the key of a file, and the offset of its bucket."""
@@ -90,25 +95,22 @@ class AbsentFiles:
 
         Damaged entries count as free, and so do entries made in the future by a wrong clock.
         """
+        data = b""
+        with contextlib.suppress(OSError):
+            data = os.pread(self._fd, _BUCKET_BYTES, at)
         found = []
         now = int(self._clock())
-        for offset in range(at, at + _BUCKET_BYTES, _ENTRY.size):
-            key, until, lifetime, check = _ENTRY.unpack_from(self._map, offset)
-            sound = check == crc32(self._map[offset : offset + _CHECKED])
-            is_ours = sound and until <= now + lifetime
-            found.append((key, until, offset) if is_ours else (b"", 0, offset))
-        return found
+        for start in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
+            key, until, lifetime, check = _ENTRY.unpack_from(data, start)
+            is_sound = check == crc32(data[start : start + _CHECKED]) and until <= now + lifetime
+            found.append((key, until, at + start) if is_sound else (b"", 0, at + start))
+        free = range(at + _ENTRY.size * len(found), at + _BUCKET_BYTES, _ENTRY.size)
+        return [*found, *((b"", 0, offset) for offset in free)]
 
 
-def _mapped(path: bytes) -> mmap.mmap:
+def _opened(path: bytes) -> int:
     try:
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with closing_fd(os.open(path, flags, 0o600)) as fd:
-            if os.fstat(fd).st_size != _BYTES:
-                os.ftruncate(fd, 0)
-                # Writing to a page in a hole of the file raises SIGBUS if the disk is full.
-                os.posix_fallocate(fd, 0, _BYTES)
-            return mmap.mmap(fd, _BYTES)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
-        return mmap.mmap(-1, _BYTES)
+        return os.memfd_create("absent", os.MFD_CLOEXEC)
