@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf import header as elf_header
 from buildidfs.model import AliasType, Artifact, BuildId, Kind
 from buildidfs.store.index.locations import IN_USE
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from buildidfs.store.store import Store
 
 _PAGE: Final = 4096
-_LARGEST_PAGE: Final = 1 << 16
+_LARGER_PAGES: Final = (1 << 14, 1 << 16)  # of other machines
 _MOST_LAYOUTS: Final = 16
 _MOST_KNOWN: Final = 1 << 14
 _ET_EXEC: Final = 2
@@ -67,12 +68,14 @@ class Placed(msgspec.Struct, frozen=True):
     code: tuple[_Code, ...]
 
     def fit(self, extent: Extent) -> int:
-        """Return how well a mapping fits the code: 0 for not at all, 3 for offset and size."""
+        """Return how well a mapping fits the file: 0 for not at all, 3 for offset and size of
+        code.
+        """
         return max((each.fit(extent) for each in self.code), default=0)
 
 
 class _Code(NamedTuple):
-    """A segment with code; ``is_fixed`` if it is loaded at the address that it names."""
+    """A loaded segment; ``is_fixed`` if it is loaded at the address that it names."""
 
     segment: elf_header.Segment
     is_fixed: bool
@@ -82,13 +85,14 @@ class _Code(NamedTuple):
         segment, (start, end, offset) = self.segment, extent
         if self.is_fixed and start - offset != segment.address - segment.offset:
             return 0
-        first = segment.offset & -_PAGE
+        first, behind = segment.offset & -_PAGE, segment.offset + segment.size
+        if not segment.flags & elf_header.PF_X:
+            return int(offset == first)  # old programs may execute all that they read
         if offset == first:
-            last = segment.offset + segment.size + _PAGE - 1 & -_PAGE
+            last = behind + _PAGE - 1 & -_PAGE
             return 3 if end - start == last - first else 2
-        before = segment.offset & -_LARGEST_PAGE  # of machines with larger pages
-        is_part = before <= offset and offset < segment.offset + segment.size
-        return 1 if is_part or before == offset else 0
+        is_part = first < offset < behind
+        return int(is_part or any(offset == segment.offset & -size for size in _LARGER_PAGES))
 
 
 class Placement:
@@ -97,10 +101,12 @@ class Placement:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[BuildId, tuple[Placed, ...]] = {}
+        self._grouped: dict[BuildId, list[list[Artifact]]] = {}
 
     def forget(self) -> None:
         """Forget the files, after the store got new captures."""
         self._known.clear()
+        self._grouped.clear()
 
     def choose(self, build_id: BuildId, extents: Sequence[Extent]) -> tuple[BuildId, str]:
         """Return the ID of the executable to which all mappings of a process fit, or ``build_id``
@@ -121,20 +127,30 @@ class Placement:
         """Return one executable for each placement of the code, the best first; empty if all files
         of the build ID have it at the same offsets.
         """
-        found = self._of(build_id)
-        return found if len(found) > 1 else ()
+        return self._of(build_id) if len(self._groups(build_id)) > 1 else ()
+
+    def _groups(self, build_id: BuildId) -> list[list[Artifact]]:
+        found = self._grouped.get(build_id)
+        if found is None:
+            if len(self._grouped) >= _MOST_KNOWN:
+                self.forget()
+            ordinal = self._store.index.ordinal(build_id) or 0
+            found = self._grouped[build_id] = differing(self._store, ordinal)
+        return found
 
     def is_moved(self, build_id: BuildId, address: int) -> bool:
         """Return True if an address stands for different code of files with the build ID, all of
         which have their code at the same offsets.
         """
-        code = [each.segment for placed in self._of(build_id) for each in placed.code]
-        offsets = (
+        if len(groups := self._groups(build_id)) != 1 or len(groups[0]) == 1:
+            return False
+        segments = (each.segment for placed in self._of(build_id) for each in placed.code)
+        offsets = {
             each.offset + address - each.address
-            for each in code
+            for each in segments
             if each.address <= address < each.address + each.size
-        )
-        return not self.differing(build_id) and len(set(offsets)) > 1
+        }
+        return len(offsets) > 1
 
     def _mapped(self, build_id: BuildId, extents: Iterable[Extent]) -> tuple[Placed, ...]:
         """Return the executables to which all mappings fit: one, if they identify it.
@@ -151,15 +167,11 @@ class Placement:
     def _of(self, build_id: BuildId) -> tuple[Placed, ...]:
         found = self._known.get(build_id)
         if found is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            ordinal = self._store.index.ordinal(build_id)
-            found = () if ordinal is None else self._read(build_id, ordinal)
-            self._known[build_id] = found
+            found = self._known[build_id] = self._read(build_id)
         return found
 
-    def _read(self, build_id: BuildId, ordinal: int) -> tuple[Placed, ...]:
-        groups = differing(self._store, ordinal)
+    def _read(self, build_id: BuildId) -> tuple[Placed, ...]:
+        groups = self._groups(build_id)
         several = len(groups) > 1
         found = []
         for group in groups:
@@ -175,14 +187,14 @@ class Placement:
         return adopted if is_served else None
 
     def _code(self, digest: Digest) -> list[_Code]:
-        with self._store.open_blob(digest) as blob:
-            head = blob.read_at(0, min(blob.size, _PAGE))
-            parsed = elf_header.parse_header(head)
-            loads = elf_header.loaded(blob.read_at, blob.size)
+        try:
+            with self._store.open_blob(digest) as blob:
+                parsed = elf_header.parse_header(blob.read_at(0, min(blob.size, _PAGE)))
+                loads = elf_header.loaded(blob.read_at, blob.size)
+        except (OSError, IntegrityError):
+            return []  # its readers report that it is damaged
         is_fixed = parsed is not None and parsed[1][0] == _ET_EXEC
-        return [
-            _Code(each, is_fixed) for each in loads if each.flags & elf_header.PF_X and each.size
-        ]
+        return [_Code(each, is_fixed) for each in loads if each.size]
 
 
 def differing(store: Store, ordinal: int) -> list[list[Artifact]]:
