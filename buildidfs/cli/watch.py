@@ -5,6 +5,7 @@ stopped.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -67,6 +68,12 @@ _LOST = (
     "Only this container: its name, pod, label, or the beginning of its ID.", multiple=True
 )
 @click.option(
+    "--cgroup",
+    metavar="DIRECTORY",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="Only the processes of this control group and of those below it.",
+)
+@click.option(
     "--exclude",
     metavar="GLOB",
     multiple=True,
@@ -94,6 +101,7 @@ def watch(
     session: Session,
     no_scan: bool,
     containers: tuple[str, ...],
+    cgroup: str | None,
     exclude: tuple[str, ...],
     pin_seconds: float | None,
     pin_bytes: str | None,
@@ -109,10 +117,15 @@ def watch(
     from buildidfs import config
     from buildidfs.app.live.state import PARTIAL, WatchOptions
     from buildidfs.app.live.watch import run
-    from buildidfs.errors import IncompleteError
+    from buildidfs.errors import IncompleteError, UsageError
 
     if session.verbosity == 0:
         session.start_logging()
+    if cgroup is not None and not os.path.exists(os.path.join(cgroup, "cgroup.procs")):
+        raise UsageError(
+            f"{cgroup} is not a control group: give a directory such as"
+            " /sys/fs/cgroup/system.slice/NAME.service"
+        )
     defaults = session.settings.watch
     options = WatchOptions(
         pin_seconds=defaults.pin_seconds if pin_seconds is None else pin_seconds,
@@ -122,6 +135,7 @@ def watch(
         scan=not no_scan,
         container_namespaces=session.settings.container.namespaces,
         debug_directories=session.settings.container.debug_directories,
+        cgroup=cgroup or "",
     )
     presenter = Presenter(json_=json_, quiet=session.is_quiet)
     opened = partial(session.open_store, create=True)

@@ -32,6 +32,8 @@ _LOG_BYTES: Final = 1 << 16
 
 PERF_EVENT_ARRAY: Final = 4
 """A map of rings of perf events, by CPU."""
+CGROUP_ARRAY: Final = 8
+"""A map of control groups of version 2."""
 LRU_HASH: Final = 9
 """A map that forgets what was not used for long when it is full."""
 
@@ -43,6 +45,7 @@ GET_CURRENT_PID_TGID: Final = 14
 GET_CURRENT_UID_GID: Final = 15
 PERF_EVENT_OUTPUT: Final = 25
 GET_CURRENT_TASK: Final = 35
+CURRENT_TASK_UNDER_CGROUP: Final = 37
 PROBE_READ_KERNEL: Final = 113
 
 _INSTRUCTION: Final = struct.Struct("=BBhi")
@@ -193,9 +196,9 @@ class Slot:
             _bpf(_MAP_DELETE, self._only_key)
 
 
-def set_ring(map_fd: int, cpu: int, ring_fd: int) -> None:
-    """Let programs write into a ring, by `PERF_EVENT_OUTPUT` on that CPU."""
-    Slot(map_fd, 4, 4).put(struct.pack("=I", cpu), struct.pack("=I", ring_fd))
+def set_descriptor(map_fd: int, index: int, fd: int) -> None:
+    """Put what a descriptor stands for into an array: a ring for a CPU, or a control group."""
+    Slot(map_fd, 4, 4).put(struct.pack("=I", index), struct.pack("=I", fd))
 
 
 def load(code: bytes, license_name: bytes, name: bytes) -> int:

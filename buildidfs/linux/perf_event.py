@@ -40,6 +40,7 @@ _NUMBERS: Final = {
 }  # fmt: skip
 
 _FLAG_FD_CLOEXEC: Final = 8
+_FLAG_PID_CGROUP: Final = 4
 _EVENT_IOC_DISABLE: Final = 0x2401
 
 # Bits of struct perf_event_attr, from linux/perf_event.h.
@@ -49,8 +50,12 @@ TASK: Final = 1 << 13
 """Fork and exit."""
 NAMESPACES: Final = 1 << 28
 """clone, unshare and setns (commit e422267322cd3, Linux 4.12)."""
-CGROUP: Final = 1 << 32
-"""New control groups (commit 96aaab686505c, Linux 5.7)."""
+CGROUP: Final = 1 << 32 | 1 << 24
+"""New control groups (commit 96aaab686505c, Linux 5.7).
+
+The kernel does not pass them to an event that asks for nothing else (is_sb_event). The second bit
+(comm_exec) asks for nothing by itself, and makes it pass them.
+"""
 BUILD_ID: Final = 1 << 34
 """With `MMAP`: the build ID instead of the inode (commit 88a16a1309333, Linux 5.12)."""
 
@@ -101,17 +106,25 @@ class Ring(Fd):
 
     ``events`` are bits such as `MMAP`; ``pages`` is a power of two. `fileno` becomes readable when
     ``watermark`` bytes are waiting. With ``has_output``, programs of bpf(2) may write records, too.
-    Raises OSError: EACCES or EPERM without the privilege, ENODEV
+    With ``cgroup_fd``, the directory of a control group, only processes in it and below it make
+    records (PERF_FLAG_PID_CGROUP). Raises OSError: EACCES or EPERM without the privilege, ENODEV
     for a CPU that is off, EPERM or ENOMEM if the limit of locked memory is too low.
     """
 
     def __init__(
-        self, cpu: int, events: int, *, pages: int, watermark: int, has_output: bool = False
+        self,
+        cpu: int,
+        events: int,
+        *,
+        pages: int,
+        watermark: int,
+        has_output: bool = False,
+        cgroup_fd: int = -1,
     ) -> None:
         self.cpu = cpu
         self._size = pages * PAGE
         config = COUNT_BPF_OUTPUT if has_output else COUNT_DUMMY
-        super().__init__(_open(cpu, events, watermark, config))
+        super().__init__(_open(cpu, events, watermark, config, cgroup_fd))
         with closing_on_error(self.fd):
             self._map = mmap.mmap(self.fd, PAGE + self._size)
         # Its items are read and written in one access; struct zeroes an item first.
@@ -179,7 +192,7 @@ class Ring(Fd):
             super().close()
 
 
-def _open(cpu: int, events: int, watermark: int, config: int) -> int:
+def _open(cpu: int, events: int, watermark: int, config: int, cgroup_fd: int) -> int:
     attributes = pack_attr(
         events | SAMPLE_ID_ALL,
         SAMPLE_TIME | (SAMPLE_RAW if config == COUNT_BPF_OUTPUT else 0),
@@ -188,16 +201,18 @@ def _open(cpu: int, events: int, watermark: int, config: int) -> int:
         clockid=time.CLOCK_MONOTONIC,
         config=config,
     )
-    return _open_event(attributes, -1, cpu)
+    return _open_event(attributes, cgroup_fd, cpu, 0 if cgroup_fd < 0 else _FLAG_PID_CGROUP)
 
 
-def _open_event(attributes: bytes, pid: int, cpu: int) -> int:
+def _open_event(attributes: bytes, pid: int, cpu: int, flags: int = 0) -> int:
     """Open an event; ``attributes`` is struct perf_event_attr. Raises OSError."""
     number = _NUMBERS.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, f"no perf_event_open known for {os.uname().machine}")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    return syscalls.syscall(number, ctypes.addressof(buffer), pid, cpu, -1, _FLAG_FD_CLOEXEC)
+    return syscalls.syscall(
+        number, ctypes.addressof(buffer), pid, cpu, -1, _FLAG_FD_CLOEXEC | flags
+    )
 
 
 class OwnEvent:

@@ -32,9 +32,25 @@ _PF_KTHREAD = 0x00200000
 _OFFSET_MAX = (1 << 63) - 1  # for pread; the kernel maps nothing above
 
 
+_GROUP_PROCESSES = "cgroup.procs"
+
+
 def pids() -> list[int]:
     """Return the processes in /proc, in ascending order. Raises OSError."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def pids_in_cgroup(directory: str) -> list[int]:
+    """Return the processes in a control group and in those below it, in ascending order; see
+    cgroups(7). Groups that are gone have none.
+    """
+    found: set[int] = set()
+    for group, _, names in os.walk(directory):
+        if _GROUP_PROCESSES in names:
+            path = os.path.join(group, _GROUP_PROCESSES)
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+                found.update(int(line) for line in file)
+    return sorted(found - {0})  # 0: of another PID namespace
 
 
 def open_pid(pid: int) -> int:

@@ -24,14 +24,30 @@ def entering(group: Path) -> tuple[str, ...]:
     return ("sh", "-c", _ENTER, os.fspath(group))
 
 
-@contextlib.contextmanager
-def container_and_imitation() -> Iterator[tuple[Path, Path]]:
-    """Two control groups with the ID of one container: its own, and that of a user."""
-    hierarchy = next(
+def unified_hierarchy() -> Path:
+    """Return the directory of the control groups of version 2."""
+    return next(
         Path(os.fsdecode(each.mount_point))
         for each in proc_text.mounts_in(mounts.mountinfo())
         if each.fstype == b"cgroup2" and each.root == b"/"
     )
+
+
+@contextlib.contextmanager
+def control_group() -> Iterator[Path]:
+    """An empty control group."""
+    group = unified_hierarchy() / f"buildidfs-test-{secrets.token_hex(4)}"
+    group.mkdir()
+    try:
+        yield group
+    finally:
+        _remove(group)
+
+
+@contextlib.contextmanager
+def container_and_imitation() -> Iterator[tuple[Path, Path]]:
+    """Two control groups with the ID of one container: its own, and that of a user."""
+    hierarchy = unified_hierarchy()
     name = secrets.token_hex(4)
     scope = f"docker-{secrets.token_hex(32)}.scope"
     containers, delegated = hierarchy / f"containers-{name}", hierarchy / f"delegated-{name}"

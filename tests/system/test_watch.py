@@ -30,6 +30,7 @@ from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.containers import container
 from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.imitating import control_group, entering
 from tests.support.mapped import SharedMapping, overlay
 from tests.support.mounts import COMMAND, loop_devices
 from tests.support.programs import build_id_of, sha256
@@ -729,3 +730,36 @@ def test_nothing_is_mistaken(directory: Path) -> None:
         cwd=ROOT, check=True)  # fmt: skip
     assert digests(directory / "store", "ab" * 20) == {hashlib.sha256(content).hexdigest()}
     assert digests(directory / "store", "cd" * 20) == set()
+
+
+@root
+def test_only_one_control_group_is_followed(directory: Path, probe: Probe, tmp_path: Path) -> None:
+    """Programs in the group and below it are captured, before and after the start."""
+    store = tmp_path / "store"
+    with control_group() as group, control_group() as other:
+        running = probe.place(directory / "running")
+        held = subprocess.Popen([*entering(group), running, "wait"], stdin=subprocess.PIPE)
+        try:
+            until(lambda: str(held.pid) in (group / "cgroup.procs").read_text(), "the group")
+            with watching(store, "--cgroup", group) as watcher:
+                captured(store, running)
+                outside = [probe.place(directory / f"outside{number}") for number in range(20)]
+                for path in outside:
+                    run([*entering(other), path], check=True)
+                inside = [probe.place(directory / f"inside{number}") for number in range(20)]
+                for path in inside:
+                    run([*entering(group), path], check=True)
+                for path in inside:
+                    captured(store, path)
+                assert watcher.facts["missed"] == 0
+        finally:
+            held.kill()
+            held.communicate()
+    paths = {each.path for each in journal(store)}
+    assert paths.isdisjoint(map(os.fsencode, outside))
+
+
+def test_directory_that_is_no_control_group_is_refused(tmp_path: Path) -> None:
+    result = run([*COMMAND, "--store", tmp_path / "store", "watch", "--cgroup", tmp_path])
+    assert result.rc == 2
+    assert "is not a control group" in result.text

@@ -31,6 +31,7 @@ class WatchOptions(msgspec.Struct, frozen=True):
     """Options of a watch. ``containers`` are labels or beginnings of IDs, ``exclude`` globs of
     paths.
 
+    ``cgroup`` is the directory of the only control group to follow, with those below it.
     ``pin_seconds`` and ``pin_bytes`` limit the files that are open and not copied yet. If ``scan``
     is False, processes that run already are not scanned.
     """
@@ -42,6 +43,7 @@ class WatchOptions(msgspec.Struct, frozen=True):
     scan: bool = True
     container_namespaces: tuple[str, ...] = ("mnt",)
     debug_directories: tuple[str, ...] = DEBUG_DIRECTORIES
+    cgroup: str = ""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.errors import BuildIdFsError, CapabilityError, IncompleteError
 from buildidfs.ingest import StoreMemo
 from buildidfs.ingest.live import ANSWER_S, DENIED, CaughtFiles, Listener, Live
-from buildidfs.linux import machine
+from buildidfs.linux import machine, procfs
 from buildidfs.linux.sdnotify import Notifier
 from buildidfs.names import printable
 from buildidfs.shares import HOST, FairQueue, Share
@@ -271,7 +271,7 @@ class Watch(Listener):
             refused=self._not_followed,
             looked=self._scan_generated,
         )
-        self._watcher = Watcher(self._heard, self._ended)
+        self._watcher = Watcher(self._heard, self._ended, options.cgroup)
         self._mode = "interrupted"
         self._degraded: tuple[str, ...] = ()
         self._every_mapping = ""
@@ -512,10 +512,10 @@ class Watch(Listener):
             self._live.take(item)
 
     def _found(self, pids: Sequence[int] | None) -> Iterator[Found]:
-        namespaces = self._options.container_namespaces
+        namespaces, cgroup = self._options.container_namespaces, self._options.cgroup
         yield from ProcScanner(
             self._memo,
-            pids=pids,
+            pids=procfs.pids_in_cgroup(cgroup) if pids is None and cgroup else pids,
             may_have_ended=True,
             container_namespaces=namespaces,
             helper=self._helper,
@@ -523,7 +523,7 @@ class Watch(Listener):
             debug_directories=list(map(os.fsencode, self._options.debug_directories)),
             ways=Ways(gate=self._gate),
         )
-        if pids is None and not self._options.containers:
+        if pids is None and not self._options.containers and not cgroup:
             yield from KernelScanner(self._memo, container_namespaces=namespaces)
 
     def _found_generated(self, pid: int) -> None:

@@ -11,8 +11,8 @@ to the CPU of the process would delay that process. One more thread, with a lowe
 identifies the files (`identifier`).
 
 The catcher is a separate process that runs this module; `client.Watcher` starts it. Its arguments
-are the descriptor of a socket (`protocol`) and the process that started it; the catcher ends with
-that process.
+are the descriptor of a socket (`protocol`), the process that started it, and the directory of the
+only control group to follow, or nothing. The catcher ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class Catcher:
     Raises OSError if the kernel refuses events.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, cgroup_fd: int = -1) -> None:
         self._socket = sock
         self._epoll = select.epoll()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._outbox = Outbox(sock, self._epoll, max(min(MOST_DESCRIPTORS, limit // 4), 1))
-        program, self._refusal = first_touch.start()
-        self._rings = Rings(program)
+        program, self._refusal = first_touch.start(cgroup_fd)
+        self._rings = Rings(program, cgroup_fd=cgroup_fd)
         touches = None if program is None else Touches(program)
         self._state = State(self._rings, self._outbox, Met(), touches)
         self._pollers: set[select.epoll] = set()
@@ -307,7 +307,8 @@ def main(argv: Sequence[str]) -> None:
     threads.reserve_descriptors(_DESCRIPTORS)
     try:
         syscalls.end_with(owner, signal.SIGKILL)
-        catcher = Catcher(sock)
+        cgroup_fd = os.open(argv[2], os.O_RDONLY | os.O_DIRECTORY) if argv[2] else -1
+        catcher = Catcher(sock, cgroup_fd)
         catcher.begin()
     except OSError as error:
         reason = error.strerror or str(error)

@@ -42,17 +42,20 @@ class Watcher:
     """One catcher at a time.
 
     ``receive`` is called with each message and a descriptor to close (or -1), in a thread of its
-    own. ``ended`` is called in that thread if the catcher ends by itself.
+    own. ``cgroup`` is the directory of the only control group to follow, with those below it;
+    empty for all. ``ended`` is called in that thread if the catcher ends by itself.
     """
 
     def __init__(
         self,
         receive: Callable[[Message, int], None],
         ended: Callable[[str], None],
+        cgroup: str = "",
     ) -> None:
         self._receive = receive
         self._ended = ended
-        self._program = Supervised(_PROGRAM, str(os.getpid()), restarts=_RESTARTS, buffer=_BUFFER)
+        words = str(os.getpid()), cgroup
+        self._program = Supervised(_PROGRAM, *words, restarts=_RESTARTS, buffer=_BUFFER)
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._since = 0.0

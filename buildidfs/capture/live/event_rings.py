@@ -60,8 +60,15 @@ class Rings:
     still writes records.
     """
 
-    def __init__(self, program: FirstTouch | None = None, *, recheck: float = _RECHECK_S) -> None:
+    def __init__(
+        self,
+        program: FirstTouch | None = None,
+        *,
+        cgroup_fd: int = -1,
+        recheck: float = _RECHECK_S,
+    ) -> None:
         self._program = program
+        self._cgroup_fd = cgroup_fd
         self.pollers: dict[int, select.epoll] = {}
         self._recheck = recheck
         self._checked = time.monotonic()
@@ -89,7 +96,7 @@ class Rings:
         if time.monotonic() - self._checked >= self._recheck:
             self._checked = time.monotonic()
             # Off and on again since the last call; when the machine sleeps all CPUs but one are.
-            self._stopped |= {cpu for cpu, ring in self._mappings.items() if not ring.is_counting()}
+            self._stopped |= {cpu for cpu, ring in self._waking.items() if not ring.is_counting()}
         return bool(self._stopped) or self._online != self._mappings.keys()
 
     def follow_cpus(self) -> bool:
@@ -108,14 +115,13 @@ class Rings:
         return changed
 
     def mappings(self, cpu: int) -> list[Record]:
-        """Return mappings with a path, and new control groups, of one CPU since the last call.
+        """Return new control groups, and mappings with a path, of one CPU since the last call.
 
-        With a program, return the output of the program and new control groups of one CPU, and
-        after them the mappings of all CPUs.
+        With a program, return its output on this CPU, too, and the mappings of all CPUs.
         """
-        if self._program is None:
-            return _take(self._mappings.get(cpu))
         records = _take(self._waking.get(cpu))
+        if self._program is None:
+            return records + _take(self._mappings.get(cpu))
         for ring in list(self._mappings.values()):
             records += _take(ring)
         return records
@@ -170,33 +176,28 @@ class Rings:
                     raise
                 self._pages //= _HALF
                 continue
-            self._mappings[cpu], self._tasks[cpu] = rings[:2]
+            self._mappings[cpu], self._tasks[cpu], self._waking[cpu] = rings
             if self._program is not None:
-                self._waking[cpu] = rings[2]
-                self._program.follow(cpu, rings[2].fileno())
+                self._program.follow(cpu, self._waking[cpu].fileno())
             poller = self.pollers[cpu] = select.epoll()
             for ring in rings:
                 poller.register(ring.fileno(), select.EPOLLIN | select.EPOLLET)
             return True
 
     def _open_rings(self, cpu: int, rings: list[Ring]) -> None:
-        half = self._pages * perf_event.PAGE // _HALF
-        if self._program is None:
-            waking = perf_event.MMAP | self._groups
-            rings.append(Ring(cpu, waking, pages=self._pages, watermark=1))
-        else:
-            rings.append(Ring(cpu, perf_event.MMAP, pages=self._pages, watermark=half))
-        rings.append(Ring(cpu, _QUIET, pages=self._pages, watermark=half))
-        if self._program is not None:
-            pages = min(self._pages, _WAKING_PAGES)
-            rings.append(Ring(cpu, self._groups, pages=pages, watermark=1, has_output=True))
+        half, group = self._pages * perf_event.PAGE // _HALF, self._cgroup_fd
+        for events, watermark in (
+            (perf_event.MMAP, half if self._program is not None else 1),
+            (_QUIET, half),
+        ):
+            rings.append(Ring(cpu, events, pages=self._pages, watermark=watermark, cgroup_fd=group))
+        pages = min(self._pages, _WAKING_PAGES)
+        rings.append(Ring(cpu, self._groups, pages=pages, watermark=1, has_output=True))
 
     def _close(self, cpu: int) -> None:
         self.pollers.pop(cpu).close()
         for rings in (self._mappings, self._tasks, self._waking):
-            ring = rings.pop(cpu, None)
-            if ring is not None:
-                ring.close()
+            rings.pop(cpu).close()
 
 
 def _take(ring: Ring | None) -> list[Record]:

@@ -94,11 +94,12 @@ def decode_touch(data: bytes) -> Touch:
 class FirstTouch:
     """The program and its map; close it to end both.
 
+    With ``cgroup_fd``, it reports only processes of a control group (version 2) and those below it.
     Raises OSError if the kernel refuses the program or has not the tracepoints, LookupError and
     ValueError if the types of the kernel are not understood. Methods are thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cgroup_fd: int = -1) -> None:
         self._fds = contextlib.ExitStack()
         self._lock = threading.Lock()
         with contextlib.ExitStack() as undo:
@@ -106,6 +107,10 @@ class FirstTouch:
             self._files = self._own(bpf.create_map(bpf.LRU_HASH, _KEY.size, 8, _FILES))
             self._rings = self._own(bpf.create_map(bpf.PERF_EVENT_ARRAY, 4, 4, _CPUS))
             self._users = self._own(bpf.create_map(bpf.LRU_HASH, 4, 16, _USERS))
+            self._groups = -1
+            if cgroup_fd >= 0:
+                self._groups = self._own(bpf.create_map(bpf.CGROUP_ARRAY, 4, 4, 1))
+                bpf.set_descriptor(self._groups, 0, cgroup_fd)
             self._slot = bpf.Slot(self._files, _KEY.size, 8)
             places = _Places(Btf())
             touched, executed = (self._load(places, kind) for kind in (_TOUCHED, _EXECUTED))
@@ -119,12 +124,13 @@ class FirstTouch:
         return fd
 
     def _load(self, places: _Places, kind: int) -> int:
-        code = _program(places, self._files, self._rings, self._users, kind)
+        maps = _Maps(self._files, self._rings, self._users, self._groups)
+        code = _program(places, maps, kind)
         return self._own(bpf.load(code, _LICENSE, b"buildidfs"))
 
     def follow(self, cpu: int, ring_fd: int) -> None:
         """Write into this ring on a CPU. Raises OSError."""
-        bpf.set_ring(self._rings, cpu, ring_fd)
+        bpf.set_descriptor(self._rings, cpu, ring_fd)
 
     def know(self, key: bytes) -> None:
         """Wake nothing for a file in this state."""
@@ -149,16 +155,25 @@ class FirstTouch:
         self._fds.close()
 
 
-def start() -> tuple[FirstTouch | None, str]:
+def start(cgroup_fd: int = -1) -> tuple[FirstTouch | None, str]:
     """Start the program. If this kernel or its settings refuse it, return None and the reason."""
     try:
-        return FirstTouch(), ""
+        return FirstTouch(cgroup_fd), ""
     except FileNotFoundError:
         return None, "the kernel has no BTF, or does not report touches of files as Linux 6.12 does"
     except OSError as error:
         return None, f"the kernel refuses a BPF program: {error.strerror or error}"
     except (LookupError, ValueError) as error:
         return None, f"this kernel's types are not as expected: {error}"
+
+
+class _Maps(NamedTuple):
+    """Descriptors of the maps; ``groups`` has the followed control group, or is -1."""
+
+    files: int
+    rings: int
+    users: int
+    groups: int
 
 
 class _Places:
@@ -205,31 +220,37 @@ def _namespace_id(types: Btf) -> int:
 _CONTEXT, _POINTED, _OTHER, _UNTIL = 6, 7, 8, 9
 
 
-def _program(places: _Places, files: int, rings: int, users: int, kind: int) -> bytes:
+def _program(places: _Places, maps: _Maps, kind: int) -> bytes:
     """Return the instructions: find the inode, make the key, look it up, report it if unknown."""
     a = bpf.Assembler()
     block = _POINTER - (places.size + 7 & ~7)
+    a.move(_CONTEXT, 1)
+    if maps.groups >= 0:
+        a.load_map(1, maps.groups)
+        a.set(2, 0)
+        a.call(bpf.CURRENT_TASK_UNDER_CGROUP)
+        a.jump(bpf.JNE_K, 0, 1, "end")
     _make_key(a, places, block, kind)
-    _look_up(a, files, "unknown")
+    _look_up(a, maps.files, "unknown")
     a.label("unknown")
     if kind == _TOUCHED:
         for at, value, size in ((_CTIME, 0, 8), (_NSEC, 0, 4), (_KIND, _DATA, 4)):
             a.store_constant(bpf.FP, at, value, size)
-        _look_up(a, files, "new")
+        _look_up(a, maps.files, "new")
         a.label("new")
         _store_state(a, places, block, kind)
-    _limit(a, users)
+    _limit(a, maps.users)
     a.label("report")
     a.call(bpf.KTIME_GET_NS)
     a.add(0, _PENDING_NS)
     a.store(bpf.FP, _VALUE, 0)
-    _update(a, files, _EVENT_AT)
+    _update(a, maps.files, _EVENT_AT)
     a.label("send")
     a.call(bpf.GET_CURRENT_PID_TGID)
     a.shift_right(0, 32)
     a.store(bpf.FP, _PID, 0)
     a.move(1, _CONTEXT)
-    a.load_map(2, rings)
+    a.load_map(2, maps.rings)
     a.set(3, -1)
     a.shift_right(3, 32)  # the ring of this CPU
     _address(a, 4, _EVENT_AT)
@@ -244,7 +265,6 @@ def _make_key(a: bpf.Assembler, places: _Places, block: int, kind: int) -> None:
     """Make the key of the file and the mount namespace of the process; ``block`` is the copy of a
     part of its inode on the stack.
     """
-    a.move(_CONTEXT, 1)
     for at in range(_EVENT_AT, 0, 8):
         a.store_constant(bpf.FP, at, 0)
     a.load(_POINTED, _CONTEXT, 8 * (_EXEC_ARGUMENT if kind == _EXECUTED else 0))
