@@ -105,6 +105,10 @@ class AliasType(enum.IntEnum):
     """A hash of the offsets in the file at which its code is. It is not a name, and many files have
     it; files with the same build ID and other offsets were rewritten after the link.
     """
+    TEXT = 8
+    """Breakpad's hash of the code of a file without a build ID, of which it makes the debug ID. It
+    is easy to forge.
+    """
 
 
 class Alias(NamedTuple):

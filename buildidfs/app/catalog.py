@@ -330,13 +330,19 @@ def why_no_artifacts(store: Store, asked: Asked) -> str:
     return why
 
 
+_NO_NAMES: Final = frozenset(
+    (AliasType.LINK, AliasType.BEGINNING, AliasType.OFFSETS, AliasType.TEXT)
+)
+"""The aliases that name no file by themselves."""
+
+
 def alias_texts(aliases: Iterable[Alias]) -> dict[str, str]:
     """Return the aliases of a file by their types, as the commands take them."""
     found = {}
     for kind, value in aliases:
         if kind is AliasType.GO:
             found["go"] = value.decode("ascii", "replace")
-        elif kind not in (AliasType.LINK, AliasType.BEGINNING, AliasType.OFFSETS):
+        elif kind not in _NO_NAMES:
             found[kind.name.lower()] = value.hex()
     return found
 

@@ -196,6 +196,32 @@ def test_frames_without_a_name_are_answered_all_the_same(site: Site) -> None:
     assert "this server has no file" in result["module_errors"]["/".join(unknown)][0]["message"]
 
 
+@pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
+def test_a_program_without_a_build_id_is_found_by_the_hash_of_its_code(
+    site: Site, directory: Path, is_split: bool
+) -> None:
+    """The debug ID is what symbolic 13.9 makes of such a file, too."""
+    path, source, text = (directory / name for name in ("nameless", "nameless.c", "text"))
+    source.write_text(f'{CODE}const char unique[] = "{directory}";\n')
+    run([tool("gcc"), "-g", "-O1", "-Wl,--build-id=none", "-o", path, source], check=True)
+    run([tool("objcopy"), "-O", "binary", "-j", ".text", path, text], check=True)
+    found = bytearray(16)
+    for at, byte in enumerate(text.read_bytes()[:4096]):
+        found[at % 16] ^= byte
+    (main,) = [line for line in nm(path).splitlines() if line.endswith(" main")]
+    offset = int(main.split()[0], 16)
+    if is_split:
+        debug = directory / "nameless.debug"
+        run([tool("objcopy"), "--only-keep-debug", path, debug], check=True)
+        run([tool("objcopy"), "-S", f"--add-gnu-debuglink={debug}", path], check=True)
+    site.buildidfs("add", path)
+    job = {"memoryMap": [["nameless", debug_id(found.hex())]], "stacks": [[[0, offset]]]}
+    result = json.loads(site.server.post(SYMBOLICATE, job).body)["results"][0]
+    assert result["stacks"][0][0]["function"] == "main", result
+    # Both programs have the same code; either may name it.
+    assert Path(result["stacks"][0][0]["file"]).name == source.name
+
+
 def test_later_capture_is_named_at_once(site: Site, directory: Path) -> None:
     late = compiled(directory, "late")
     run([tool("objcopy"), "--only-keep-debug", late.path, directory / "late.debug"], check=True)

@@ -9,7 +9,8 @@
 - code hash: SHA-256 of address and bytes of the executable segments, without the headers of the
   file, which strip rewrites. A stripped file and its unstripped twin share it.
 - debug ID of Breakpad: the first 16 bytes of the build ID as a GUID, and an age (samply, Firefox
-  Profiler, symbol servers; rust-debugid).
+  Profiler, symbol servers; rust-debugid). For a file without a build ID, the GUID is a hash of its
+  first page of code.
 - CRC-32 of a debug file, by which ``.gnu_debuglink`` names it.
 
 All sizes are claims, bounded by those of the file; no input makes anything here raise, except what
@@ -41,6 +42,7 @@ from buildidfs.formats.elf.header import (
     segments,
     walk,
 )
+from buildidfs.formats.elf.sections import Sections
 from buildidfs.model import (
     Absence,
     AdoptedId,
@@ -73,6 +75,7 @@ _CODE_SEGMENTS: Final = 16
 _GO_OWNER: Final = b"Go"
 _GO_TYPE: Final = 4
 _GO_ID: Final = re.compile(rb"[\x21-\x7e]+")
+_TEXT_PART: Final = 4096
 _FNV_PRIME: Final = (1 << 88) + 0x13B
 _FNV_BASIS: Final = 0x6C62272E07BB014262B821756295C58D
 
@@ -280,6 +283,24 @@ def crc32(read_at: ReadAt, size: int) -> bytes:
     return crc.to_bytes(4, "big")
 
 
+def text_hash(read_at: ReadAt, size: int) -> bytes:
+    """Return Breakpad's hash of a file, 16 bytes; empty if it has no section ``.text``.
+
+    The first 4,096 bytes of the section are divided into pieces of 16 bytes, and combined by XOR
+    (breakpad: HashElfTextSection of common/linux/file_id.cc).
+    """
+    section = Sections(read_at, size).named(b".text")
+    if section is None or section.offset + section.size > size:
+        return b""
+    data = read_at(section.offset, min(section.size, _TEXT_PART))
+    value = 0
+    for at in range(0, len(data), BEGINNING_BYTES):
+        value ^= int.from_bytes(
+            data[at : at + BEGINNING_BYTES].ljust(BEGINNING_BYTES, b"\0"), "big"
+        )
+    return value.to_bytes(BEGINNING_BYTES, "big") if value else b""
+
+
 # --- all aliases ---------------------------------------------------------------------------------
 
 
@@ -303,6 +324,8 @@ def aliases(
         found.append(Alias(AliasType.CRC32, crc32(read_at, size)))
     if file.debuglink is not None and len(file.debuglink.name) <= LINK_NAME_MAX:
         found.append(Alias(AliasType.LINK, link_value(file.debuglink.crc, file.debuglink.name)))
+    if isinstance(file.build_id, AdoptedId) and (text := text_hash(read_at, size)):
+        found.append(Alias(AliasType.TEXT, text))
     beginning = bytes(file.build_id[:BEGINNING_BYTES])
     if len(file.build_id) > BEGINNING_BYTES and any(beginning):
         found.append(Alias(AliasType.BEGINNING, beginning))
@@ -323,7 +346,8 @@ _DEBUG_ID: Final = re.compile(r"([0-9A-Fa-f]{32})[0-9A-Fa-f]{1,8}")
 
 
 def beginnings(debug_id: str) -> list[bytes]:
-    """Return the build IDs that a debug ID of Breakpad may stand for, the first 16 bytes of each.
+    """Return the build IDs that a debug ID of Breakpad may stand for, the first 16 bytes of each;
+    these may also be the `text_hash` of a file without a build ID.
 
     Shorter build IDs are padded with zeros. A debug ID is a GUID: the first result is for files of
     little-endian machines, where the bytes of its first three fields are swapped, the second one

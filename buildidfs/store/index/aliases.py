@@ -116,7 +116,8 @@ class Aliases:
         """Return the build ID with one of these beginnings of 16 bytes whose files have the highest
         belief; None if two are equal in that, or if an executable with more belief is gone.
 
-        A beginning ends with zeros if it may be a whole build ID, padded.
+        A beginning ends with zeros if it may be a whole build ID, padded. It may be the hash of the
+        code of a file without a build ID, too.
         """
         ordinals = dict.fromkeys(each for start in starts for each in self._with_beginning(start))
         found = self._index.most_believed(ordinals, 2)
@@ -136,6 +137,30 @@ class Aliases:
             for ordinal in self.ordinals(digest):
                 if (self._index.build_id(ordinal) or b"").startswith(start):
                     yield ordinal
+        yield from self._with_text(start)
+
+    def _with_text(self, text: bytes) -> Iterator[int]:
+        """Yield the ordinals of programs without a build ID whose code has that hash of Breakpad.
+        Of programs with the same code, only the one with most debug information among those with
+        the highest belief.
+        """
+        same: dict[bytes, set[int]] = {}
+        for digest in self.blobs(AliasType.TEXT, text):
+            code = next(
+                (each.value for each in self.of(digest) if each.type is AliasType.CODE), b""
+            )
+            same.setdefault(code or digest, set()).update(
+                filter(self.is_adopted, self.ordinals(digest))
+            )
+        for ordinals in same.values():
+            found = self._index.most_believed(ordinals, _MOST)
+            best = [ordinal for worth, ordinal in found if worth == found[0][0]]
+            if best:
+                yield max(best, key=self._quality)
+
+    def _quality(self, ordinal: int) -> int:
+        artifact = self._index.artifact(ordinal, Kind.DEBUGINFO)
+        return 0 if artifact is None else artifact.quality
 
     def resolve(self, text: str) -> tuple[BuildId, Digest | None]:
         """Return the build ID that ``text`` stands for: its first digits, or an alias of a file.
