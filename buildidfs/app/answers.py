@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from buildidfs import errors
+from buildidfs.formats.package_notes import Package
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,6 +72,36 @@ class Located(msgspec.Struct, frozen=True, kw_only=True):
         if self.path_b64 is UNSET:
             return self.path.encode()
         return base64.b64decode(self.path_b64)
+
+
+def path_fields(raw: bytes, name: str = "path") -> dict[str, Any]:
+    """Return the field ``path``, and ``path_b64`` if the bytes are not UTF-8.
+
+    ``name`` is used in place of ``path`` if it is given.
+    """
+    encoded = base64_of(raw)
+    return {name: utf8(raw)} | ({} if encoded is UNSET else {f"{name}_b64": encoded})
+
+
+class InContainer(Located, frozen=True, kw_only=True):
+    """A file in a container; see `Names.fields`. The label is empty for the host."""
+
+    container: str
+    container_name: str | None
+    pod: str | None
+    pod_namespace: str | None
+    image: str | None
+
+    @property
+    def where(self) -> str:
+        """Return name, label and image, as far as they are known; ``the host`` for no label."""
+        if not self.container:
+            return "the host"
+        shown = "/".join(filter(None, (self.pod_namespace, self.pod, self.container_name)))
+        if shown:
+            image = f", {self.image}" if self.image else ""
+            return f"{shown} ({self.container}{image})"
+        return f"{self.container} ({self.image})" if self.image else self.container
 
 
 class EvictedFile(Located, frozen=True):
@@ -274,13 +305,33 @@ class Image(msgspec.Struct):
     trend: list[Trend] = []
 
 
-class Finding(msgspec.Struct):
-    """A reason why names are missing, and the remedy, as ``buildidfs why`` prints them."""
+class Finding(msgspec.Struct, frozen=True):
+    """One reason why names are missing, and its remedy, as clauses for a person.
+
+    ``reason`` is the stable name of the reason, ``command`` the first step of the remedy, None if
+    there is none. ``package`` is the package whose debug package ``command`` installs, or which is
+    not installed because apt does not know the debug package ``unknown``.
+    """
 
     reason: str
     why: str
     remedy: str
     command: str | None = None
+    package: Package | None = None
+    unknown: str | None = None
+
+
+class Explained(InContainer, frozen=True, kw_only=True):
+    """A file and the findings on it, the most important first.
+
+    ``weight`` and ``share`` (0 to 1) are those of a `coverage.Row` among all rows; they are None if
+    the query was for a build ID.
+    """
+
+    build_id: str | None
+    weight: int | None
+    share: float | None
+    findings: list[Finding]
 
 
 class Reason(msgspec.Struct):

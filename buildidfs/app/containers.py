@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -80,7 +80,7 @@ class Names:
             return f"{names.shown} ({label}{f', {image}' if image else ''})"
         return f"{label} ({image})" if image else label
 
-    def fields(self, label: str, group: bytes = b"") -> dict[str, object]:
+    def fields(self, label: str, group: bytes = b"") -> dict[str, Any]:
         """Return the JSON fields for a container."""
         names = self.of(label, group)
         return {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.app import cores, inputs, remedies, requested_id
+from buildidfs.app.answers import Explained, Finding, path_fields
 from buildidfs.app.containers import Names, meant
 from buildidfs.app.coverage import Holdings, Row
 from buildidfs.app.profile import reading
@@ -43,37 +44,6 @@ _DEBUG_FILES: Final = "/usr/lib/debug/.build-id"
 _READ_PROFILE: Final = "perf --buildid-dir /buildid/perf report -i {file}"
 _READ_FILES: Final = "ls /buildid/{id}"
 _LACKING: Final = (remedies.STRIPPED, remedies.NO_SYMBOLS, remedies.NO_DEBUGINFO)
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One reason and its remedy, as clauses for a person.
-
-    ``reason`` is the stable name of the reason, ``command`` the first step of the remedy, empty if
-    there is none. ``package`` is the package whose debug package ``command`` installs, or which is
-    not installed because apt does not know the debug package ``unknown``.
-    """
-
-    reason: str
-    why: str
-    remedy: str
-    command: str = ""
-    package: Package = UNKNOWN
-    unknown: str = ""
-
-
-class Explained(msgspec.Struct, frozen=True):
-    """A file and the findings on it, the most important first.
-
-    ``weight`` and ``share`` (0 to 1) are those of a `coverage.Row` among all rows; they are 0 and
-    None if the query was for a build ID.
-    """
-
-    path: bytes
-    container: str
-    build_id: BuildId | None
-    findings: list[Finding]
-    weight: int = 0
-    share: float | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -122,7 +92,7 @@ class Explainer:
         places += [(each.path, reported(each)) for each in rows]
         path, container = places[0] if places else (b"", "")
         row = self._holdings.row(container, path, build_id, 1)
-        return Explained(path, container, build_id, self._findings(row, ""))
+        return self._explained(row, "", None)
 
     def not_served(self, build_id: BuildId) -> list[Finding]:
         """Return the findings on a build ID without facts for the viewer."""
@@ -165,18 +135,18 @@ class Explainer:
                 " an address (0x7f12ab34), or the path of its file, as perf script prints both"
             )
         whole = found.weight or 1
-        files = [
-            Explained(
-                row.path,
-                row.container,
-                row.build_id,
-                self._findings(row, os.fsdecode(path)),
-                row.weight,
-                row.weight / whole,
-            )
-            for row in rows
-        ]
+        files = [self._explained(row, os.fsdecode(path), row.weight / whole) for row in rows]
         return Answer(files, found.unit, found.weight, found.incomplete, found.unrepaired())
+
+    def _explained(self, row: Row, file: str, share: float | None) -> Explained:
+        return Explained(
+            **path_fields(row.path),
+            **self._names.fields(row.container),
+            build_id=None if row.build_id is None else row.build_id.hex(),
+            weight=None if share is None else row.weight,
+            share=None if share is None else round(share, 6),
+            findings=self._findings(row, file),
+        )
 
     # --- reasons -----------------------------------------------------------------------------
 
@@ -284,7 +254,8 @@ class Explainer:
             id=row.build_id or "ID",
             pinned=_word(os.fsencode(file)) if file else row.build_id,
         )
-        return Finding(remedy.code, said or why, text, command, package, unknown)
+        known = None if package == UNKNOWN else package
+        return Finding(remedy.code, said or why, text, command or None, known, unknown or None)
 
     def install(self, packages: Sequence[Package]) -> tuple[str, list[str]]:
         """Return the command that installs the debug packages of packages of one manager, and the

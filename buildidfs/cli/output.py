@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import binascii
 import errno
 import sys
 import time
@@ -16,6 +15,7 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.app.answers import Removed
+from buildidfs.app.answers import path_fields as path_fields
 from buildidfs.cli import terminal
 from buildidfs.errors import IncompleteError, StoreFull
 from buildidfs.names import one_line as one_line
@@ -35,18 +35,6 @@ _encode = msgspec.json.Encoder().encode
 _SHOWN_RECAPTURABLE = 3  # recapturable blobs that were evicted
 _SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
 _SHOWN_NAMELESS: Final = 20  # files that are named one by one
-
-
-def path_fields(raw: bytes, name: str = "path") -> dict[str, str]:
-    """Return the field ``path``, and ``path_b64`` if the bytes are not UTF-8.
-
-    ``name`` is used in place of ``path`` if it is given.
-    """
-    try:
-        return {name: raw.decode("utf-8")}
-    except UnicodeDecodeError:
-        encoded = binascii.b2a_base64(raw, newline=False).decode()
-        return {name: raw.decode("utf-8", "replace"), f"{name}_b64": encoded}
 
 
 def json_line(values: Mapping[str, object] | msgspec.Struct) -> None:

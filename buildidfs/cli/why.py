@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.app import remedies
-from buildidfs.app.containers import Names
 from buildidfs.cli import terminal
 from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
-from buildidfs.cli.output import counted, json_line, one_line, path_fields, printable
+from buildidfs.cli.output import counted, json_line, one_line, printable
 from buildidfs.errors import ArtifactMissing, IncompleteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from buildidfs.app.why import Answer, Explained, Explainer
+    from buildidfs.app.answers import Explained
+    from buildidfs.app.why import Answer, Explainer
 
 _GROUPS: Final = 10
 _FILES: Final = 5
@@ -70,21 +70,20 @@ def why(
     if frame is not None and not is_file:
         raise click.UsageError("FRAME belongs to a profile or a core file")
     with session.open_store() as store:
-        names = Names(store)
         explainer = Explainer(store)
         if not is_file:
             each = explainer.build_id(requested_id.future_build_id(store, what, container))
-            json_line(_fields(each, names)) if json_ else _print_one(session, each, names)
+            json_line(each) if json_ else _print_one(session, each)
             return 0
         with session.progress("Reading", "record") as progress:
             answer = explainer.file(path, frame, container=container, progress=progress)
         if json_:
             for each in answer.files:
-                json_line(_fields(each, names))
+                json_line(each)
         else:
             if answer.unrepaired is not None:
                 terminal.say(session.as_given(remedies.unrepaired(answer.unrepaired, path)))
-            _print_groups(session, explainer, answer, names, bounded=not all_)
+            _print_groups(session, explainer, answer, bounded=not all_)
         sys.stdout.flush()
     return _end(session, path, answer)
 
@@ -102,58 +101,37 @@ def _end(session: Session, path: bytes, answer: Answer) -> int:
     return 0 if answer.weight else ArtifactMissing.exit_code
 
 
-def _fields(each: Explained, names: Names) -> dict[str, object]:
-    return {
-        **path_fields(each.path),
-        **names.fields(each.container),
-        "build_id": None if each.build_id is None else each.build_id.hex(),
-        "weight": each.weight or None,
-        "share": None if each.share is None else round(each.share, 6),
-        "findings": [
-            {
-                "reason": finding.reason,
-                "why": finding.why,
-                "remedy": finding.remedy,
-                "command": finding.command or None,
-            }
-            for finding in each.findings
-        ],
-    }
-
-
-def _print_one(session: Session, each: Explained, names: Names) -> None:
-    where = one_line(names.long(each.container))
+def _print_one(session: Session, each: Explained) -> None:
     click.echo(f"{each.build_id}")
     if each.path:
-        _print_clause("file", f"{printable(each.path)} in {where}")
+        _print_clause("file", f"{printable(each.raw_path)} in {one_line(each.where)}")
     for finding in each.findings:
         _print_clause("why", finding.why)
-        _print_remedy(session, finding.remedy, finding.command, finding.unknown.split())
+        _print_remedy(session, finding.remedy, finding.command, (finding.unknown or "").split())
 
 
-def _print_groups(
-    session: Session, explainer: Explainer, answer: Answer, names: Names, *, bounded: bool
-) -> None:
+def _print_groups(session: Session, explainer: Explainer, answer: Answer, *, bounded: bool) -> None:
     """Print the files in groups by reason; the group with the most weight comes first."""
-    groups: dict[tuple[str, str, str], list[Explained]] = {}
+    groups: dict[tuple[str, str, str | None], list[Explained]] = {}
     unit = answer.unit
     for each in answer.files:
         finding = each.findings[0]
-        step = finding.package.manager or finding.command  # packages are installed together
+        step = (
+            finding.package.manager if finding.package else finding.command
+        )  # packages are installed together
         reason = remedies.without_time(finding.why)
         groups.setdefault((reason, finding.remedy, step), []).append(each)
-    order = sorted(groups.items(), key=lambda item: -sum(each.weight for each in item[1]))
+    order = sorted(groups.items(), key=lambda item: -_weight(item[1]))
     for (reason, remedy, _), members in order[: _GROUPS if bounded else None]:
         reasons = {each.findings[0].why for each in members}
         reason = reasons.pop() if len(reasons) == 1 else reason
-        weight = sum(each.weight for each in members)
+        weight = _weight(members)
         share = sum(each.share or 0.0 for each in members)
         count = counted(weight, _SINGULAR.get(unit, unit.removesuffix("s")), unit)
         terminal.say(f"{count}: {one_line(reason)}", label=f"{share:6.1%}", indent=8)
         for each in members[: _FILES if bounded else None]:
-            where = one_line(names.long(each.container))
-            known = f"  {each.build_id.hex()[:12]}" if each.build_id is not None else ""
-            place = f"{printable(each.path)} in {where}{known}"
+            known = f"  {each.build_id[:12]}" if each.build_id is not None else ""
+            place = f"{printable(each.raw_path)} in {one_line(each.where)}{known}"
             terminal.say(place, label=f"        {each.share or 0.0:6.1%}", indent=16)
         if bounded and len(members) > _FILES:
             click.echo(f"        and {counted(len(members) - _FILES, 'more file')}, see --all")
@@ -163,16 +141,22 @@ def _print_groups(
         click.echo(f"and {counted(len(order) - _GROUPS, 'more reason')}, see --all")
 
 
-def _command(explainer: Explainer, files: list[Explained]) -> tuple[str, list[str]]:
+def _weight(files: list[Explained]) -> int:
+    return sum(each.weight or 0 for each in files)
+
+
+def _command(explainer: Explainer, files: list[Explained]) -> tuple[str | None, list[str]]:
     """Return the first step of the remedy for files with the same reason, and the debug packages
     that apt does not know.
     """
     findings = [each.findings[0] for each in files]
-    packages = [each.package for each in findings if each.package.name]
+    packages = [each.package for each in findings if each.package is not None]
     return explainer.install(packages) if packages else (findings[0].command, [])
 
 
-def _print_remedy(session: Session, remedy: str, command: str, unknown: Iterable[str]) -> None:
+def _print_remedy(
+    session: Session, remedy: str, command: str | None, unknown: Iterable[str]
+) -> None:
     _print_clause("remedy", remedy)
     if command:  # for copying: it stays on one line
         click.echo(f"{'run':8}{one_line(session.as_given(command))}")

@@ -79,10 +79,7 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
         first_seen=min((each.first_seen_ns for each in origins), default=0) / 1e9 or None,
         last_seen=max((each.last_seen_ns for each in origins), default=0) / 1e9 or None,
         coverage=_BEST[int(best)] if shown else "withheld",
-        findings=[
-            answers.Finding(each.reason, each.why, each.remedy, each.command or None)
-            for each in explained.findings
-        ],
+        findings=explained.findings,
         missing=known.missing if is_open else [],
         conflicts=[
             f"{len(kept)} files have this build ID as {kind.name.lower()}"

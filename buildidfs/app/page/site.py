@@ -174,13 +174,7 @@ class Page:
         """Return the same answer for an unknown build ID and for a private one."""
         self._backend.check()
         explained = Explainer(self._store, PUBLIC)
-        found = answers.NotServed(
-            parsed.hex(),
-            [
-                answers.Finding(each.reason, each.why, each.remedy, each.command or None)
-                for each in explained.not_served(parsed)
-            ],
-        )
+        found = answers.NotServed(parsed.hex(), explained.not_served(parsed))
         return _json(found, 404) if is_api else _html("not_served.html", 404, n=found)
 
     def _search(self, query: dict[bytes, bytes], symbols: bool, is_api: bool) -> Response:
