@@ -68,8 +68,8 @@ def serving_rows(bench: Bench) -> Iterator[Row]:
 def _compared(bench: Bench, workers: int, ours: str, theirs: str) -> Iterator[Row]:
     plural = "s" if workers > 1 else ""
     for what, unit, build_id, clients, rounds, bar in (
-        ("2 KB file", "requests", _SMALL, 32, 3, 2.0),
-        ("404", "requests", _UNKNOWN, 32, 3, 2.0),
+        ("2 KB file", "requests", _SMALL, 32, 5, 1.0),
+        ("404", "requests", _UNKNOWN, 32, 5, 1.0),
         ("1 MB file", "MB", _MEDIUM, 16, 5, 1.0),
         ("100 MB file", "MB", _LARGE, 2, 9, 1.0),
     ):

@@ -153,11 +153,8 @@ def parse_target(target: bytes) -> tuple[bytes, bytes]:
 
     Raises `BadRequest`.
     """
-    if target[:1] != b"/":  # absolute-form, as sent to a proxy
-        scheme, found, rest = target.partition(b"://")
-        if not found or scheme.lower() not in (b"http", b"https"):
-            raise BadRequest("the request target is not a path")
-        target = b"/" + rest.partition(b"/")[2]
+    if target[:1] != b"/":
+        raise BadRequest("the request target is not a path")
     path, _, query = target.partition(b"?")
     if b"%" in path:
         path = decode(path)

@@ -31,7 +31,7 @@ from buildidfs.linux.supervisor import END_SIGNALS, SupervisorLoop
 from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
-from buildidfs.serve.connection import Connection, Shared
+from buildidfs.serve.connection import Connection, HttpServer, Shared
 from buildidfs.serve.counters import Counters, Misses
 from buildidfs.serve.hosts import is_loopback
 from buildidfs.serve.limits import Lane, Places, Rate, client_of
@@ -413,14 +413,20 @@ class Worker:
                 },
                 options.timeout,
             )
-            servers = [await self._listen(loop, shared, each) for each in self._sockets]
+            servers = [self._server(shared, each) for each in self._sockets]
+            listening = [
+                await loop.create_server(server, sock=sock.dup(), backlog=_BACKLOG)
+                for server, sock in zip(servers, self._sockets, strict=True)
+            ]
             ready()
-            ticking = loop.create_task(_tick(shared, backend, ended))
+            ticking = loop.create_task(_tick(shared, servers, backend, ended))
             await ended.wait()
-            for server in servers:
-                server.close()
+            for each in listening:
+                each.close()
             ticking.cancel()
-            await _drain(shared)
+            for server in servers:
+                server.pre_shutdown()
+            await asyncio.gather(*(server.shutdown(_GRACE_S) for server in servers))
             if agent is not None:
                 agent.close()  # no request waits for a server any more
             await loop.run_in_executor(executor, backend.misses.publish)
@@ -428,22 +434,14 @@ class Worker:
             site.symbolication.stop()
             await loop.run_in_executor(symbolizing, site.symbolication.close)
 
-    async def _listen(
-        self, loop: asyncio.AbstractEventLoop, shared: Shared, sock: socket.socket
-    ) -> asyncio.Server:
-        own = sock.dup()
-        if own.family == socket.AF_UNIX:
-            return await loop.create_unix_server(
-                lambda: Connection(shared, lambda transport: ""), sock=own, backlog=_BACKLOG
-            )
-        is_local = is_loopback(str(own.getsockname()[0]))
-        hosts = self._options.hosts if is_local else None
-        return await loop.create_server(
-            lambda: Connection(shared, _peer, hosts), sock=own, backlog=_BACKLOG
-        )
+    def _server(self, shared: Shared, sock: socket.socket) -> HttpServer:
+        if sock.family == socket.AF_UNIX:
+            return HttpServer(shared, lambda transport: "")
+        is_local = is_loopback(str(sock.getsockname()[0]))
+        return HttpServer(shared, _peer, self._options.hosts if is_local else None)
 
 
-def _peer(transport: asyncio.Transport) -> str:
+def _peer(transport: asyncio.BaseTransport) -> str:
     """Return the client of a TCP connection."""
     name = transport.get_extra_info("peername")
     return client_of(str(name[0])) if name else "unknown"
@@ -454,18 +452,20 @@ def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     log.error("a fault of this program: %s", context["message"], exc_info=context.get("exception"))
     connection = context.get("protocol")
     if isinstance(connection, Connection):
-        connection.abort()
+        connection.reset()
 
 
-async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
+async def _tick(
+    shared: Shared, servers: Sequence[HttpServer], backend: Backend, ended: asyncio.Event
+) -> None:
     """End slow connections, check the store, and record the served blobs."""
     loop = asyncio.get_running_loop()
     recorded = loop.time()
     while True:
         await asyncio.sleep(_CHECK_S)
         now = loop.time()
-        for connection in list(shared.connections):
-            connection.check(now)
+        for server in servers:
+            server.check(now)
         if not backend.is_current():
             log.warning("the store was deleted or replaced: opening the one that is there")
             ended.set()
@@ -477,20 +477,6 @@ async def _tick(shared: Shared, backend: Backend, ended: asyncio.Event) -> None:
         if now - recorded > USES_S:
             recorded = now
             await loop.run_in_executor(shared.executor, backend.store.flush_uses)
-
-
-async def _drain(shared: Shared) -> None:
-    """Wait for the answers to all requests that were read, but not for long."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _GRACE_S
-    for connection in list(shared.connections):
-        connection.end_when_idle()
-    while shared.connections and loop.time() < deadline:
-        await asyncio.sleep(0.05)
-        for connection in list(shared.connections):
-            connection.check(loop.time())
-    for connection in list(shared.connections):
-        connection.abort()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

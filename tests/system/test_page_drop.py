@@ -186,7 +186,9 @@ def test_form_of_another_site_is_refused(server: Server) -> None:
 
 
 def test_upload_has_a_bound(server: Server) -> None:
-    lines = f"POST /api/drop HTTP/1.1\r\nContent-Length: {MOST_BYTES + 1}\r\n\r\n"
+    lines = (
+        f"POST /api/drop HTTP/1.1\r\nHost: localhost\r\nContent-Length: {MOST_BYTES + 1}\r\n\r\n"
+    )
     with contextlib.closing(server.connect()) as client:
         client.send(lines.encode())
         assert client.reply().status == 413
@@ -213,7 +215,10 @@ def test_without_the_option_there_is_no_form(scratch: Path, server: Server) -> N
 def test_client_that_goes_away_leaves_no_process(server: Server) -> None:
     with contextlib.closing(server.connect()) as client:
         body = profile((b"/app", STRIPPED, 3))
-        client.send(b"POST /api/drop HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        client.send(
+            b"POST /api/drop HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
         client.socket.shutdown(socket.SHUT_RDWR)
     binary = elf_file([TEXT], build_id=STRIPPED)
     until(lambda: post(server, "/api/drop", binary).status == 200, "the end of the first upload")

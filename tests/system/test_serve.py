@@ -410,7 +410,10 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(site: Site) -> Non
     ids = [SMALL, BIG, UNKNOWN, PACKED, SMALL]
     with contextlib.closing(site.server.connect()) as client:
         client.send(
-            b"".join(b"GET /buildid/%s/executable HTTP/1.1\r\n\r\n" % x.hex().encode() for x in ids)
+            b"".join(
+                b"GET /buildid/%s/executable HTTP/1.1\r\nHost: localhost\r\n\r\n" % x.hex().encode()
+                for x in ids
+            )
         )
         replies = [client.reply() for _ in ids]
     bodies = [site.files.get(build_id.hex(), b"not found\n") for build_id in ids]
@@ -425,6 +428,8 @@ def test_old_client_gets_one_answer(site: Site) -> None:
 
 def test_client_that_has_ended_its_side_gets_its_answer(site: Site) -> None:
     with contextlib.closing(site.server.connect()) as client:
-        client.send(b"GET /buildid/%s/executable HTTP/1.1\r\n\r\n" % BIG.hex().encode())
+        client.send(
+            b"GET /buildid/%s/executable HTTP/1.1\r\nHost: localhost\r\n\r\n" % BIG.hex().encode()
+        )
         client.socket.shutdown(socket.SHUT_WR)
         assert client.rest().endswith(site.files[BIG.hex()])

@@ -35,6 +35,7 @@ MISSING = f"/buildid/{UNKNOWN.hex()}/executable"
 ELFUTILS = "elfutils/0.188,Linux/x86_64,debian/12"
 NO_RATE = "[serve]\nrate = 0\n"
 TIMEOUT_S = 2
+HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
@@ -73,21 +74,21 @@ def is_reset(client: Client) -> bool:
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
-        (b"GET /buildid/%zz/executable HTTP/1.1\r\n\r\n", 400),
-        (b"GET /buildid/%0/executable HTTP/1.1\r\n\r\n", 400),
-        (b"GET /buildid/a%00b/executable HTTP/1.1\r\n\r\n", 400),
-        (b"GET buildid HTTP/1.1\r\n\r\n", 400),
-        (b"GET ftp://x/buildid HTTP/1.1\r\n\r\n", 400),
+        (b"GET /buildid/%zz/executable" + HOST + b"\r\n", 400),
+        (b"GET /buildid/%0/executable" + HOST + b"\r\n", 400),
+        (b"GET /buildid/a%00b/executable" + HOST + b"\r\n", 400),
+        (b"GET buildid" + HOST + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"nonsense\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), 400),
-        (b"GET / HTTP/1.1\r\nno colon here\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", 413),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 413),
-        (b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\n\r\n", 414),
-        (b"GET / HTTP/1.1\r\nX: " + b"a" * (1 << 20) + b"\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: 1\r\n" % n for n in range(200)) + b"\r\n", 431),
+        (b"GET /" + HOST + b"no colon here\r\n\r\n", 400),
+        (b"GET /" + HOST + b"Content-Length: -1\r\n\r\n", 400),
+        (b"GET /" + HOST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET /" + HOST + b"Content-Length: 5\r\n\r\nhello", 413),
+        (b"POST /" + HOST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 413),
+        (b"GET /" + b"a" * (1 << 20) + HOST + b"\r\n", 414),
+        (b"GET /" + HOST + b"X: " + b"a" * (1 << 20) + b"\r\n\r\n", 431),
+        (b"GET /" + HOST + b"".join(b"X%d: 1\r\n" % n for n in range(200)) + b"\r\n", 431),
     ],
     ids=lambda value: value if isinstance(value, int) else value[:24].decode("latin-1"),
 )
@@ -119,12 +120,10 @@ def test_random_bytes_do_the_server_no_harm(server: Server) -> None:
                 assert client.rest()[:8] in (b"", b"HTTP/1.1")
 
 
-def test_many_requests_at_once_are_answered_up_to_a_limit(server: Server) -> None:
+def test_many_requests_at_once_are_all_answered(server: Server) -> None:
     with connected(server) as client:
-        client.send(b"GET %s HTTP/1.1\r\n\r\n" % GOOD.encode() * 500)
-        text = client.rest()
-    assert 1 <= text.count(b"HTTP/1.1 200 OK") <= 500
-    assert text.endswith(b"small")
+        client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % GOOD.encode() * 500)
+        assert {client.reply().body for _ in range(500)} == {b"small"}
 
 
 # --- clients that are slow, or many ---------------------------------------------------------------
@@ -140,7 +139,7 @@ def impatient(store: Path) -> Iterator[Server]:
 def test_client_that_never_ends_its_request_is_told_so(impatient: Server) -> None:
     with connected(impatient) as client, connected(impatient) as other:
         started = time.monotonic()
-        client.send(b"GET / HTTP/1.1\r\n")
+        client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         assert other.ask(GOOD).status == 200
         assert client.reply().status == 408
         assert time.monotonic() - started > TIMEOUT_S
@@ -149,7 +148,7 @@ def test_client_that_never_ends_its_request_is_told_so(impatient: Server) -> Non
 def test_client_that_takes_nothing_loses_its_download(impatient: Server, store: Path) -> None:
     server = impatient
     with connected(server, buffer=4096) as client:
-        client.send(b"GET %s HTTP/1.1\r\n\r\n" % BIG.encode())
+        client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % BIG.encode())
         worker = server.workers()[0]
         name = next((store / "blobs").glob("*/*")).parent.parent
 
@@ -166,7 +165,7 @@ def test_client_that_takes_nothing_loses_its_download(impatient: Server, store: 
 def test_small_answers_wait_for_a_client_that_does_not_read(server: Server) -> None:
     with connected(server, buffer=4096) as client, connected(server) as other:
         for _ in range(20):
-            client.send(b"GET %s HTTP/1.1\r\n\r\n" % GOOD.encode() * 10)
+            client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % GOOD.encode() * 10)
             assert other.ask(GOOD).body == b"small"
         assert client.reply().body == b"small"
 
@@ -219,7 +218,7 @@ def test_two_hundred_downloads_at_once(server: Server, store: Path) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connected(server, buffer=64 << 10)) for _ in range(200)]
         for client in clients:
-            client.send(b"GET %s HTTP/1.1\r\n\r\n" % MISSING.encode())
+            client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % MISSING.encode())
         for client in clients:
             client.begin()
         are_whole = [client.reply().body == content for client in clients]
@@ -234,7 +233,7 @@ def test_clients_that_go_away_leave_nothing_behind(server: Server) -> None:
     before = len(list(worker.iterdir()))
     for _ in range(50):
         with connected(server) as client:
-            client.send(b"GET %s HTTP/1.1\r\n\r\n" % BIG.encode())
+            client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % BIG.encode())
             client.socket.recv(1000)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     until(lambda: len(list(worker.iterdir())) <= before + 1, "closed descriptors")
@@ -259,7 +258,7 @@ def test_later_capture_is_served_at_once(server: Server, store: Path) -> None:
 
 def test_removed_file_is_sent_to_its_end(server: Server, store: Path) -> None:
     with connected(server, buffer=256 << 10) as client:
-        client.send(b"GET %s HTTP/1.1\r\n\r\n" % BIG.encode())
+        client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % BIG.encode())
         client.begin()
         with Store.open(store) as writer:
             ordinal = writer.index.ordinal(LARGE)
@@ -279,7 +278,9 @@ def test_damaged_file_is_no_answer(server: Server, store: Path) -> None:
         file.write(b"flipped")
     assert server.ask(BIG).status == 503
     with connected(server) as client:
-        client.send(f"GET {BIG} HTTP/1.1\r\nUser-Agent: {ELFUTILS}\r\n\r\n".encode())
+        client.send(
+            f"GET {BIG} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: {ELFUTILS}\r\n\r\n".encode()
+        )
         assert is_reset(client), "a debuginfod client takes each answer but a file for a no"
 
 
@@ -287,7 +288,7 @@ def test_file_that_is_written_to_while_it_is_sent_is_cut_off(server: Server, sto
     blob = max((store / "blobs").glob("*/*"), key=lambda path: path.stat().st_size)
     blob.chmod(0o600)
     with connected(server, buffer=4096) as client:
-        client.send(b"GET %s HTTP/1.1\r\n\r\n" % BIG.encode())
+        client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % BIG.encode())
         client.socket.recv(10)
         with blob.open("r+b") as file:
             file.seek(23 << 20)
@@ -303,7 +304,9 @@ def test_store_that_was_deleted_is_no_answer(directory: Path, store: Path) -> No
         worker = server.workers()[0]
         shutil.rmtree(store)
         with connected(server) as client:
-            client.send(f"GET {MISSING} HTTP/1.1\r\nUser-Agent: {ELFUTILS}\r\n\r\n".encode())
+            client.send(
+                f"GET {MISSING}".encode() + HOST + f"User-Agent: {ELFUTILS}\r\n\r\n".encode()
+            )
             with contextlib.suppress(TimeoutError):
                 assert is_reset(client)
         with Store.create(store) as writer:
@@ -511,7 +514,7 @@ def test_socket_of_systemd(store: Path) -> None:
 
 def test_end_waits_for_a_download(store: Path) -> None:
     with serving(store, config=NO_RATE) as server, connected(server, buffer=65536) as client:
-        client.send(b"GET %s HTTP/1.1\r\n\r\n" % BIG.encode())
+        client.send(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % BIG.encode())
         client.socket.recv(100)
         server.process.send_signal(signal.SIGTERM)
         assert client.rest().endswith(CONTENT[-1000:])

@@ -29,6 +29,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.root, pytest.mark.client]
 
 SYMBOLICATE, SOURCE, ASM = "/symbolicate/v5", "/source/v1", "/asm/v1"
+HEAD = "POST %s HTTP/1.1\r\nHost: localhost\r\n"
 NO_RATE = "[serve]\nrate = 0\n"
 CODE = """\
 static volatile int sink;
@@ -446,18 +447,20 @@ def test_names_of_modules_are_only_repeated(site: Site, text: str) -> None:
 
 def test_long_body_is_refused_however_it_is_announced(site: Site) -> None:
     with contextlib.closing(site.server.connect()) as client:
-        client.send(f"POST {ASM} HTTP/1.1\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
+        client.send((HEAD % ASM + f"Content-Length: {1 << 40}\r\n\r\n").encode())
         reply = client.reply()
         assert (reply.status, list(json.loads(reply.body))) == (413, ["error"])
     with contextlib.closing(site.server.connect()) as client:
-        client.send(f"POST {ASM} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        client.send((HEAD % ASM + "Transfer-Encoding: chunked\r\n\r\n").encode())
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
         with contextlib.suppress(OSError):
             for _ in range(messages.MAX_BODY // 0x10000 + 1):
                 client.send(chunk)
         assert client.reply().status == 413
     with contextlib.closing(site.server.connect()) as client:
-        client.send(b"POST /buildid/00/executable HTTP/1.1\r\nContent-Length: 5\r\n\r\n")
+        client.send(
+            b"POST /buildid/00/executable HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
+        )
         assert client.reply().status == 413
     assert site.server.post(ASM, b"{}", Content_Encoding="gzip").status == 415
     assert site.server.ask(ASM).status == 405
@@ -467,13 +470,13 @@ def test_long_body_is_refused_however_it_is_announced(site: Site) -> None:
 def test_body_in_pieces_and_one_after_the_other(site: Site) -> None:
     body = json.dumps({"memoryMap": [site.plain.module], "stacks": [[[0, 3]]]}).encode()
     expected = site.server.post(SYMBOLICATE, body).body
-    head = f"POST {SYMBOLICATE} HTTP/1.1\r\nHost: localhost\r\n"
+    head = HEAD % SYMBOLICATE
     whole = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     with contextlib.closing(site.server.connect()) as client:
         client.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         client.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
         assert client.reply().body == expected
-        client.send(whole * 3 + b"GET / HTTP/1.1\r\n\r\n")
+        client.send(whole * 3 + b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert [client.reply().body for _ in range(3)] == [expected] * 3
         assert client.reply().body.startswith(b"buildidfs ")
         client.send(f"{head}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode())
@@ -485,7 +488,7 @@ def test_body_in_pieces_and_one_after_the_other(site: Site) -> None:
 def posting(server: Server, size: int, length: int = messages.MAX_BODY) -> Client:
     """A client that has sent ``size`` bytes of a body of ``length`` bytes."""
     client = server.connect()
-    client.send(f"POST {ASM} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+    client.send((HEAD % ASM + f"Content-Length: {length}\r\n\r\n").encode())
     with contextlib.suppress(OSError):
         client.send(b" " * size)
     return client
@@ -531,7 +534,7 @@ def another_client(server: Server, address: str) -> Client:
 def test_client_with_many_requests_waits_for_itself(site: Site) -> None:
     many = {"memoryMap": [site.plain.module], "stacks": [[[0, n] for n in range(20_000)]]}
     body = json.dumps(many).encode()
-    head = f"POST {SYMBOLICATE} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = (HEAD % SYMBOLICATE + f"Content-Length: {len(body)}\r\n\r\n").encode()
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(contextlib.closing(site.server.connect())) for _ in "x" * 30]
         for client in clients:
@@ -564,7 +567,7 @@ def test_clients_that_end_no_body_leave_room_for_another(site: Site) -> None:
 
 
 def test_trailers_have_a_bound_and_are_no_headers(site: Site) -> None:
-    head = f"POST {ASM} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n"
+    head = HEAD % ASM + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
     with contextlib.closing(site.server.connect()) as client:
         client.send(head.encode() + b"Content-Encoding: gzip\r\n\r\n")
         assert client.reply().status == 400  # and not 415
@@ -575,7 +578,7 @@ def test_trailers_have_a_bound_and_are_no_headers(site: Site) -> None:
 
 def test_answers_that_nobody_takes_have_little_room(site: Site) -> None:
     body = json.dumps(stacks([[0, 1]] * 100_000)).encode()
-    head = f"POST {SYMBOLICATE} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = (HEAD % SYMBOLICATE + f"Content-Length: {len(body)}\r\n\r\n").encode()
     size = len(site.server.post(SYMBOLICATE, body).body)
     assert size > 4 << 20
     (worker,) = site.server.workers()
@@ -613,9 +616,7 @@ def test_client_that_goes_away_harms_nobody(site: Site) -> None:
     data = json.dumps(body).encode()
     for _ in range(20):
         client = site.server.connect()
-        client.send(
-            b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (SYMBOLICATE.encode(), len(data))
-        )
+        client.send((HEAD % SYMBOLICATE + f"Content-Length: {len(data)}\r\n\r\n").encode())
         client.send(data)
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         client.close()
@@ -626,7 +627,7 @@ def test_files_are_served_while_stacks_are_named(site: Site) -> None:
     offsets = [[0, n] for n in range(0, 60_000)]
     body = json.dumps({"memoryMap": [site.fixed.module], "stacks": [offsets]}).encode()
     with contextlib.closing(site.server.connect()) as client:
-        head = f"POST {SYMBOLICATE} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = HEAD % SYMBOLICATE + f"Content-Length: {len(body)}\r\n\r\n"
         client.send(head.encode() + body)
         for _ in range(20):
             reply = site.server.ask(f"/buildid/{site.plain.build_id}/executable")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from buildidfs.serve.connection import Connection, Shared
+from buildidfs.serve.connection import Connection, HttpServer, Shared
 from buildidfs.serve.counters import Counters
 from buildidfs.serve.limits import Places, Rate
 from buildidfs.serve.messages import Response
@@ -31,20 +31,21 @@ def _shared(executor: ThreadPoolExecutor) -> Shared:
 def test_connection_of_a_client_that_has_closed_is_not_kept(ends: str) -> None:
     """Nothing here looks for connections that are too slow, which would end it later."""
     with ThreadPoolExecutor(1) as executor:
-        shared = _shared(executor)
         made: list[Connection] = []
         lost = asyncio.Event()
 
         class Watched(Connection):
-            def connection_lost(self, error: Exception | None) -> None:
+            def connection_lost(self, error: BaseException | None) -> None:
                 super().connection_lost(error)
                 lost.set()
 
-        def accept() -> Connection:
-            made.append(Watched(shared, lambda transport: "client"))
-            return made[-1]
+        class WatchedServer(HttpServer):
+            def __call__(self) -> Connection:
+                made.append(Watched(self))
+                return made[-1]
 
         async def visit() -> bytes:
+            accept = WatchedServer(_shared(executor), lambda transport: "client")
             server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
             address = server.sockets[0].getsockname()
             reader, writer = await asyncio.open_connection(*address)
@@ -57,8 +58,9 @@ def test_connection_of_a_client_that_has_closed_is_not_kept(ends: str) -> None:
             await asyncio.wait_for(lost.wait(), PATIENCE_S)
             writer.close()
             server.close()
+            await asyncio.sleep(0)
+            assert not accept.connections
             return answer
 
         assert asyncio.run(visit()).startswith(b"HTTP/1.1 400 ")
         assert len(made) == 1
-        assert not shared.connections

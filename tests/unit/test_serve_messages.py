@@ -18,8 +18,6 @@ from buildidfs.serve.options import Address, parse_address
         (b"/a%20b?x=%20", (b"/a b", b"x=%20")),
         (b"//a//b", (b"/a//b", b"")),
         (b"/%2e%2e/%2Fx", (b"/..//x", b"")),
-        (b"HTTP://host:1/a?b", (b"/a", b"b")),
-        (b"http://host", (b"/", b"")),
     ],
 )
 def test_target(target: bytes, meaning: tuple[bytes, bytes]) -> None:
