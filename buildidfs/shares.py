@@ -72,11 +72,11 @@ class _Ranking:
 class Shares:
     """Numbers by share. `largest` is the place with the most of the owner with the most.
 
-    ``host`` is the weight of `HOST`, ``others`` that of the other shares.
+    ``others`` is the weight of all shares except `HOST`.
     """
 
-    def __init__(self, host: int = 1, others: int = 1) -> None:
-        self._weights = host, others
+    def __init__(self, others: int = 1) -> None:
+        self._weights = 1, others
         self._owners: _Ranking = _Ranking()
         self._places: dict[str, _Ranking] = {}
 

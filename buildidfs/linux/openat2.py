@@ -111,15 +111,13 @@ def open_regular_in_root(root_fd: int, path: bytes) -> int:
         os.close(path_fd)
 
 
-def open_regular(
-    path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None, pipe: bool = False
-) -> int:
+def open_regular(path: str | bytes | os.PathLike[str], *, pipe: bool = False) -> int:
     """Open the regular file at a path of our own for reading; links are followed.
 
     With ``pipe``, the path may also be a pipe without a name, which the shell makes for
     <(command). A FIFO may have no writer for ever. Raises OSError, see `reopen_regular`.
     """
-    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
+    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if pipe and mounts.filesystem_magic(path_fd) == mounts.PIPE_MAGIC:
             return os.open(b"/proc/self/fd/%d" % path_fd, os.O_RDONLY | os.O_CLOEXEC)

@@ -15,7 +15,7 @@ import pytest
 from buildidfs.capture.live.protocol import Caught, Place
 from buildidfs.capture.live.sightings import LiveSightings
 from buildidfs.capture.origin.path_access import Reach, Root
-from buildidfs.linux import mounts, namespaces, procfs, statx
+from buildidfs.linux import machine, mounts, namespaces, procfs, statx
 from buildidfs.model import EVERYBODY, OWNER, BuildId, NamespaceSet, Sighting, Trust
 from tests.support.captures import identity
 from tests.support.children import needs_root, private_cat
@@ -48,7 +48,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> LiveSightings:
         return mounts.mountinfo().replace(b"nosuid", b"suid")
 
     monkeypatch.setattr(mounts, "initial_mountinfo", believed)
-    return LiveSightings(host="there", initial=HOST)
+    return LiveSightings(initial=HOST)
 
 
 def caught(path: bytes = b"/bin/app", **changes: Any) -> Caught:
@@ -76,7 +76,7 @@ def test_everything_that_is_known(host: LiveSightings) -> None:
     assert (origin.namespaces, origin.mnt_ns_id) == (HOST, 99)
     assert (origin.cgroup, origin.cgroup_id) == (b"/init.scope", 5)
     assert (origin.host, origin.scanner, origin.container, origin.apart) == (
-        "there",
+        machine.host_name(),
         "watch",
         "",
         0,
@@ -92,7 +92,7 @@ def test_in_a_container(host: LiveSightings) -> None:
 
 
 def test_what_a_container_is_can_be_chosen() -> None:
-    live = LiveSightings(("net",), "there", HOST)
+    live = LiveSightings(("net",), HOST)
     assert live.of(caught(namespaces=CONTAINER, cgroup=DOCKER), -1).origin.container == ""
     apart = NamespaceSet(10, 2, 3, 4, 5, 6, 7)
     assert live.of(caught(namespaces=apart), -1).origin.container == "net:10"
@@ -122,7 +122,7 @@ def test_a_file_that_is_not_held(host: LiveSightings) -> None:
 def test_a_mount_that_is_not_the_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "app").touch()
     monkeypatch.setattr(mounts, "initial_mountinfo", lambda: b"")
-    live = LiveSightings(host="there", initial=HOST)
+    live = LiveSightings(initial=HOST)
     assert sighting_of_file(live, tmp_path / "app").origin.trust is Trust.UNKNOWN
 
 
@@ -180,7 +180,7 @@ def place_of(pid: int) -> Place:
 @pytest.mark.usefixtures("forgetful")
 def test_reach_on_the_host_needs_no_process(directory: Path) -> None:
     here = place_of(os.getpid())
-    live = LiveSightings(host="there", initial=here.namespaces)
+    live = LiveSightings(initial=here.namespaces)
     (directory / "app").touch()
     gone = 1 << 22
     assert reach_of(live, str(directory / "app"), gone, here) == EVERYBODY
@@ -194,7 +194,7 @@ def test_reach_on_the_host_needs_no_process(directory: Path) -> None:
 @needs_root("makes mount namespaces")
 @pytest.mark.usefixtures("forgetful")
 def test_reach_in_a_container_needs_one_of_its_processes(directory: Path) -> None:
-    live = LiveSightings(host="there", initial=place_of(os.getpid()).namespaces)
+    live = LiveSightings(initial=place_of(os.getpid()).namespaces)
     other_place = directory / "other"
     other_place.mkdir()
     with private_cat(directory) as child, private_cat(other_place) as stranger:
@@ -234,7 +234,7 @@ def test_files_that_had_to_wait_share_one_look_at_their_directory(
         return look(self, root, names)
 
     monkeypatch.setattr(Reach, "_walked", counted)
-    live = LiveSightings(host="there", initial=place_of(os.getpid()).namespaces)
+    live = LiveSightings(initial=place_of(os.getpid()).namespaces)
     with private_cat(directory) as child, contextlib.closing(live):
         place, top = place_of(child.pid), Path(f"/proc/{child.pid}/root{directory}")
         for number in range(5):
@@ -252,7 +252,7 @@ def test_files_that_had_to_wait_share_one_look_at_their_directory(
 
 def test_processes_that_are_remembered_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildidfs.capture.live.sightings._MOST_NAMESPACES", 3)
-    live = LiveSightings(host="there", initial=HOST)
+    live = LiveSightings(initial=HOST)
     for number in range(1, 9):
         place = Place(CONTAINER, number, b"/")
         for pid in range(100, 120):

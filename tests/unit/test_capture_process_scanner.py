@@ -25,7 +25,7 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf import identify
-from buildidfs.linux import mounts, procfs
+from buildidfs.linux import machine, mounts, procfs
 from buildidfs.model import EVERYBODY, OWNER, BuildId, Kind, NamespaceSet, Trust
 from tests.support import moved, silentfs
 from tests.support.catches import Program, started
@@ -47,8 +47,7 @@ def _descriptors_are_closed() -> Iterator[None]:
 
 
 def scanned(*pids: int, memory: Memory | None = None, ways: Ways | None = None) -> Scan:
-    options = {"host": "here", "initial": own_namespaces()}
-    return scan(ProcScanner(memory or Memory(), pids=pids, ways=ways, **options))
+    return scan(ProcScanner(memory or Memory(), pids=pids, ways=ways, initial=own_namespaces()))
 
 
 def map_readable(path: Path) -> mmap.mmap:
@@ -86,7 +85,7 @@ def test_everything_that_is_mapped(tmp_path: Path, query: bool, map_files: bool)
     assert result.data(path) == cat_program().read_bytes()
     assert result.unreadable == []
     origin = next(s for s in result.pinned if s.path == os.fsencode(path)).pinned.sighting.origin
-    assert (origin.host, origin.scanner, origin.container) == ("here", "proc", "")
+    assert (origin.host, origin.scanner, origin.container) == (machine.host_name(), "proc", "")
     assert origin.namespaces.mnt == os.stat("/proc/self/ns/mnt").st_ino
     assert origin.identity.size == cat_program().stat().st_size
 

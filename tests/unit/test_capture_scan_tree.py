@@ -14,6 +14,7 @@ from buildidfs.capture.base import Known, Unreadable
 from buildidfs.capture.origin import container
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.formats.elf.other_ids import htlhash
+from buildidfs.linux import machine
 from buildidfs.model import EVERYBODY, OWNER, Absence, BuildId, NamespaceSet, Trust
 from tests.support.children import needs_root, private_cat
 from tests.support.elfwriter import ET_REL, elf_file
@@ -169,13 +170,13 @@ def test_files_with_a_build_id_are_pinned(tmp_path: Path) -> None:
     (tmp_path / "elf").write_bytes(ELF)
     (tmp_path / "text").write_bytes(b"text")
     before = open_descriptors()
-    result = scan(TreeScanner(Memory(), [os.fsencode(tmp_path)], host="here"))
+    result = scan(TreeScanner(Memory(), [os.fsencode(tmp_path)]))
     assert open_descriptors() <= before
     assert result.data(tmp_path / "elf") == ELF
     (absent,) = result.again
     assert absent.known == Known(absence=Absence.NOT_ELF)
     origin = result.pinned[0].pinned.sighting.origin
-    assert (origin.host, origin.scanner) == ("here", "tree")
+    assert (origin.host, origin.scanner) == (machine.host_name(), "tree")
     assert origin.identity.size == len(ELF)
     assert origin.namespaces.mnt != 0
 

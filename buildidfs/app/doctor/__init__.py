@@ -20,15 +20,11 @@ from buildidfs.app.doctor.probe import Finding, State
 __all__ = ["PRIVILEGES", "Finding", "State", "examine"]
 
 
-def examine(
-    store_path: str | bytes | os.PathLike[str],
-    *,
-    seconds: float = probe.PATIENCE,
-) -> Iterator[Finding]:
+def examine(store_path: str | bytes | os.PathLike[str]) -> Iterator[Finding]:
     """Run all probes; yield their findings one by one, grouped by area.
 
-    A probe without an answer within ``seconds`` is a finding as well. The probes run in child
-    processes, so the caller must have a single thread.
+    A probe without an answer within `probe.PATIENCE` seconds is a finding, too. The probes run in
+    child processes, so the caller must have a single thread.
     """
     root = os.path.abspath(os.fsencode(store_path))
     yield from probe.ask(
@@ -38,6 +34,5 @@ def examine(
             *machine.limit_probes(),
             *storage.fuse_probes(),
             *storage.store_probes(root),
-        ],
-        seconds,
+        ]
     )

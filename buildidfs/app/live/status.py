@@ -78,12 +78,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     due: int = 0
 
 
-def take(
-    store_path: str | bytes | os.PathLike[str],
-    retention: RetentionSettings,
-    *,
-    public: bool = False,
-) -> Status:
+def take(store_path: str | bytes | os.PathLike[str], retention: RetentionSettings) -> Status:
     """Return the present status; takes some milliseconds, or two seconds if a mount does not
     answer.
 

@@ -122,7 +122,6 @@ class PackagedFile(NamedTuple):
 def in_packages(
     paths: Iterable[bytes],
     is_wanted: IsWanted = lambda path, size: False,
-    limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[PackagedFile | Unreadable]:
     """Yield the files in packages at or below ``paths``, one package after another."""
     for file in packages.files_below(dict.fromkeys(paths)):
@@ -131,21 +130,21 @@ def in_packages(
             continue
         with closing_fd(file.fd):
             try:
-                yield from _in_package(file, is_wanted, limits)
+                yield from _in_package(file, is_wanted)
             except packages.NotAPackage:
                 pass
             except (Damaged, CannotDecompress, OSError) as error:
                 yield Unreadable.of(file.path, error)
 
 
-def _in_package(file: OpenFile, is_wanted: IsWanted, limits: Limits) -> Iterator[PackagedFile]:
+def _in_package(file: OpenFile, is_wanted: IsWanted) -> Iterator[PackagedFile]:
     size = os.fstat(file.fd).st_size
-    package = packages.open_package(file.fd, size, limits)
+    package = packages.open_package(file.fd, size, DEFAULT_LIMITS)
     container = packages.container_of(package, file.path)
-    found = PlainFiles(is_wanted, limits, access_of(file.fd))
+    found = PlainFiles(is_wanted, DEFAULT_LIMITS, access_of(file.fd))
     for each in found.read(package.members, package.stream):
         yield PackagedFile(container, each)
     if found.missed:
-        package = packages.open_package(file.fd, size, limits)
+        package = packages.open_package(file.fd, size, DEFAULT_LIMITS)
         for each in found.again(package.members, package.stream):
             yield PackagedFile(container, each)

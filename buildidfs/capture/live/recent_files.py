@@ -53,8 +53,7 @@ class Met:
     Lookups take no lock.
     """
 
-    def __init__(self, most: int = _REMEMBERED) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._young: set[bytes] = set()
         self._old: set[bytes] = set()
 
@@ -63,7 +62,7 @@ class Met:
 
     def add(self, key: bytes) -> None:
         """Remember a key."""
-        if len(self._young) >= self._most:
+        if len(self._young) >= _REMEMBERED:
             self._old, self._young = self._young, set()
         self._young.add(key)
 

@@ -41,19 +41,18 @@ _KEEP_S = 0.25
 class LiveSightings:
     """Makes sightings of the files that are caught on this host. Raises OSError.
 
-    ``container_namespaces`` define a container; by default ``host`` and ``initial`` are this
-    machine and its namespaces. ``slow`` knows the mounts that may not answer.
+    ``container_namespaces`` define a container; ``initial`` are the host's namespaces, by default
+    those of this machine. ``slow`` knows the mounts that may not answer.
     """
 
     def __init__(
         self,
         container_namespaces: Collection[str] = ("mnt",),
-        host: str | None = None,
         initial: NamespaceSet | None = None,
         slow: SlowMounts | None = None,
     ) -> None:
         self._container_namespaces = tuple(container_namespaces)
-        self._host = host or machine.host_name()
+        self._host = machine.host_name()
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.initial_mountinfo)
         self._owners_since = time.monotonic()

@@ -142,7 +142,7 @@ def surroundings_of(
 class Here:
     """The surroundings of files that our own process sees. Raises OSError.
 
-    ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
+    ``initial`` are the host's namespaces; the default is those of this machine.
     ``given`` is True if the operator named the files, or a directory that they are in.
     ``container`` is the label of the container that we run in, empty on the host.
     """
@@ -150,7 +150,6 @@ class Here:
     def __init__(
         self,
         scanner: str,
-        host: str | None = None,
         initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
         *,
@@ -158,7 +157,7 @@ class Here:
     ) -> None:
         self._scanner = scanner
         self._least = Standing.GIVEN if given else Standing.ELSEWHERE
-        self._host = host or machine.host_name()
+        self._host = machine.host_name()
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
         self._users = FileUsers()

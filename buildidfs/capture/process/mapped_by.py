@@ -36,7 +36,7 @@ from buildidfs.model import BuildId, fingerprint
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from buildidfs.model import Mapping, NamespaceSet
+    from buildidfs.model import Mapping
 
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 _ATTEMPTS: Final = 3
@@ -77,8 +77,7 @@ class Mappers:
     be seen.
 
     With ``nameless``, mappings without a build ID are included; with ``packages``, the package of
-    each file. ``container_namespaces`` define a container, ``initial`` are the host's. ``ways`` and
-    ``patience`` are for tests.
+    each file. ``container_namespaces`` define a container. ``ways`` are for tests.
     """
 
     def __init__(
@@ -88,17 +87,15 @@ class Mappers:
         nameless: bool = False,
         packages: bool = False,
         container_namespaces: Collection[str] = ("mnt",),
-        initial: NamespaceSet | None = None,
         ways: Ways | None = None,
-        patience: Patience | None = None,
     ) -> None:
         self._wanted = wanted
         self._nameless = nameless
         self._packages = PackageNotes() if packages else None
         self._container_namespaces = tuple(container_namespaces)
-        self._initial = initial or namespaces.initial()
+        self._initial = namespaces.initial()
         self._ways = ways or Ways()
-        self._patience = patience or Patience()
+        self._patience = Patience()
         self._known: dict[_FileKey, BuildId | None] = {}
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
         self._devices = Devices()

@@ -48,8 +48,8 @@ _Owner: TypeAlias = "Callable[[list[bytes]], Package]"
 class PackageNotes:
     """The package databases below the roots of processes, each read once."""
 
-    def __init__(self, patience: Patience | None = None) -> None:
-        self._patience = patience or Patience(_WAIT_S)
+    def __init__(self) -> None:
+        self._patience = Patience(_WAIT_S)
         self._roots: dict[_Root, list[_Owner]] = {}
         self._known: dict[tuple[_Root, bytes], Package] = {}
 

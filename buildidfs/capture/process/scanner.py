@@ -100,7 +100,7 @@ class ProcScanner:
 
     ``pids`` and ``containers`` (labels, or beginnings of container IDs) restrict the scan;
     ``containers_only`` skips every process that shares one of ``container_namespaces`` with the
-    host. ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
+    host. ``initial`` are the host's namespaces; the default is those of this machine.
     ``helper`` opens files on filesystems that may not answer; the caller closes it.
     ``may_have_ended`` skips ``pids`` that are gone, because the caller found them some time ago.
     ``generated`` gets each process that may run generated code. ``debug_directories`` of each root
@@ -119,7 +119,6 @@ class ProcScanner:
         containers: Sequence[str] | None = None,
         containers_only: bool = False,
         container_namespaces: Collection[str] = ("mnt",),
-        host: str | None = None,
         initial: NamespaceSet | None = None,
         ways: Ways | None = None,
         patience: Patience | None = None,
@@ -136,7 +135,7 @@ class ProcScanner:
         self._containers = containers
         self._containers_only = containers_only
         self._container_namespaces = tuple(container_namespaces)
-        self._host = host or machine.host_name()
+        self._host = machine.host_name()
         self._initial = initial
         self._ways = ways
         self._patience = patience or Patience()

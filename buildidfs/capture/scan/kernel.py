@@ -77,8 +77,6 @@ class KernelScanner:
         root: bytes = b"",
         release: str | None = None,
         spool_directory: bytes | None = None,
-        host: str | None = None,
-        initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
     ) -> None:
         self._memo = memo
@@ -86,8 +84,7 @@ class KernelScanner:
         self._root = root
         self._release = os.fsencode(release or os.uname().release)
         self._spool_directory = spool_directory
-        self._host = host or machine.host_name()
-        self._initial = initial
+        self._initial = namespaces.initial()
         self._container_namespaces = container_namespaces
 
     def __iter__(self) -> Iterator[Found]:
@@ -111,7 +108,7 @@ class KernelScanner:
             origin = Surroundings(self._initial or namespaces.initial()).origin(
                 KALLSYMS_PATH,
                 self._symbols_identity(build_id),
-                host=self._host,
+                host=machine.host_name(),
                 trust=Trust.HOST,
                 scanner="kernel",
                 reach=EVERYBODY,  # its mode shows that
@@ -198,7 +195,7 @@ class KernelScanner:
 
     def _kernel_files(self) -> KernelFiles:
         """Return the tools for kernel files. Raises OSError."""
-        here = Here("kernel", self._host, self._initial, self._container_namespaces)
+        here = Here("kernel", self._initial, self._container_namespaces)
         return KernelFiles(self._memo, here, Spool(self._spool_directory))
 
     def _found(
@@ -333,12 +330,11 @@ class InstalledKernels:
         root: bytes = b"/",
         *,
         spool_directory: bytes | None = None,
-        host: str | None = None,
         initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
     ) -> None:
         self._root = root
-        here = Here("kernel", host, initial, container_namespaces)
+        here = Here("kernel", initial, container_namespaces)
         self._files = KernelFiles(memo, here, Spool(spool_directory))
         self._entered: set[tuple[int, int]] = set()
 

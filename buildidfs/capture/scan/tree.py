@@ -103,7 +103,7 @@ class TreeScanner:
     A path may be a symbolic link; no link below it is followed. Mounts of other filesystems are
     entered, except those of kernel interfaces and our own. An unreadable file is yielded as
     `Unreadable`. A file without a build ID is yielded as `SeenAgain`, because there is nothing left
-    to read. ``host`` names the machine and ``initial`` its namespaces; the default is this machine.
+    to read. ``initial`` are the host's namespaces; the default is those of this machine.
     ``container_namespaces`` define a container, in case we are in one. ``given`` is True if the
     operator chose the paths.
     """
@@ -113,14 +113,13 @@ class TreeScanner:
         memo: Memo,
         paths: Iterable[bytes],
         *,
-        host: str | None = None,
         initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
         given: bool = True,
     ) -> None:
         self._memo = memo
         self._paths = list(paths)
-        self._here = Here("tree", host, initial, container_namespaces, given=given)
+        self._here = Here("tree", initial, container_namespaces, given=given)
         self._done = 0
         self._position = walk.Position()
 
@@ -197,7 +196,6 @@ class GivenFiles:
         build_id: BuildId | None = None,
         kallsyms: bool = False,
         spool_directory: bytes | None = None,
-        host: str | None = None,
         initial: NamespaceSet | None = None,
         container_namespaces: Collection[str] = ("mnt",),
         debug_directories: Sequence[bytes] = debug_files.DEFAULT_DIRECTORIES,
@@ -207,7 +205,7 @@ class GivenFiles:
         self._paths = list(paths)
         self._build_id = build_id
         self._kallsyms = kallsyms
-        self._here = Here("add", host, initial, container_namespaces)
+        self._here = Here("add", initial, container_namespaces)
         self._files = KernelFiles(memo, self._here, Spool(spool_directory))
 
     def __iter__(self) -> Iterator[Found]:

@@ -336,6 +336,9 @@ _MOST_STEPS: Final = 4096
 _OF_PROCESS: Final = re.compile(rb"/proc/[0-9]+/(root|cwd)$")
 
 
+_NAMED_S: Final = 10.0
+
+
 class NamedFileProbe:
     """Checks that files named by the operator can be read, before this process reads them.
 
@@ -343,8 +346,8 @@ class NamedFileProbe:
     still stop answering later. A context manager.
     """
 
-    def __init__(self, seconds: float = 10.0) -> None:
-        self._helper = FileHelper(seconds)
+    def __init__(self) -> None:
+        self._helper = FileHelper(_NAMED_S)
         self._fuse = {
             mount.mount_point: mount.dev
             for mount in proc_text.mounts_in(mounts.mountinfo())

@@ -71,9 +71,9 @@ class Malformed(Exception):
 class Cursor:
     """Reads numbers from bytes. Raises `Malformed` at their end."""
 
-    def __init__(self, data: bytes, little_endian: bool, at: int = 0) -> None:
+    def __init__(self, data: bytes, little_endian: bool) -> None:
         self.data = data
-        self.at = at
+        self.at = 0
         self._little = little_endian
 
     def number(self, size: int) -> int:

@@ -112,8 +112,9 @@ class Paths:
             path, depth = found[0], depth + 1
         return depth
 
-    def below(self, path: int, most: int = _MOST_BELOW) -> Iterator[int]:
-        """Yield the ordinals seen at or below a path, until ``most`` names were examined."""
+    def below(self, path: int) -> Iterator[int]:
+        """Yield the ordinals seen at or below a path, until `_MOST_BELOW` names were examined."""
+        most = _MOST_BELOW
         levels = [iter((path,))]
         while levels:
             number = next(levels[-1], None)
