@@ -119,3 +119,26 @@ def test_address_of_two_programs_has_no_name(scratch: Path) -> None:
     assert (moved.rc, "loaded at different addresses" in moved.err) == (30, True)
     offset = address - 0x400000
     assert rewritten.HOT in store("symbolize", "--file-offset", f"{build_id}+{offset:#x}").out
+
+
+def test_debug_file_belongs_to_both_programs(scratch: Path) -> None:
+    """Both are stripped, so only the debug file has the names."""
+    directory = scratch / "debug"
+    directory.mkdir()
+    full = rewritten.build(directory, "-g", "-no-pie")
+    old, new, debug = (directory / name for name in ("old", "new", "debug"))
+    rewritten.objcopy("--only-keep-debug")(full, debug)
+    rewritten.objcopy("-S")(full, old)
+    rewritten.patchelf(*rewritten.LONGER)(old, new)
+    app, store = directory / "prog", BuildIdFs(directory)
+    store("add", debug)
+    profiles = [directory / "0.data", directory / "1.data"]
+    for data, file in zip(profiles, (old, new), strict=True):
+        _recorded(app, file, data)
+        store("add", app)
+    app.unlink()
+    with store.mounted() as mount:
+        for data in profiles:
+            fixed = data.with_suffix(".fixed")
+            store("repair", data, "-o", fixed)
+            assert _leaf(perf_report(mount, fixed).out) == rewritten.HOT

@@ -28,11 +28,12 @@ class NotedFiles:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[Digest, Noted | None] = {}
+        # One debug file may belong to several adopted IDs.
+        self._known: dict[tuple[Digest, int], Noted | None] = {}
 
     def is_known(self, artifact: Artifact) -> bool:
         """Return True if `attributes` and `open` need not read the headers of the file."""
-        return artifact.digest in self._known
+        return (artifact.digest, artifact.ordinal) in self._known
 
     def attributes(self, artifact: Artifact) -> Attributes:
         """Return the attributes of the file with its note. Raises OSError, `IntegrityError`."""
@@ -50,15 +51,16 @@ class NotedFiles:
 
     def parts(self, artifact: Artifact) -> Noted | None:
         """Return the parts that differ from the exact bytes; None if the note cannot be added."""
-        if artifact.digest not in self._known:
+        key = artifact.digest, artifact.ordinal
+        if key not in self._known:
             build_id = self._store.index.build_id(artifact.ordinal) or b""
             with self._store.blobs.open(artifact.digest) as blob:
                 found = added_note.with_note(blob.read_at, blob.size, build_id)
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[artifact.digest] = found
+            self._known[key] = found
             return found
-        return self._known[artifact.digest]
+        return self._known[key]
 
 
 class NotedBlob(Blob):
