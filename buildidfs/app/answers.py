@@ -60,6 +60,11 @@ def base64_of(raw: bytes) -> str | UnsetType:
     return UNSET
 
 
+def text(raw: bytes | str) -> str:
+    """Return bytes or text of a stranger as text that can be encoded."""
+    return utf8(raw.encode("utf-8", "surrogateescape") if isinstance(raw, str) else raw)
+
+
 class Located(msgspec.Struct, frozen=True, kw_only=True):
     """A path as text, and in base64 if its bytes are not UTF-8."""
 
@@ -489,6 +494,76 @@ class Variant(msgspec.Struct):
     gdb_scripts: bool
     adopted: bool
     aliases: dict[str, str]
+
+
+class PrivateVariant(Variant, kw_only=True):
+    """A variant with the owner and mode of its file."""
+
+    mode: str
+    uid: int
+    gid: int
+
+
+class Sighted(InContainer, frozen=True, kw_only=True):
+    """A place of a file, as it was seen. ``apart`` names the namespaces that differed from those of
+    the host.
+    """
+
+    cgroup: str
+    cgroup_id: int
+    mnt_ns_id: int
+    namespaces: dict[str, int]
+    apart: list[str]
+    host: str
+    scanner: str
+    first_seen: float
+    last_seen: float
+
+
+class OriginPlace(Sighted, frozen=True, kw_only=True):
+    """A place of bytes that the store has."""
+
+    kinds: list[str]
+    sha256: str
+    device: int
+    inode: int
+
+
+class SplitFiles(msgspec.Struct, frozen=True):
+    """Debug information in separate ``files``; ``package`` is the ID of the kept .dwp file."""
+
+    units: int
+    files: list[str]
+    package: str | None
+
+
+class PinOf(msgspec.Struct, frozen=True):
+    """A pin: its name, which may be empty, and when it was made (Unix time)."""
+
+    name: str
+    pinned: float
+    name_b64: str | UnsetType = UNSET
+
+    @property
+    def raw_name(self) -> bytes:
+        """Return the name as bytes."""
+        return self.name.encode() if self.name_b64 is UNSET else base64.b64decode(self.name_b64)
+
+
+class Facts(msgspec.Struct):
+    """All facts about a build ID. ``removed`` is the time at which a limit removed bytes of it.
+
+    ``journal`` has its places if the store has none of its bytes.
+    """
+
+    build_id: str
+    variants: list[PrivateVariant]
+    origins: list[OriginPlace]
+    journal: list[Sighted]
+    missing: list[str]
+    removed: int | None
+    split_dwarf: SplitFiles | None
+    pins: list[PinOf]
 
 
 class Place(msgspec.Struct):

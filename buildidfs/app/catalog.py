@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs import names
-from buildidfs.app import containers, remedies
+from buildidfs.app import answers, containers, history, remedies
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
 from buildidfs.names import printable
@@ -399,6 +399,78 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
     aliases = {digest: alias_texts(store.aliases.of(digest)) for digest in digests}
     pins = store.pins.of(build_id)
     return Known(missing, split, used, pins, why, served, truncated, aliases, removed)
+
+
+def variants(known: Known, kept: dict[Kind, list[Artifact]]) -> list[answers.PrivateVariant]:
+    """Return the files of a build ID, those of a kind together, best first."""
+    return [
+        answers.PrivateVariant(
+            kind=kind.name.lower(),
+            sha256=artifact.digest.hex(),
+            size=artifact.size,
+            quality=artifact.quality.name.lower(),
+            made_of=artifact.made_of,
+            trust=artifact.trust.name.lower(),
+            standing=artifact.standing.name.lower(),
+            first_seen=artifact.first_seen_ns / 1e9,
+            last_used=float(known.used[artifact.digest]),
+            served=artifact.variant == known.served[kind],
+            why=why,
+            truncated=known.truncated.get(artifact.digest, ""),
+            gdb_scripts=bool(artifact.scripts),
+            adopted=artifact.adopted,
+            aliases=known.aliases[artifact.digest],
+            mode=f"{artifact.mode:04o}",
+            uid=artifact.uid,
+            gid=artifact.gid,
+        )
+        for kind, files in kept.items()
+        for artifact, why in zip(files, known.why[kind], strict=True)
+    ]
+
+
+def facts(store: Store, build_id: BuildId, namespaces: tuple[str, ...] | None) -> answers.Facts:
+    """Return all facts about a build ID; ``namespaces`` are those that define a container.
+
+    Raises `StoreError`, `IntegrityError`.
+    """
+    ordinal = store.index.ordinal(build_id) or 0
+    kept = {kind: files for kind in Kind if (files := store.index.variants(ordinal, kind))}
+    origins = store.index.origins(ordinal)
+    about = known(store, build_id, kept)
+    called = containers.Names(store)
+    split = about.split
+    return answers.Facts(
+        build_id=build_id.hex(),
+        variants=variants(about, kept),
+        origins=[
+            answers.OriginPlace(
+                **history.sighted_fields(each.origin, each, namespaces, called),
+                kinds=[kind.name.lower() for kind in each.kinds],
+                sha256=each.digest.hex(),
+                device=each.origin.identity.dev,
+                inode=each.origin.identity.ino,
+            )
+            for each in origins
+        ],
+        journal=[
+            answers.Sighted(**history.sighted_fields(each, each, namespaces, called))
+            for each in (() if origins else store.journal.of(build_id))
+        ],
+        missing=about.missing,
+        removed=None if about.removed is None else about.removed.time,
+        split_dwarf=None
+        if split is None
+        else answers.SplitFiles(
+            split.units,
+            [printable(path) for path in split.files],
+            split.package.hex() if split.package else None,
+        ),
+        pins=[
+            answers.PinOf(**answers.path_fields(pin.name, "name"), pinned=pin.created_ns / 1e9)
+            for pin in about.pins
+        ],
+    )
 
 
 def _truncated(store: Store, artifact: Artifact) -> str:

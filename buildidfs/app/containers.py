@@ -70,16 +70,6 @@ class Names:
         name, end = self.of(label, group).shown, _SUFFIX.search(label)
         return name + (end[0] if end else "") if name else label
 
-    def long(self, label: str, group: bytes = b"") -> str:
-        """Return name, label and image, as far as they are known; ``the host`` for no label."""
-        if not label:
-            return "the host"
-        names = self.of(label, group)
-        image = names.image.partition("\n")[0]
-        if names.shown:
-            return f"{names.shown} ({label}{f', {image}' if image else ''})"
-        return f"{label} ({image})" if image else label
-
     def fields(self, label: str, group: bytes = b"") -> dict[str, Any]:
         """Return the JSON fields for a container."""
         names = self.of(label, group)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import fnmatch
 import heapq
 import re
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from buildidfs import names
 from buildidfs.app import containers
+from buildidfs.app.answers import path_fields, utf8
 from buildidfs.capture.origin import container
 from buildidfs.formats.container import cgroup
 from buildidfs.model import BuildId
@@ -194,6 +195,30 @@ def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) ->
     if names is None or seen.scanner in _PACKED:
         return seen.container
     return container.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
+
+
+def sighted_fields(
+    seen: Origin | JournalRecord,
+    record: OriginRecord | JournalRecord,
+    names: tuple[str, ...] | None,
+    called: containers.Names,
+) -> dict[str, Any]:
+    """Return the fields of `answers.Sighted` for a sighting with the times of ``record``."""
+    return {
+        **path_fields(seen.path),
+        **called.fields(container_of(seen, names), seen.cgroup),
+        "cgroup": utf8(seen.cgroup),
+        "cgroup_id": seen.cgroup_id,
+        "mnt_ns_id": seen.mnt_ns_id,
+        "namespaces": {
+            name: getattr(seen.namespaces, name) for name in seen.namespaces.__struct_fields__
+        },
+        "apart": container.apart_names(seen.apart),
+        "host": seen.host,
+        "scanner": seen.scanner,
+        "first_seen": record.first_seen_ns / 1e9,
+        "last_seen": record.last_seen_ns / 1e9,
+    }
 
 
 def journal_filter(

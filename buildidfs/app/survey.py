@@ -21,6 +21,7 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.app import containers, remedies
+from buildidfs.app.answers import Going, Lacking, text
 from buildidfs.app.coverage import Holdings
 from buildidfs.capture.origin.container import reported
 from buildidfs.errors import BuildIdFsError
@@ -68,31 +69,6 @@ class Counted(msgspec.Struct):
         self.executable += executable
         self.symbols += symbols >= Quality.SYMTAB
         self.debuginfo += debuginfo
-
-
-class Lacking(msgspec.Struct, frozen=True):
-    """A build ID with missing files, and the reason ``why`` (see `remedies`).
-
-    ``path`` and ``container`` (`container.reported`) are those of the last place where every user
-    could read the file. ``containers`` is the number of containers in the survey that have it.
-    ``seen_ns`` is Unix time.
-    """
-
-    build_id: BuildId
-    why: str
-    path: bytes
-    container: str
-    containers: int
-    seen_ns: int
-
-
-class Going(msgspec.Struct, frozen=True):
-    """A blob that every user may read, its last use (Unix time, s), and its place."""
-
-    build_id: BuildId
-    path: bytes
-    size: int
-    used: int
 
 
 class Survey(msgspec.Struct):
@@ -228,13 +204,21 @@ def _count_all(
             heapq.heappush(worst, entry)
         elif entry > worst[0]:
             heapq.heapreplace(worst, entry)
+    called = containers.Names(store)
     for _, count, ordinal, build_id, why in sorted(worst, reverse=True):
         places = (each for each in index.origins(ordinal) if may_see(PUBLIC, each.origin))
         last = next(places, None)
         if last is not None:
             origin = last.origin
             survey.lacking.append(
-                Lacking(build_id, why, origin.path, reported(origin), count, last.last_seen_ns)
+                Lacking(
+                    build_id.hex(),
+                    text(origin.path),
+                    text(called.short(reported(origin))),
+                    count,
+                    last.last_seen_ns / 1e9,
+                    remedies.of_reason(why).code,
+                )
             )
 
 
@@ -248,7 +232,8 @@ def _going(store: Store, go_on: Callable[[], None]) -> Iterator[Going]:
         for build_id in candidate.build_ids:
             place = _public_place(store, build_id, candidate.digest)
             if place is not None:
-                yield Going(build_id, place, candidate.size, candidate.used)
+                kept_for = names.kept_for(build_id).hex()
+                yield Going(kept_for, text(place), candidate.size, float(candidate.used))
                 found += 1
                 break
         if found >= MOST_GOING:

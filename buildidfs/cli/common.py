@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from buildidfs.app.containers import Names
     from buildidfs.cli.progress import Line
     from buildidfs.config import Settings
-    from buildidfs.model import Origin
-    from buildidfs.store import JournalRecord, Store
+    from buildidfs.store import Store
 
 
 _COMPLETIONS: Final = 100
@@ -444,24 +442,3 @@ since_option = click.option(
     callback=_since,
     help="Only files seen since this time: 10m, 2h, 3d, a date.",
 )
-
-
-def whose_fields(
-    seen: Origin | JournalRecord, names: tuple[str, ...] | None, called: Names
-) -> dict[str, object]:
-    """Return the JSON fields for the container, the host and the scanner of a sighting."""
-    from buildidfs.app.history import container_of
-    from buildidfs.capture.origin import container
-
-    return {
-        **called.fields(container_of(seen, names), seen.cgroup),
-        "cgroup": seen.cgroup.decode("utf-8", "replace"),
-        "cgroup_id": seen.cgroup_id,
-        "mnt_ns_id": seen.mnt_ns_id,
-        "namespaces": {
-            name: getattr(seen.namespaces, name) for name in seen.namespaces.__struct_fields__
-        },
-        "apart": container.apart_names(seen.apart),
-        "host": seen.host,
-        "scanner": seen.scanner,
-    }

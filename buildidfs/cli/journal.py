@@ -18,7 +18,6 @@ from buildidfs.cli.common import (
     exit_status,
     namespaces_option,
     since_option,
-    whose_fields,
 )
 from buildidfs.cli.output import moment, path_fields
 from buildidfs.cli.table import Column
@@ -201,15 +200,12 @@ def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[s
         }
     return {
         "build_id": row.build_id.hex(),
-        **path_fields(row.path),
         "held": line.state == "held",
         "removed": None if row.removed is None else row.removed.time,
         "noted": None if row.noted is None else _identity(row.noted),
         "lost": None,
-        **whose_fields(row, names, called),
+        **history.sighted_fields(row, row, names, called),
         "boot_id": row.boot.hex(),
-        "first_seen": row.first_seen_ns / 1e9,
-        "last_seen": row.last_seen_ns / 1e9,
     }
 
 

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.app.containers import Names
-from buildidfs.app.history import container_of
 from buildidfs.cli import terminal
 from buildidfs.cli.common import (
     BuildIdArgument,
@@ -16,14 +15,11 @@ from buildidfs.cli.common import (
     container_option,
     exit_status,
     namespaces_option,
-    whose_fields,
 )
-from buildidfs.cli.output import counted, json_line, moment, one_line, path_fields, printable, size
+from buildidfs.cli.output import counted, json_line, moment, one_line, printable, size
 
 if TYPE_CHECKING:
-    from buildidfs.app.catalog import Known
-    from buildidfs.model import Artifact, BuildId, Kind, Origin
-    from buildidfs.store import JournalRecord, OriginRecord
+    from buildidfs.app.answers import Facts, PrivateVariant
 
 _VARIANTS: Final = 10  # for each kind
 _PLACES: Final = 20
@@ -67,145 +63,64 @@ def show(
     first variants and the newest places, and counts the others.
     """
     from buildidfs.app import catalog, requested_id
-    from buildidfs.model import Kind
 
     with session.open_store() as store:
         build_id = requested_id.build_id(store, id_, container)
-        ordinal = store.index.ordinal(build_id) or 0
-        variants = {kind: store.index.variants(ordinal, kind) for kind in Kind}
-        origins = store.index.origins(ordinal)
-        known = catalog.known(store, build_id, variants)
-        kept = {kind: each for kind, each in variants.items() if each}
-        journal = [] if origins else store.journal.of(build_id)
-        shown = _Shown(build_id, kept, origins, journal, known, names, Names(store))
-        if json_:
-            _as_json(shown)
-        else:
-            _as_text(shown, bounded=not all_)
+        facts = catalog.facts(store, build_id, names)
+    if json_:
+        json_line(facts)
+    else:
+        _print(facts, bounded=not all_)
 
 
-class _Shown(NamedTuple):
-    """A build ID with all printed facts; ``names`` are the namespaces that define a container.
-
-    ``journal`` has its sightings if the store has none of its bytes.
-    """
-
-    build_id: BuildId
-    variants: dict[Kind, list[Artifact]]
-    origins: list[OriginRecord]
-    journal: list[JournalRecord]
-    known: Known
-    names: tuple[str, ...] | None
-    called: Names
-
-
-def _as_json(shown: _Shown) -> None:
-    build_id, variants, origins, _, known, names, called = shown
-    json_line(
-        {
-            "build_id": build_id.hex(),
-            "variants": [
-                {
-                    "kind": kind.name.lower(),
-                    "sha256": artifact.digest.hex(),
-                    "size": artifact.size,
-                    "quality": artifact.quality.name.lower(),
-                    "made_of": artifact.made_of,
-                    "trust": artifact.trust.name.lower(),
-                    "standing": artifact.standing.name.lower(),
-                    "first_seen": artifact.first_seen_ns / 1e9,
-                    "last_used": known.used[artifact.digest],
-                    "mode": f"{artifact.mode:04o}",
-                    "uid": artifact.uid,
-                    "gid": artifact.gid,
-                    "served": artifact.variant == known.served[kind],
-                    "why": why,
-                    "truncated": known.truncated.get(artifact.digest, ""),
-                    "gdb_scripts": bool(artifact.scripts),
-                    "adopted": artifact.adopted,
-                    "aliases": known.aliases[artifact.digest],
-                }
-                for kind, kept in variants.items()
-                for artifact, why in zip(kept, known.why[kind], strict=True)
-            ],
-            "origins": [
-                {
-                    **path_fields(record.origin.path),
-                    "kinds": [kind.name.lower() for kind in record.kinds],
-                    "sha256": record.digest.hex(),
-                    **whose_fields(record.origin, names, called),
-                    "device": record.origin.identity.dev,
-                    "inode": record.origin.identity.ino,
-                    "first_seen": record.first_seen_ns / 1e9,
-                    "last_seen": record.last_seen_ns / 1e9,
-                }
-                for record in origins
-            ],
-            "missing": known.missing,
-            "removed": None if known.removed is None else known.removed.time,
-            "split_dwarf": None
-            if known.split is None
-            else {
-                "units": known.split.units,
-                "files": [printable(path) for path in known.split.files],
-                "package": known.split.package.hex() if known.split.package else None,
-            },
-            "pins": [
-                {**path_fields(pin.name, "name"), "pinned": pin.created_ns / 1e9}
-                for pin in known.pins
-            ],
-        }
-    )
-
-
-def _as_text(shown: _Shown, *, bounded: bool) -> None:
-    build_id, variants, origins, journal, known, names, called = shown
-    click.echo(f"build ID   {build_id}")
-    for kind, kept in variants.items():
-        rows = list(zip(kept, known.why[kind], strict=True))
-        for artifact, why in rows[: _VARIANTS if bounded else None]:
-            _variant(artifact, why, known, is_served=artifact.variant == known.served[kind])
+def _print(facts: Facts, *, bounded: bool) -> None:
+    click.echo(f"build ID   {facts.build_id}")
+    for _, group in groupby(facts.variants, lambda each: each.kind):
+        rows = list(group)
+        for each in rows[: _VARIANTS if bounded else None]:
+            _variant(each)
         _count_left_out(len(rows) - _VARIANTS if bounded else 0, "variant", " " * 11)
-    split = known.split
+    split = facts.split_dwarf
     if split is not None and split.package is not None:
         units = counted(split.units, "unit")
         click.echo(f"dwp        kept under {split.package}: {units} of split DWARF")
-    for pin in known.pins:
-        for_whom = f" for {printable(pin.name)}" if pin.name else ""
-        click.echo(f"pinned     {moment(pin.created_ns)}{for_whom}")
+    for pin in facts.pins:
+        for_whom = f" for {printable(pin.raw_name)}" if pin.name else ""
+        click.echo(f"pinned     {_moment(pin.pinned)}{for_whom}")
     click.echo("seen")
-    places: list[tuple[Origin | JournalRecord, int, int]]
-    places = [(each.origin, each.first_seen_ns, each.last_seen_ns) for each in origins]
-    places += [(each, each.first_seen_ns, each.last_seen_ns) for each in journal]
-    for seen, first_ns, last_ns in places[: _PLACES if bounded else None]:
-        where = one_line(called.long(container_of(seen, names), seen.cgroup))
-        first, last = moment(first_ns), moment(last_ns)
+    places = [*facts.origins, *facts.journal]
+    for seen in places[: _PLACES if bounded else None]:
+        first, last = _moment(seen.first_seen), _moment(seen.last_seen)
         when = first if first == last else f"{first} to {last}"
-        click.echo(f"  {printable(seen.path)}")
-        terminal.say(f"in {where} on {one_line(seen.host)}, {when}", label=" " * 6, indent=6)
+        where = f"in {one_line(seen.where)} on {one_line(seen.host)}, {when}"
+        click.echo(f"  {printable(seen.raw_path)}")
+        terminal.say(where, label=" " * 6, indent=6)
     _count_left_out(len(places) - _PLACES if bounded else 0, "place", "  ")
-    for text in known.missing:
+    for text in facts.missing:
         _say(text, "missing")
 
 
-def _variant(artifact: Artifact, why: str, known: Known, *, is_served: bool) -> None:
-    served = "  (served)" if is_served else ""
-    reason = f", {'' if is_served else 'not '}served because it {why}" if why else ""
-    scripts = ", has gdb scripts" if artifact.scripts else ""
-    made = f", made of {artifact.made_of}" if artifact.made_of else ""
+def _moment(seconds: float) -> str:
+    return moment(int(seconds * 1_000_000_000))
+
+
+def _variant(each: PrivateVariant) -> None:
+    served = "  (served)" if each.served else ""
+    reason = f", {'' if each.served else 'not '}served because it {each.why}" if each.why else ""
+    scripts = ", has gdb scripts" if each.gdb_scripts else ""
+    made = f", made of {each.made_of}" if each.made_of else ""
     _say(
-        f"{artifact.digest}  {size(artifact.size)},"
-        f" {artifact.quality.name.lower()}, trust {artifact.trust.name.lower()},"
-        f" mode {artifact.mode:04o}{scripts}{made}{served}",
-        artifact.kind.name.lower(),
+        f"{each.sha256}  {size(each.size)}, {each.quality}, trust {each.trust},"
+        f" mode {each.mode}{scripts}{made}{served}",
+        each.kind,
     )
-    _say(f"used {moment(known.used[artifact.digest] * 1_000_000_000)}{reason}")
-    if text := known.truncated.get(artifact.digest):
-        _say(text)
-    if artifact.adopted:
+    _say(f"used {_moment(each.last_used)}{reason}")
+    if each.truncated:
+        _say(each.truncated)
+    if each.adopted:
         _say("adopted: the file has no usable build ID, and goes by its htlhash")
-    for name, value in known.aliases[artifact.digest].items():
-        if not (artifact.adopted and name == "htl"):
+    for name, value in each.aliases.items():
+        if not (each.adopted and name == "htl"):
             click.echo(f"           {name}:{value}")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.app import containers, history
+from buildidfs.app.answers import InContainer
 from buildidfs.app.coverage import Holdings
 from buildidfs.app.inputs import coverage_of_processes
 from buildidfs.app.live.history_writer import group_name
@@ -58,8 +59,8 @@ def test_names_of_labels(store: Store) -> None:
     assert names.short(CART) == "shop/cart-7d9f/server"
     assert names.short("mnt:1") == "mnt:1"
     assert names.short("") == ""
-    assert names.long(WEB) == f"web ({WEB}, nginx:1.27)"
-    assert names.long("") == "the host"
+    assert InContainer(path="/x", **names.fields(WEB)).where == f"web ({WEB}, nginx:1.27)"
+    assert InContainer(path="/x", **names.fields("")).where == "the host"
     assert names.fields(CART) == {
         "container": CART, "container_name": "server", "pod": "cart-7d9f", "pod_namespace": "shop",
         "image": None,
@@ -194,7 +195,7 @@ def test_imitation_that_came_first_is_another_container_in_every_answer(tmp_path
         candidates = [*Matcher(store, {})._look_up(path)]
         assert [each.container for each in candidates] == [WEB, imitation], "and none twice"
         counted = take(store)
-        assert {each.container for each in counted.lacking} <= {WEB, imitation}
+        assert {each.container for each in counted.lacking} <= {"web", "web (user 1000)"}
         assert set(counted.images) == {"nginx:1.27", "nginx:1.27 (user 1000)"}
         assert {group_name(each.container) for each in counted.containers} == {
             "web", "web (user 1000)",

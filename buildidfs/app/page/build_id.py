@@ -116,26 +116,11 @@ def variants_of(
 
 
 def _variants(known: catalog.Known, variants: dict[Kind, list[Artifact]]) -> list[answers.Variant]:
+    """Return the variants without owner and mode."""
+    names = answers.Variant.__struct_fields__
     return [
-        answers.Variant(
-            kind=kind.name.lower(),
-            sha256=artifact.digest.hex(),
-            size=artifact.size,
-            quality=artifact.quality.name.lower(),
-            made_of=artifact.made_of,
-            trust=artifact.trust.name.lower(),
-            standing=artifact.standing.name.lower(),
-            first_seen=artifact.first_seen_ns / 1e9,
-            last_used=float(known.used[artifact.digest]),
-            served=artifact.variant == known.served[kind],
-            why=why,
-            truncated=known.truncated.get(artifact.digest, ""),
-            gdb_scripts=bool(artifact.scripts),
-            adopted=artifact.adopted,
-            aliases=known.aliases[artifact.digest],
-        )
-        for kind, kept in variants.items()
-        for artifact, why in zip(kept, known.why[kind], strict=True)
+        answers.Variant(*(getattr(each, name) for name in names))
+        for each in catalog.variants(known, variants)
     ]
 
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import __version__
 from buildidfs.app import answers, containers, remedies
-from buildidfs.app.containers import Names
+from buildidfs.app.answers import text as text
 from buildidfs.app.coverage import Holdings
 from buildidfs.app.live import status
 from buildidfs.app.live.history_writer import group_name, row_name
 from buildidfs.app.survey import STEP, image_of, severity, why_lacking
 from buildidfs.app.survey import take as take_survey
 from buildidfs.model import Kind
-from buildidfs.names import kept_for
 from buildidfs.serve.counters import most_frequent
 from buildidfs.view.permissions import is_public
 
@@ -51,17 +50,9 @@ _NS: Final = 1_000_000_000
 _NO_TRENDS: Final[Mapping[tuple[int, str], list[answers.Trend]]] = {}
 
 
-def text(raw: bytes | str) -> str:
-    """Return bytes or text of a stranger as text that can be encoded."""
-    if isinstance(raw, str):
-        raw = raw.encode("utf-8", "surrogateescape")
-    return raw.decode("utf-8", "replace")
-
-
 def overview(
     store: Store,
     survey: Survey | None,
-    names: Names,
     *,
     retention: RetentionSettings,
     misses: Iterable[Asked] = (),
@@ -84,14 +75,9 @@ def overview(
             for name, each in (survey.images if survey else {}).items()
         ],
         left_out=0 if survey is None else survey.left_out,
-        missing=_missing(store, survey, names, misses),
+        missing=_missing(store, survey, misses),
         history=_points(history),
-        going=[
-            answers.Going(
-                kept_for(each.build_id).hex(), text(each.path), each.size, float(each.used)
-            )
-            for each in (survey.going if survey else ())
-        ],
+        going=survey.going if survey else [],
         health=status.health(present),
     )
 
@@ -154,25 +140,13 @@ def _finding(why: str) -> answers.Finding:
     return answers.Finding(remedy.code, why, remedy.text, command or None)
 
 
-def _missing(
-    store: Store, survey: Survey | None, names: Names, misses: Iterable[Asked]
-) -> answers.Missing:
+def _missing(store: Store, survey: Survey | None, misses: Iterable[Asked]) -> answers.Missing:
     found = answers.Missing()
     if survey is not None:
         found.reasons = [
             answers.Reason(count, _finding(why)) for why, count in survey.reasons.most_common()
         ]
-        found.build_ids = [
-            answers.Lacking(
-                each.build_id.hex(),
-                text(each.path),
-                text(names.short(each.container)),
-                each.containers,
-                each.seen_ns / 1e9,
-                remedies.of_reason(each.why).code,
-            )
-            for each in survey.lacking
-        ]
+        found.build_ids = survey.lacking
     asked = most_frequent((miss for miss in misses if not _has_come(store, miss)), MOST_ASKED)
     found.asked = [_asked(store, miss) for miss in asked]
     return found
@@ -311,7 +285,6 @@ def take(store: Store, settings: Settings, progress: Progress | None) -> Overvie
     return overview(
         store,
         take_survey(store, go_on),
-        Names(store),
         retention=settings.retention,
         history=Trends(store).rows(),
     )

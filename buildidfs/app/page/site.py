@@ -153,7 +153,6 @@ class Page:
         return overview.overview(
             self._store,
             self._surveyor.latest,
-            Names(self._store),
             retention=self._settings.retention,
             misses=self._backend.misses.every(),
             history=self._trends.rows(),
