@@ -21,6 +21,7 @@ import stat
 import struct
 
 from buildidfs.linux import mounts, syscalls
+from buildidfs.linux.file_ops import closing_fd
 
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_IN_ROOT = 0x10
@@ -104,11 +105,8 @@ def open_regular_in_root(root_fd: int, path: bytes) -> int:
 
     Raises OSError, see `reopen_regular`.
     """
-    path_fd = open_in_root(root_fd, path, os.O_PATH)
-    try:
+    with closing_fd(open_in_root(root_fd, path, os.O_PATH)) as path_fd:
         return reopen_regular(path_fd)
-    finally:
-        os.close(path_fd)
 
 
 def open_regular(path: str | bytes | os.PathLike[str], *, pipe: bool = False) -> int:
@@ -117,13 +115,10 @@ def open_regular(path: str | bytes | os.PathLike[str], *, pipe: bool = False) ->
     With ``pipe``, the path may also be a pipe without a name, which the shell makes for
     <(command). A FIFO may have no writer for ever. Raises OSError, see `reopen_regular`.
     """
-    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as path_fd:
         if pipe and mounts.filesystem_magic(path_fd) == mounts.PIPE_MAGIC:
             return os.open(b"/proc/self/fd/%d" % path_fd, os.O_RDONLY | os.O_CLOEXEC)
         return reopen_regular(path_fd)
-    finally:
-        os.close(path_fd)
 
 
 def reopen_regular(path_fd: int) -> int:
@@ -231,10 +226,8 @@ class _Walk:
         if last_nofollow or not stat.S_ISLNK(os.fstat(fd).st_mode):
             self._entered.append(fd)
             return
-        try:
+        with closing_fd(fd):
             target = os.readlink(b"", dir_fd=fd)
-        finally:
-            os.close(fd)
         self._symlinks += 1
         if self._symlinks > _MAX_SYMLINKS:
             raise self._error(errno.ELOOP)

@@ -22,6 +22,7 @@ import struct
 from collections.abc import Iterator
 
 from buildidfs.linux import openat2, syscalls
+from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Mapping
 
 MOST_TEXT = 64 << 20
@@ -87,10 +88,8 @@ def _is_empty(pid_fd: int) -> bool:
 def _threads(pid_fd: int) -> list[int]:
     """Return the threads of a process, the oldest first; some may have ended. Raises OSError."""
     fd = os.open(b"task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
-    try:
+    with closing_fd(fd):
         return [int(name) for name in os.listdir(fd)]
-    finally:
-        os.close(fd)
 
 
 def _open_thread(thread: int, pid: int) -> int:
@@ -112,16 +111,13 @@ def _process_of(pid_fd: int) -> int:
 
 def read_text(pid_fd: int, name: bytes) -> bytes:
     """Read a text file of the process. Raises OSError: EFBIG if it is longer than `MOST_TEXT`."""
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
-    try:
+    with closing_fd(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)) as fd:
         chunks, size = [], 0
         while chunk := os.read(fd, _CHUNK):
             size += len(chunk)
             _check_size(size)
             chunks.append(chunk)
         return b"".join(chunks)
-    finally:
-        os.close(fd)
 
 
 def _check_size(size: int) -> None:
@@ -135,14 +131,12 @@ def open_files(pid_fd: int) -> list[bytes]:
     Raises OSError.
     """
     fd = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=pid_fd)
-    try:
+    with closing_fd(fd):
         found = []
         for name in os.listdir(fd):
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 found.append(os.readlink(os.fsencode(name), dir_fd=fd))
         return found
-    finally:
-        os.close(fd)
 
 
 def maps(pid_fd: int) -> bytes:
@@ -207,12 +201,11 @@ def is_stopped(pid: int) -> bool:
         pid_fd = open_pid(pid)
     except OSError:
         return False
-    try:
-        return _stat_fields(read_text(pid_fd, b"stat"))[0] in (b"T", b"t")
-    except OSError:
-        return False
-    finally:
-        os.close(pid_fd)
+    with closing_fd(pid_fd):
+        try:
+            return _stat_fields(read_text(pid_fd, b"stat"))[0] in (b"T", b"t")
+        except OSError:
+            return False
 
 
 def is_kernel_thread(pid_fd: int) -> bool:
@@ -294,11 +287,8 @@ def open_map_file(pid_fd: int, start: int, end: int) -> int:
     # O_PATH pins the inode before the check: between a stat and an open of the link the process
     # could map a device in its place.
     name = map_file_name(start, end)
-    path_fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
-    try:
+    with closing_fd(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)) as path_fd:
         return openat2.reopen_regular(path_fd)
-    finally:
-        os.close(path_fd)
 
 
 def open_root(pid_fd: int) -> int:
@@ -314,11 +304,8 @@ def read_memory(pid_fd: int, address: int, size: int) -> bytes:
 
     Raises OSError: EIO if nothing is mapped at ``address``, EACCES without CAP_SYS_PTRACE.
     """
-    fd = open_memory(pid_fd)
-    try:
+    with closing_fd(open_memory(pid_fd)) as fd:
         return memory_at(fd, address, size)
-    finally:
-        os.close(fd)
 
 
 def open_memory(pid_fd: int) -> int:
