@@ -341,7 +341,7 @@ class Keeper:
                 self._prepare()
                 freed, _ = self._follow(self._planner.plan(lack, recapturable_only=True))
             taken_back = [each for each in spare if each.take_back()]
-            if freed != NO_ROOM or taken_back or self._staged != before:
+            if freed != NO_ROOM or taken_back or self._staged.bytes < before.bytes:
                 return True
             if time.monotonic() > until:
                 return False
