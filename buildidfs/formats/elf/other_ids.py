@@ -305,11 +305,18 @@ def text_hash(read_at: ReadAt, size: int) -> bytes:
 
 
 def aliases(
-    file: elf_identify.ElfFile, read_at: ReadAt, size: int, *, code: bool = False, crc: bool = False
+    file: elf_identify.ElfFile,
+    read_at: ReadAt,
+    size: int,
+    *,
+    code: bool = False,
+    crc: bool = False,
+    text: bool = False,
 ) -> tuple[Alias, ...]:
     """Return the aliases of a file, of which ``file`` is the description.
 
-    ``code`` and ``crc`` request the hashes for which the whole file has to be read.
+    ``code`` and ``crc`` request the hashes for which the whole file has to be read, ``text`` the
+    `text_hash`, which programs with an adopted ID have in any case.
     """
     head = read_at(0, min(size, HTL_PART))
     found = [Alias(AliasType.HTL, htlhash(read_at, size))]
@@ -324,8 +331,9 @@ def aliases(
         found.append(Alias(AliasType.CRC32, crc32(read_at, size)))
     if file.debuglink is not None and len(file.debuglink.name) <= LINK_NAME_MAX:
         found.append(Alias(AliasType.LINK, link_value(file.debuglink.crc, file.debuglink.name)))
-    if isinstance(file.build_id, AdoptedId) and (text := text_hash(read_at, size)):
-        found.append(Alias(AliasType.TEXT, text))
+    is_nameless = text or isinstance(file.build_id, AdoptedId)
+    if is_nameless and (value := text_hash(read_at, size)):
+        found.append(Alias(AliasType.TEXT, value))
     beginning = bytes(file.build_id[:BEGINNING_BYTES])
     if len(file.build_id) > BEGINNING_BYTES and any(beginning):
         found.append(Alias(AliasType.BEGINNING, beginning))

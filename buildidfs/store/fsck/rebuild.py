@@ -280,6 +280,7 @@ def aliases_of(
         opened.size,
         code=is_nameless and AliasType.CODE not in types,
         crc=described.kinds == (Kind.DEBUGINFO,) and AliasType.CRC32 not in types,
+        text=is_nameless and described.etype in _PROGRAMS,
     )
     return (*found, *known)
 
