@@ -20,7 +20,7 @@ _SHOWN: Final = 50
 
 _COLUMNS: Final[tuple[Column[Contents], ...]] = (
     Column("name", "NAME", lambda row: row.container.called.shown or None, table.LABEL),
-    Column("container", "CONTAINER", lambda row: row.container.label, table.LABEL),
+    Column("container", "CONTAINER", lambda row: _label(row), table.LABEL),
     Column("image", "IMAGE", lambda row: _image(row), table.LABEL, 100),
     Column("first_seen", "FIRST SEEN", lambda row: row.container.first_seen_ns, table.AGE, 120),
     Column("last_seen", "SEEN", lambda row: row.container.last_seen_ns, table.AGE),
@@ -31,6 +31,12 @@ _COLUMNS: Final[tuple[Column[Contents], ...]] = (
     Column("symbols", "SYMBOLS", lambda row: row.symbols, table.SHARE),
     Column("debuginfo", "DEBUGINFO", lambda row: row.debuginfo, table.SHARE, 140),
 )
+
+
+def _label(row: Contents) -> str:
+    from buildidfs.app.containers import reported
+
+    return reported(row.container)
 
 
 def _image(row: Contents) -> str | None:
@@ -118,7 +124,7 @@ def _fields(row: Contents) -> dict[str, object]:
     container = row.container
     name, *digest = container.called.image.split("\n")
     return {
-        "container": container.label,
+        "container": _label(row),
         "container_name": container.called.name or None,
         "pod": container.called.pod or None,
         "pod_namespace": container.called.namespace or None,

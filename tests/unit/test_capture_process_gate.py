@@ -57,6 +57,38 @@ def test_silent_process_is_asked_once_until_it_answers(ours: int) -> None:
     assert gate.ask(ours, os.getpid(), lambda fd: 7) == 7
 
 
+def _is_answered(gate: ProcessGate, pid_fd: int, pid: int) -> bool:
+    try:
+        gate.ask(pid_fd, pid, lambda fd: time.sleep(0.1))
+    except NoAnswer:
+        return False
+    return True
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("_held")
+def test_owner_whose_processes_answer_slowly_takes_no_more_time(ours: int) -> None:
+    """Each answer comes in time, so no process is silent."""
+    gate = ProcessGate()
+    with (
+        subprocess.Popen(["sleep", "60"], user=UID) as slow,
+        subprocess.Popen(["sleep", "60"], user=UID + 1) as other,
+    ):
+        slow_fd, other_fd = procfs.open_pid(slow.pid), procfs.open_pid(other.pid)
+        began = time.monotonic()
+        asked = sum(iter(lambda: _is_answered(gate, slow_fd, slow.pid), False))
+        assert 5 < asked < 20
+        assert time.monotonic() - began < 3
+        assert gate.silent.unasked() == (slow.pid,)
+        assert gate.ask(other_fd, other.pid, lambda fd: 7) == 7
+        for _ in range(20):  # root of the host has no limit
+            gate.ask(ours, os.getpid(), lambda fd: time.sleep(0.06))
+        for fd in (slow_fd, other_fd):
+            os.close(fd)
+        slow.kill()
+        other.kill()
+
+
 def test_thread_without_a_cpu_is_no_silent_process(ours: int) -> None:
     def work(fd: int) -> int:
         began = time.thread_time()

@@ -11,6 +11,7 @@ that the other CPUs go on.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -31,6 +32,7 @@ from buildidfs.capture.live.recent_files import HostFiles, Met, file_key, place_
 from buildidfs.capture.origin.file_users import NOBODY, FileUsers, known_user, user_of_process
 from buildidfs.capture.process.gate import (
     MOST_OF_AN_OWNER,
+    SLOW_S,
     NoAnswer,
     SilentProcesses,
 )
@@ -360,8 +362,11 @@ class Lookout:
                 record, home = self._found.popleft()
             except IndexError:
                 break
-            self._call = now(), record.pid
+            begin = now()
+            self._call = begin, record.pid
             self._grab(record, home)
+            if now() - begin > SLOW_S:
+                self._charge(record.pid, now() - begin)
             state.hold(home, record.pid)
             if self.is_replaced:  # the call was answered late
                 return
@@ -390,7 +395,7 @@ class Lookout:
             home = process_table.look(record.pid, home, self._done.append)
             if state.touches.skips(record, home):
                 return
-        if len(state.silent) and self._shuns(record):
+        if not state.silent.is_calm and self._shuns(record):
             if self._admits(record, home, known_user(record.pid)):
                 state.grips.put((record, home, state.held.borrow(home), NoAnswer()))
             return
@@ -422,6 +427,11 @@ class Lookout:
         else:
             if fd >= 0:
                 state.grips.put((record, home, fd, None))
+
+    def _charge(self, pid: int, seconds: float) -> None:
+        """Charge the owner of a process for a slow answer; the process may be gone."""
+        with contextlib.suppress(OSError), closing_fd(procfs.open_pid(pid)) as pid_fd:
+            self._state.silent.charge(pid_fd, seconds)
 
     def _shuns(self, record: Mapped) -> bool:
         """Return True if the process must not be waited for: it is silent, or many of its owner

@@ -57,6 +57,15 @@ _SHORT_S: Final = ANSWER_S / 10
 _MOST_SHORT: Final = 16
 _NAMED: Final = 12
 _MOST_UNASKED: Final = 512
+
+SLOW_S: Final = 0.02
+"""Seconds after which an answer counts as slow."""
+
+MOST_DEBT_S: Final = 1.0
+"""Seconds of slow answers after which no process of their owner is asked."""
+
+_PAYS: Final = 0.1  # the part of the time by which debts shrink
+_MOST_DEBTORS: Final = 256
 _REASON: Final = "it does not answer: its memory map is locked"
 
 _T = TypeVar("_T")
@@ -98,13 +107,47 @@ class SilentProcesses:
 
     A table, not a memory: an entry ends with the wait of its thread. So no entry has to expire, and
     none can displace another. The processes that are not asked because of these are for reports
-    only.
+    only. An owner whose processes answer slowly, again and again, has a debt.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waits: dict[object, tuple[SilentProcess, str]] = {}
         self._unasked: set[int] = set()
+        self._debts: dict[str, tuple[float, float]] = {}  # seconds, and the time of that debt
+
+    @property
+    def is_calm(self) -> bool:
+        """Return True if every process may be asked."""
+        return not self._waits and not self._debts
+
+    def charge(self, pid_fd: int, seconds: float) -> None:
+        """Add a slow answer to the debt of the owner of a process, unless that is root of the host.
+        Does not raise.
+        """
+        owner = ""
+        with contextlib.suppress(OSError):  # it is gone
+            owner = owner_of(pid_fd)
+        if not owner:
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._pay(now)
+            if owner in self._debts or len(self._debts) < _MOST_DEBTORS:
+                self._debts[owner] = self._debts.get(owner, (0.0, now))[0] + seconds, now
+
+    def _pay(self, now: float) -> None:
+        """Let all debts shrink with time."""
+        left = {
+            owner: (debt - (now - since) * _PAYS, now)
+            for owner, (debt, since) in self._debts.items()
+        }
+        self._debts = {owner: row for owner, row in left.items() if row[0] > 0}
+
+    def _is_in_debt(self, owner: str) -> bool:
+        with self._lock:
+            self._pay(time.monotonic())
+            return self._debts.get(owner, (0.0, 0.0))[0] > MOST_DEBT_S
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -124,7 +167,8 @@ class SilentProcesses:
             self._waits.pop(wait, None)
 
     def others(self, pid_fd: int, pid: int) -> int:
-        """Return the number of silent processes of the owner of a process.
+        """Return the number of silent processes of the owner of a process; more than any limit if
+        the owner has too many slow ones.
 
         Raises NoAnswer if the process itself is silent, OSError if it is gone.
         """
@@ -135,7 +179,10 @@ class SilentProcesses:
             if any(each.pid == pid and each.start in (start, 0) for each, _ in waits):
                 raise NoAnswer
         owner = owner_of(pid_fd)
-        return 0 if not owner else sum(its_owner == owner for _, its_owner in waits)
+        if not owner:
+            return 0
+        silent = sum(its_owner == owner for _, its_owner in waits)
+        return MOST if self._is_in_debt(owner) else silent
 
     def add_unasked(self, pid: int) -> None:
         """Remember that a process is not asked, because others of its owner are silent."""
@@ -148,7 +195,7 @@ class SilentProcesses:
         with self._lock:
             silent = {each.pid for each, _ in self._waits.values()}
             every = set(self._unasked)
-        others = every - silent if silent else set[int]()
+        others = set[int]() if self.is_calm else every - silent
         alive = {pid for pid in others if os.path.exists(b"/proc/%d" % pid)}
         with self._lock:
             self._unasked -= every - alive
@@ -204,7 +251,7 @@ class ProcessGate:
 
         Raises NoAnswer if the process does not answer.
         """
-        seconds = self._seconds if not len(self.silent) else self._patience(pid_fd, pid)
+        seconds = self._seconds if self.silent.is_calm else self._patience(pid_fd, pid)
         own = os.dup(pid_fd)
 
         def work() -> _T:
@@ -218,8 +265,10 @@ class ProcessGate:
         except IndexError:
             worker = _Worker()
         worker.todo.put(attempt.run)
+        first = min(seconds, SLOW_S)
+        is_slow = not attempt.finished(first) and threads.is_held(worker.thread)
         was_held = False
-        while not attempt.finished(_AGAIN_S if was_held else seconds):
+        while not attempt.finished(_AGAIN_S if was_held else seconds - first):
             # On a busy host the thread may only lack a CPU, or a page of memory for a moment, which
             # is not the fault of the process.
             is_held = threads.is_held(worker.thread)
@@ -228,7 +277,10 @@ class ProcessGate:
             was_held = is_held
         else:
             self._idle.append(worker)
+            if is_slow:
+                self.silent.charge(pid_fd, time.monotonic() - since)
             return attempt.result()
+        self.silent.charge(pid_fd, time.monotonic() - since)
         worker.todo.put(None)  # the thread ends when its wait does
         self.silent.add(attempt, pid, since)
         if attempt.abandon():
@@ -241,7 +293,7 @@ class ProcessGate:
         others = self.silent.others(pid_fd, pid)
         if others >= _MOST_SHORT or (others and len(self.silent) >= MOST):
             self.silent.add_unasked(pid)
-            raise NoAnswer("not examined: too many processes of its owner do not answer")
+            raise NoAnswer("not examined: too many processes of its owner do not answer, or slowly")
         return self._seconds if others < MOST_OF_AN_OWNER else min(_SHORT_S, self._seconds)
 
 
