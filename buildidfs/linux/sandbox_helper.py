@@ -19,7 +19,6 @@ import stat
 import struct
 
 from buildidfs.linux import call_filter, syscalls
-from buildidfs.linux.file_ops import closing_fd
 
 TYPE_CHECKING = False  # see above: that of `typing` costs the import of it
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ def _forbid_files(readable: Sequence[int] | None) -> None:
     )  # struct landlock_ruleset_attr; an older kernel accepts zeros at the end
     attributes = ctypes.create_string_buffer(text, len(text))
     fd = syscalls.syscall(_CREATE_RULESET, ctypes.addressof(attributes), len(text), 0)
-    with closing_fd(fd):
+    try:
         for each in readable or ():
             rights = _READ_FILE
             rights |= _READ_DIR if stat.S_ISDIR(os.fstat(each).st_mode) else 0
@@ -250,3 +249,5 @@ def _forbid_files(readable: Sequence[int] | None) -> None:
             rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, each), 12)
             syscalls.syscall(_ADD_RULE, fd, _PATH_BENEATH, ctypes.addressof(rule), 0)
         syscalls.syscall(_RESTRICT_SELF, fd, 0)
+    finally:
+        os.close(fd)

@@ -203,11 +203,11 @@ def _root_of(pid: int, mnt: int) -> int:
 
 def _look_up(root_fd: int, record: Mapped) -> int:
     """Return an O_PATH descriptor of the file of a record below a root, or -1."""
-    with (
-        contextlib.suppress(OSError),
-        Fd(openat2.open_cached_in_root(root_fd, record.path)) as found,
-    ):
-        identity = statx.identity(found.fd, ask=False)
-        if identity.ino == record.inode and stat.S_ISREG(identity.mode):
-            return found.release()
+    try:
+        with Fd(openat2.open_cached_in_root(root_fd, record.path)) as found:
+            identity = statx.identity(found.fd, ask=False)
+            if identity.ino == record.inode and stat.S_ISREG(identity.mode):
+                return found.release()
+    except OSError:
+        pass
     return -1
