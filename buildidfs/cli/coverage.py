@@ -112,7 +112,8 @@ def coverage(
         for row in found.rows:
             names.of(row.container)  # while the store is open
     share = found.unrepaired()
-    if file is not None and share is not None and not layout.is_for_programs:
+    is_text = not (layout.is_for_programs or session.is_quiet)
+    if file is not None and share is not None and is_text:
         terminal.say(session.as_given(remedies.unrepaired(share, os.fsencode(file))))
     return show(found, names, layout, fail_under=fail_under, quiet=session.is_quiet)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from buildidfs.app.page.upload import MOST_BYTES
+from buildidfs.formats.perf import headers
 from buildidfs.store import Store
 from tests.support import pagestore
 from tests.support.clients import run
@@ -85,6 +86,19 @@ def test_profile_is_measured(server: Server) -> None:
     assert (worst["path"], worst["build_id"]) == ("/app/server", STRIPPED.hex())
     assert worst["why"].startswith("stripped")
     assert "install the debug package" in worst["remedy"]
+
+
+def test_profile_without_build_ids_is_resolved_as_the_commands_do(server: Server) -> None:
+    """A path with one file on the host of the profile identifies it, if every user may know it."""
+    write = PerfWriter()
+    records = b""
+    for number, path in enumerate((b"/usr/bin/complete", SECRET), 1):
+        records += write.mmap2(1, 0x10000 * number, 0x1000, path)
+        records += write.sample(1, 0x10000 * number, 9)
+    for host, share in ((b"node-1", 0.5), (b"node-2", 0.0), (b"", 0.0)):
+        told = measured(server, write.file(records, {headers.HOSTNAME: write.text(host)}))
+        assert told["symbols"] == share
+        assert {each["build_id"] for each in told["files"]} <= {"", COMPLETE.hex()}
 
 
 def test_answer_is_what_its_description_says(server: Server) -> None:

@@ -2,7 +2,7 @@
 """Requests for the page and its JSON: paths, forms, headers and limits.
 
 The page shows only files and places that all users could read, but shares and counts include all
-files. It does not read the journal, because the journal does not record who may read a file. It
+files. It shows nothing of the journal, because the journal does not record who may read a file. It
 shows the build IDs that clients asked this server for without success, but neither the clients nor
 look-ups in mounts. A request opens only files of the store and runs no program. The policy in the
 headers allows no script, and a form on another site cannot upload a file.

@@ -26,10 +26,12 @@ import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
-from buildidfs.app import answers, coverage, inputs, remedies
+from buildidfs.app import answers, cores, history, inputs, remedies
 from buildidfs.app.coverage import Coverage, Holdings
-from buildidfs.app.page.overview import text
+from buildidfs.app.page.overview import is_served, text
+from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.formats.perf import headers
 from buildidfs.linux import child, file_ops, sandbox_helper
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
@@ -68,12 +70,13 @@ class Found(msgspec.Struct):
 
 
 class Reading(msgspec.Struct):
-    """The files that an upload names, or the ``error`` as a text."""
+    """The files that an upload names, or the ``error`` as a text. ``host`` made the profile."""
 
     unit: str = ""
     rows: list[Found] = []
     incomplete: str = ""
     error: str = ""
+    host: str = ""
 
 
 # --- in the server -------------------------------------------------------------------------------
@@ -122,12 +125,13 @@ def measure(store: Store, content: bytes) -> answers.Dropped:
     if reading.error:
         raise BadRequest(reading.error)
     holdings = Holdings(store, PUBLIC)
-    rows = [
-        holdings.row("", each.path, BuildId(each.build_id), each.weight)
-        if each.build_id
-        else coverage.Row("", each.path, None, each.weight, why=each.why)
-        for each in reading.rows
-    ]
+    rows = []
+    for each in reading.rows:
+        build_id = BuildId(each.build_id) if each.build_id else None
+        if build_id is None and each.why == remedies.NO_BUILD_ID:
+            build_id = _seen_at(store, each.path, reading.host)
+        why = each.why if build_id is None else ""
+        rows.append(holdings.row("", each.path, build_id, each.weight, why))
     found = Coverage(rows, reading.unit, incomplete=reading.incomplete)
     return answers.Dropped(
         unit=found.unit,
@@ -149,6 +153,20 @@ def measure(store: Store, content: bytes) -> answers.Dropped:
         ],
         files_total=len(rows),
     )
+
+
+def _seen_at(store: Store, path: bytes, host: str) -> BuildId | None:
+    """Return the only build ID that was seen at a path on a host, if every user may know it.
+
+    A path that had another file too, public or not, identifies nothing.
+    """
+    if not host or not path.startswith(b"/"):
+        return None
+    found = {each.build_id for each in history.at_path(store, path) if each.host == host}
+    build_id = found.pop() if len(found) == 1 else None
+    if build_id is None or not is_served(store, store.index.ordinal(build_id)):
+        return None
+    return build_id
 
 
 def _read(content: bytes) -> Reading:
@@ -236,7 +254,15 @@ def _reading(empty: Store, path: bytes) -> Reading:
         return Reading("files", [Found(b"", bytes(_build_id(path)), 1, "")])
     found = inputs.coverage_of_file(empty, path)
     rows = [Found(row.path, bytes(row.build_id or b""), row.weight, row.why) for row in found.rows]
-    return Reading(found.unit, rows, _called(found.incomplete, path))
+    return Reading(found.unit, rows, _called(found.incomplete, path), host=_host_of(path))
+
+
+def _host_of(path: bytes) -> str:
+    """Return the name of the machine that made a profile; empty for other files."""
+    if cores.is_core(path):
+        return ""
+    with Profile(path) as profile:
+        return profile.text(headers.HOSTNAME).decode("utf-8", "surrogateescape")
 
 
 def _build_id(path: bytes) -> BuildId:
