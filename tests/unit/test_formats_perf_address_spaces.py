@@ -187,3 +187,18 @@ def test_many_processes() -> None:
     for _ in range(2):
         for pid in range(1, 9000):
             assert path_at(spaces, pid, pid, 0x1000 * pid) == b"/%d" % (pid % 7)
+
+
+def test_extents_of_a_file_are_those_of_one_time() -> None:
+    """A child has those of its parent; the same file may be mapped many times at once."""
+    spaces = Spaces()
+    file = -1
+    for number in range(40):
+        start = 0x10000 * number
+        file = spaces.add(Mapped(0, 1, start, start + 0x1000, 0x3000, b"/app", inode=5), 0)
+    spaces.add(Mapped(9, 1, 0x900000, 0x902000, 0x4000, b"/app", inode=5), 9)
+    spaces.add(Forked(12, 2, 1), 12)
+    assert len(spaces.extents(1, spaces.image(1, 5), file, 0)) == 16
+    assert spaces.extents(1, spaces.image(1, 9), file, 9) == [(0x900000, 0x902000, 0x4000)]
+    assert spaces.extents(2, spaces.image(2, 13), file, 9) == [(0x900000, 0x902000, 0x4000)]
+    assert spaces.extents(1, spaces.image(1, 9), file, 10) == []

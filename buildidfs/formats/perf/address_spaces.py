@@ -47,6 +47,7 @@ _MOST_ENTRIES: Final = 1 << 18
 # For processes that are kept ready for lookups: some hundred bytes each.
 _MOST_READY: Final = 1 << 20
 _MOST_BACK: Final = 1 << 12
+_MOST_EXTENTS: Final = 16  # of one file, mapped at one time
 # Entries that all searches for replaced mappings may look at: so many, and more for each entry.
 _BACK_LEAST: Final = 1 << 21
 _BACK_PER_ENTRY: Final = 64
@@ -301,6 +302,7 @@ class _Timeline:
         # counted from 1, and the last one with its mount namespace.
         self._images, self._homes = array("I", [0]), array("I", [0])
         self._maps: dict[int, _Map] = {}
+        self._extents: dict[tuple[int, int, int], list[tuple[int, int, int]]] | None = None
         for number, (_, start, end, _, file) in enumerate(self._entries):
             image, home = self._images[-1], self._homes[-1]
             if file in _BEGINNINGS:
@@ -370,15 +372,16 @@ class _Timeline:
         return found
 
     def extents(self, image: int, file: int, time: int) -> list[tuple[int, int, int]]:
-        """Return start, end and offset of the mappings of a file that were made at a time."""
-        first, last = bisect_left(self._times, time), bisect_right(self._times, time)
-        return [
-            (start, end, offset)
-            for number, (_, start, end, offset, which) in enumerate(
-                self._entries[first:last], first
-            )
-            if which == file and self._images[number + 1] == image
-        ]
+        """Return start, end and offset of the first mappings of a file that were made at a time."""
+        if self._extents is None:
+            self._extents = {}
+            for number, (when, start, end, offset, which) in enumerate(self._entries):
+                if which < _NO_FILE:
+                    key = self._images[number + 1], which, when
+                    known = self._extents.setdefault(key, [])
+                    if len(known) < _MOST_EXTENTS:
+                        known.append((start, end, offset))
+        return self._extents.get((image, file, time), [])
 
     def everything(self) -> Iterator[tuple[int, int, int]]:
         """Yield all mappings: image, number of the file, time."""
