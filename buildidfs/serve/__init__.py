@@ -4,7 +4,7 @@
 Outsiders call `server.run` with `options.ServeOptions`. Inside, requests pass through
 
     server      sockets, workers, signals, the clock of all connections
-    connection  one client: parsing, order of answers, slow clients, sending of files
+    connection  one client of aiohttp: limits, slow clients, resets, sending of files
     site        routes, answers to all failures, counts
     debuginfod  files, sections and sources of a build ID; metadata
     symbolication  names, sources and instructions for the Firefox Profiler

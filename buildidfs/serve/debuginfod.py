@@ -119,7 +119,7 @@ class Debuginfod:
             if found is None:
                 return None
             try:
-                return self._view.open(found[0])
+                return self._view.open_served(found, wait=True)
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
@@ -148,12 +148,12 @@ class Debuginfod:
                 found = self._find(name, what, wait=wait)
                 if found is None:
                     return self._not_here(request, name, what, wait=wait, asked=asked)
-                node, artifact, zeroed = found
+                artifact, zeroed = found
                 tag = _tag(artifact, b"-z" if zeroed else b"")
                 early = self._early(request, artifact, zeroed, tag, kind)
                 if early is not None:
                     return early
-                file = (self._view.open if wait else self._view.open_now)(node)
+                file = self._view.open_served(found, wait=wait)
             except NeedsReading:
                 return self._later(
                     lambda: cast(
@@ -224,34 +224,26 @@ class Debuginfod:
 
     # --- names -------------------------------------------------------------------------------
 
-    def _lookup(self, node: int, name: bytes, *, wait: bool) -> int:
-        """Return the node of an entry. If that takes a slow read, does it if ``wait`` is true,
-        and else raises `NeedsReading`.
+    def _find(self, name: bytes, what: bytes, *, wait: bool) -> tuple[Artifact, bool] | None:
+        """Return the artifact of a file that all users may read, and True if its scripts read as
+        zeros.
         """
-        try:
-            return self._view.child(node, name)
-        except NeedsReading:
-            if not wait:
-                raise
-            return self._view.lookup_slowly(node, name)
+        found = self._view.served(name, KINDS[what], wait=wait)
+        return None if found is None or not is_public(found[0]) else found
 
-    def _directory(self, name: bytes, *, wait: bool = True) -> int:
+    def _directory(self, name: bytes) -> int:
         """Return the node of a build ID; 0 if the build ID is unknown."""
-        node = self._lookup(View.ROOT, name, wait=wait)
+        node = self._lookup(View.ROOT, name)
         if node >> nodes.TAG_SHIFT != nodes.TAG_ID:
             return 0
         return nodes.of_id(nodes.ordinal_of(node))  # an alias is a link to the directory
 
-    def _find(self, name: bytes, what: bytes, *, wait: bool) -> tuple[int, Artifact, bool] | None:
-        """Return node and artifact of a file that all users may read, and True if its scripts read
-        as zeros.
-        """
-        directory = self._directory(name, wait=wait)
-        node = self._lookup(directory, what, wait=wait) if directory else 0
-        held = self._view.held_in(node) if node else None
-        if held is None or not is_public(held[0]):
-            return None
-        return node, *held
+    def _lookup(self, node: int, name: bytes) -> int:
+        """Return the node of an entry, with a slow read if that takes one."""
+        try:
+            return self._view.child(node, name)
+        except NeedsReading:
+            return self._view.lookup_slowly(node, name)
 
     def _early(
         self, request: Request, artifact: Artifact, zeroed: bool, tag: bytes, kind: str
@@ -348,7 +340,7 @@ class Debuginfod:
         """Return the response with a section; reads the headers of the file."""
         view = self._view
         directory = self._directory(name)
-        node = self._lookup(directory, names.SECTION, wait=True) if directory else 0
+        node = self._lookup(directory, names.SECTION) if directory else 0
         found = view.lookup_slowly(node, section) if node else 0
         if not found:
             return self.missing(request, "section")

@@ -21,6 +21,7 @@ from buildidfs.view.tree import Keep, View
 if TYPE_CHECKING:
     from buildidfs.store import Store
     from buildidfs.view.layouts.id_dir import MayCome
+    from buildidfs.view.tree import Served
 
 _BOTH: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 
@@ -95,6 +96,20 @@ class TieredView(View):
         return nodes.of_id(
             ordinal, nodes.SLOT_DEBUGINFO_LINK if is_debug else nodes.SLOT_EXECUTABLE_LINK
         )
+
+    def served(self, name: bytes, kind: Kind, *, wait: bool) -> Served | None:
+        """Return the served file of a build ID or an alias; see `View.served`.
+
+        Raises `RemoteUnavailable` if no bucket can answer for a file that the store lacks.
+        """
+        found = super().served(name, kind, wait=wait)
+        build_id = names.parse(name)
+        if found is not None or build_id is None or self._is_known(build_id, (kind,), 0):
+            return found
+        if not wait:
+            raise NeedsRequest
+        self._remote.ask(build_id, (kind,))
+        return super().served(name, kind, wait=wait)
 
     def lookup_slowly(self, node: int, name: bytes) -> int:
         """Look up an entry in the buckets, or one for which a file has to be read.

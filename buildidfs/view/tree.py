@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from buildidfs.view.permissions import Viewer
 
     Lookup = Callable[[int, bytes], int]
+    Served = tuple[Artifact, bool]
     Children = Callable[[int, int], Iterator[tuple[bytes, int, int]]]
 
 
@@ -238,6 +239,27 @@ class View:
         if tag:
             return self._lookups[tag](node, name)
         return self._lookup_static(node, name)
+
+    def served(self, name: bytes, kind: Kind, *, wait: bool) -> Served | None:
+        """Return the served file of a build ID or an alias, and True if its scripts read as zeros.
+
+        Raises `NeedsReading` if that takes a request and the caller cannot ``wait``.
+        """
+        build_id = names.parse(name)
+        ordinal = None if build_id is None else self._store.index.ordinal(build_id)
+        if ordinal is None and _is_alias_name(name) and not name.strip(b"0123456789abcdef"):
+            ordinal = self._store.aliases.ordinal(name.decode())
+        artifact = None if ordinal is None else self._store.index.artifact(ordinal, kind)
+        return None if artifact is None else (artifact, self._ids.is_zeroed(artifact))
+
+    def open_served(self, served: Served, *, wait: bool) -> FileContent | None:
+        """Open a served file; return None if the whole file has to be read first and the caller
+        cannot ``wait``.
+
+        Raises OSError(ESTALE) if it is gone from the store.
+        """
+        artifact, zeroed = served
+        return self._ids.open_artifact(artifact, zeroed=zeroed, wait=wait)
 
     def lookup_slowly(self, node: int, name: bytes) -> int:
         """Look up an entry for which a file has to be read; raises OSError, `IntegrityError`."""

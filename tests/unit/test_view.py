@@ -281,6 +281,26 @@ def test_a_better_variant_is_another_node(store: Store, view: View) -> None:
     assert view.attributes(poor).size == 4
 
 
+def test_served_file_is_the_one_in_the_tree(store: Store, view: View) -> None:
+    scripts = (ByteRange(0, 4),)
+    new = capture(store, b"of a container", ID, trust=Trust.CONTAINER)
+    commit(store, msgspec.structs.replace(new, scripts=scripts))
+    node = _walk(view, "abcdef0123/elf")
+    served = view.served(HEX, Kind.EXECUTABLE, wait=False)
+    assert served is not None
+    assert served == view.held_in(node)
+    for content in (view.open_served(served, wait=True), view.open(node)):
+        assert content is not None
+        assert content.zeros == scripts
+        content.close()
+    assert view.served(HEX, Kind.KALLSYMS, wait=False) is None
+    for unknown in (b"abcdef0124", b"by-path", b"zz" * 16, b"\xff" * 64, b"g" * 100, b""):
+        assert view.served(unknown, Kind.EXECUTABLE, wait=False) is None
+    store.remove([served[0].digest])
+    with pytest.raises(OSError, match="Stale"):
+        view.open_served(served, wait=True)
+
+
 def test_node_numbers_survive_a_remount(store: Store, view: View) -> None:
     commit(store, capture(store, b"x", ID, kinds=BOTH), capture(store, b"y", b"\x01\x02"))
     assert list(_tree(view)) == list(_tree(View(store)))

@@ -15,7 +15,7 @@ from buildidfs.capture.base import PinnedFile
 from buildidfs.formats.elf.identify import identify
 from buildidfs.ingest import Ingest
 from buildidfs.linux import statx
-from buildidfs.model import AliasType, BuildId, Origin, Sighting
+from buildidfs.model import AliasType, BuildId, Kind, Origin, Sighting
 from buildidfs.store import Store
 from buildidfs.view import NeedsReading, View
 from tests.support.filereader import FileReader
@@ -77,6 +77,9 @@ def test_every_alias_leads_to_the_directory(store: Store, tmp_path: Path) -> Non
     for alias in (digest(data).hex(), code.hex()):
         assert view.readlink(view.child(View.ROOT, alias.encode())) == str(htl(data)).encode()
         assert read(view, f"{alias}/elf") == data
+        served = view.served(alias.encode(), Kind.EXECUTABLE, wait=False)
+        assert served is not None
+        assert served[0].digest == digest(data)
         assert alias not in listed(view, "/")
     assert read(view, f"{htl(data)}/elf") == data
     assert not view.child(View.ROOT, b"ab" * 16)

@@ -202,7 +202,7 @@ class IdDirectories:
         Raises OSError(ESTALE) if it is gone from the store.
         """
         artifact = self._sections.artifact(node)
-        return artifact, self._is_zeroed(artifact)
+        return artifact, self.is_zeroed(artifact)
 
     def is_public_package(self, node: int, name: bytes) -> bool:
         """Return True if all users may know of a .dwp file under that name."""
@@ -216,7 +216,7 @@ class IdDirectories:
     def node_of(self, artifact: Artifact) -> int:
         """Return the node of a file, the same in all listings."""
         kind = artifact.kind
-        slot = kind | nodes.SLOT_ZEROED if artifact.scripts and self._is_zeroed(artifact) else kind
+        slot = kind | nodes.SLOT_ZEROED if artifact.scripts and self.is_zeroed(artifact) else kind
         node = nodes.of_id(artifact.ordinal, slot, artifact.variant)
         if len(self._recent) >= _RECENT:
             self._recent.clear()
@@ -262,21 +262,30 @@ class IdDirectories:
         slot = nodes.slot_of(node)
         if slot == nodes.SLOT_NOTED:
             artifact = self._of_noted(node)
-            zeros = artifact.scripts if self._is_zeroed(artifact) else ()
+            zeros = artifact.scripts if self.is_zeroed(artifact) else ()
             return FileContent(b"", zeros, self._noted.open(artifact)) if wait else None
         if slot == nodes.SLOT_SECTION:
-            zeroed = self._is_zeroed(self._sections.artifact(node))
+            zeroed = self.is_zeroed(self._sections.artifact(node))
             return self._sections.open(node, zeroed=zeroed) if wait else None
         artifact = self._recent.get(node) or self._artifact(node)
-        zeros = artifact.scripts if slot & nodes.SLOT_ZEROED else ()
         try:
-            store = self._store
-            blob = (store.open_blob if wait else store.open_blob_now)(artifact.digest)
-            return None if blob is None else FileContent(b"", zeros, blob)
-        except IntegrityError:
+            return self.open_artifact(artifact, zeroed=bool(slot & nodes.SLOT_ZEROED), wait=wait)
+        except (IntegrityError, OSError):
             self._recent.pop(node, None)
-            self._artifact(node)  # it was removed meanwhile, unless it should exist
             raise
+
+    def open_artifact(self, artifact: Artifact, *, zeroed: bool, wait: bool) -> FileContent | None:
+        """Open a file as `open` does; with ``zeroed``, scripts in it read as zeros."""
+        store = self._store
+        try:
+            blob = (store.open_blob if wait else store.open_blob_now)(artifact.digest)
+        except IntegrityError:
+            key = artifact.ordinal, artifact.kind, artifact.variant
+            if store.index.artifact_variant(*key) is None:
+                raise stale() from None  # it was removed meanwhile
+            raise
+        zeros = artifact.scripts if zeroed else ()
+        return None if blob is None else FileContent(b"", zeros, blob)
 
     def text(self, node: int, viewer: Viewer | None) -> bytes:
         """Return the text of ``path`` or ``README`` as a viewer may see it; the viewer None may see
@@ -322,7 +331,8 @@ class IdDirectories:
                 raise stale()
         return artifact
 
-    def _is_zeroed(self, artifact: Artifact) -> bool:
+    def is_zeroed(self, artifact: Artifact) -> bool:
+        """Return True if scripts for gdb in a file read as zeros."""
         if not artifact.scripts or not self._zero_scripts:
             return False
         return artifact.trust is not Trust.HOST or artifact.standing < Standing.GIVEN
