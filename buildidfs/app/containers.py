@@ -143,10 +143,13 @@ def is_bare(container: Container) -> bool:
 def find(store: Store, text: str) -> list[Container]:
     """Return the containers that a user means, the one seen last first.
 
-    Raises `ArtifactMissing`.
+    The container of another user than root is meant by its label in reports, or if none of root
+    fits. Raises `ArtifactMissing`.
     """
     is_meant = meant(store, text)
     found = [each for each in store.containers.every() if is_meant(each.label)]
+    found = [each for each in found if not suffix(each)] or found
+    found = found or [each for each in store.containers.every() if reported(each) == text]
     if not found:
         why = Removals(store).why_gone(text) or f"no container {text} was seen; {last_ones(store)}"
         raise ArtifactMissing(why)

@@ -191,6 +191,9 @@ def test_imitation_that_came_first_is_another_container_in_every_answer(tmp_path
         names = containers.Names(store)
         assert {names.of(label) for label in (WEB, imitation)} == {CALLED[WEB]}
         assert names.of(f"{WEB} (user 7)") == NO_NAMES
+        for text in (WEB, "web", imitation):
+            (meant,) = containers.find(store, text)
+            assert containers.reported(meant) == (imitation if text == imitation else WEB)
         assert {names.short(label) for label in (WEB, imitation)} == {"web", "web (user 1000)"}
         candidates = [*Matcher(store, {})._look_up(path)]
         assert [each.container for each in candidates] == [WEB, imitation], "and none twice"
