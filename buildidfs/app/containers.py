@@ -268,12 +268,12 @@ def contents(
 
 
 def last_seen(
-    store: Store, wanted: Callable[[Container], bool], limit: int
+    store: Store, wanted: Callable[[Container], bool], limit: int, removals: Removals
 ) -> tuple[list[Contents], int]:
     """Return the containers seen last, at most ``limit`` (0: all), and the number of all wanted."""
     every = [each for each in store.containers.every() if wanted(each)]
     chosen = heapq.nlargest(limit or len(every), every, key=lambda each: each.last_seen_ns)
-    holdings, removals = Holdings(store), Removals(store)
+    holdings = Holdings(store)
     return [contents(store, each, holdings, removals) for each in chosen], len(every)
 
 

@@ -163,6 +163,12 @@ class Holdings:
     def _absent(self) -> str:
         return NOT_CAPTURED if self._viewer is None else NOT_SERVED
 
+    def removals(self) -> dict[BuildId, Removal]:
+        """Return the last removal by a limit of each build ID; it may have been captured since."""
+        if self._removals is None:
+            self._removals = self._store.journal.removals()
+        return self._removals
+
     def removed(self, build_id: BuildId | None, *kinds: Kind) -> str:
         """Return the reason if a limit has removed bytes of a build ID, of any or of certain kinds;
         else nothing.
@@ -171,9 +177,7 @@ class Holdings:
         """
         if self._viewer is not None or build_id is None:
             return ""
-        if self._removals is None:
-            self._removals = self._store.journal.removals()
-        found = self._removals.get(build_id)
+        found = self.removals().get(build_id)
         if found is None or (kinds and not any(found.kinds & 1 << kind for kind in kinds)):
             return ""
         return remedies.removed(found)

@@ -204,6 +204,9 @@ def _count_all(
             heapq.heappush(worst, entry)
         elif entry > worst[0]:
             heapq.heapreplace(worst, entry)
+    for build_id, removed in holdings.removals().items():
+        if index.ordinal(build_id) is None:
+            survey.reasons[remedies.without_time(remedies.removed(removed))] += 1
     called = containers.Names(store)
     for _, count, ordinal, build_id, why in sorted(worst, reverse=True):
         places = (each for each in index.origins(ordinal) if may_see(PUBLIC, each.origin))

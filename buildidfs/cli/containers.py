@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from buildidfs.store import Container
 
 _SHOWN: Final = 50
+_GONE: Final = 5  # containers without any file left that are named
 
 _COLUMNS: Final[tuple[Column[Contents], ...]] = (
     Column("name", "NAME", lambda row: row.container.called.shown or None, table.LABEL),
@@ -83,7 +84,7 @@ def containers(
 
     with session.open_store() as store:
         tests = [known.meant(store, name) for name in names]
-        unnamed = 0
+        unnamed, removals = 0, known.Removals(store)
 
         def is_wanted(each: Container) -> bool:
             nonlocal unnamed
@@ -93,7 +94,7 @@ def containers(
             unnamed += is_hidden
             return not is_hidden
 
-        rows, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN)
+        rows, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN, removals)
         layout.print(_COLUMNS, rows, _fields)
         hidden = [counted(count - len(rows), "more container")] if count > len(rows) else []
         if unnamed:
@@ -103,10 +104,16 @@ def containers(
         if lost := sum(row.removed for row in rows):
             ids = counted(lost, "build ID")
             session.say_why_empty(f"{ids} of them removed to make room, see buildidfs journal")
+        if removals.gone and not tests:
+            which = ", ".join(list(removals.gone)[:_GONE])
+            more = ", ..." if len(removals.gone) > _GONE else ""
+            session.say_why_empty(
+                f"all files of {counted(len(removals.gone), 'other container')} removed to make"
+                f" room: {which}{more}"
+            )
         if rows or unnamed:
             return
         when = f" since {moment(since)}" if since else ""
-        removals = known.Removals(store)
         if why := next(filter(None, map(removals.why_gone, names)), ""):
             raise ArtifactMissing(why)
         if names:

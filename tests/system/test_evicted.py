@@ -101,6 +101,15 @@ def test_containers_count_what_was_removed(evicted: BuildIdFs) -> None:
     assert "5 build IDs of them removed to make room" in evicted("containers", WEB).err
 
 
+def test_report_counts_what_was_removed(evicted: BuildIdFs) -> None:
+    report = evicted("report").out
+    assert "11 build IDs: removed to make room" in report
+    assert "buildidfs pin ID" in report
+    said = evicted("containers").err
+    assert "all files of 3 other containers removed to make room" in said
+    assert {WEB, DB, LARGE} <= set(said.replace(",", " ").split())
+
+
 def test_removed_place_has_the_time_of_its_removal(evicted: BuildIdFs) -> None:
     (row,) = [
         json.loads(line) for line in evicted("where", "--json", str(PROGRAMS[0])).out.splitlines()

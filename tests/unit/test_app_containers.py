@@ -102,7 +102,9 @@ def test_containers_of_one_name_are_named_once(store: Store) -> None:
 
 
 def test_contents_of_containers(store: Store) -> None:
-    (web, cart), count = containers.last_seen(store, lambda each: True, 0)
+    (web, cart), count = containers.last_seen(
+        store, lambda each: True, 0, containers.Removals(store)
+    )
     assert count == 2
     assert (web.container.label, cart.container.label) == (WEB, CART)
     assert (web.build_ids, web.size, web.executable, web.symbols) == (2, 14, 1.0, 0.5)
@@ -113,7 +115,7 @@ def test_contents_of_containers(store: Store) -> None:
 
 
 def test_most_containers_are_counted_only(store: Store) -> None:
-    rows, count = containers.last_seen(store, lambda each: True, 1)
+    rows, count = containers.last_seen(store, lambda each: True, 1, containers.Removals(store))
     assert [row.container.label for row in rows] == [WEB]
     assert count == 2
 
