@@ -32,7 +32,7 @@ from buildidfs.ingest.committer import ROW_DELAYS, Trouble
 from buildidfs.ingest.pipeline import Job, Pipeline
 from buildidfs.ingest.scan import StoreMemo
 from buildidfs.linux import openat2
-from buildidfs.linux.file_ops import closing_fd, closing_on_error
+from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
@@ -546,17 +546,8 @@ class CaughtFiles:
         """
         if not self._slow.is_stacked(path_fd):
             return _opened(path_fd)
-        own = os.dup(path_fd)  # the thread may be abandoned with it
-
-        def question() -> tuple[int, BuildId | None]:
-            with closing_fd(own):
-                return _opened(own)
-
         device = _device(caught.identity)
-        if self._patience.is_silent(device):
-            os.close(own)
-            raise TimeoutError
-        return self._patience.ask(device, question, lambda found: os.close(found[0]))
+        return self._patience.ask_about(device, path_fd, _opened, lambda found: os.close(found[0]))
 
     def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
         self._listener.forget(caught.key)

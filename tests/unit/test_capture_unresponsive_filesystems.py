@@ -22,6 +22,7 @@ from tests.support.captures import identity
 from tests.support.children import cat_program, needs_root, private_cat
 from tests.support.scans import open_descriptors
 from tests.support.silentfs import served
+from tests.support.waiting import until
 
 
 def is_slow(path: str | bytes | Path, mnt_ns_id: int = 0, slow: SlowMounts | None = None) -> bool:
@@ -213,3 +214,16 @@ def test_silence_ends_after_its_time() -> None:
     silences.add(DEVICE)
     assert silences.has(DEVICE)
     assert not silences.has(OTHER)
+
+
+def test_abandoned_question_about_a_file_keeps_no_descriptor() -> None:
+    released = threading.Event()
+    patience = Patience(0.01)
+    with open(os.devnull, "rb") as file:
+        before = open_descriptors()
+        for _ in range(3):  # after the first time the filesystem is not asked
+            with pytest.raises(TimeoutError):
+                patience.ask_about(DEVICE, file.fileno(), lambda fd: released.wait(60))
+        assert open_descriptors() == before + 1, "that of the thread that waits"
+        released.set()
+        until(lambda: open_descriptors() == before, "the thread to close its descriptor")

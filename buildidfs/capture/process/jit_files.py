@@ -24,7 +24,7 @@ from buildidfs.capture.process.process import Process, Ways, is_dump
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.perf.jit import Dump
 from buildidfs.linux import machine, namespaces, openat2, procfs, statx
-from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
+from buildidfs.linux.file_ops import close_fds, closing_on_error
 from buildidfs.model import OWNER, JitProcess, Trust
 
 if TYPE_CHECKING:
@@ -259,16 +259,12 @@ class JitFinder:
         except OSError as error:
             if error.errno not in _UNCACHED:
                 raise
-        own = os.dup(root_fd)  # the thread may be abandoned with it
 
-        def question() -> int:
-            with closing_fd(own):
-                return openat2.open_in_root(own, path, os.O_PATH | os.O_NOFOLLOW)
+        def question(own: int) -> int:
+            return openat2.open_in_root(own, path, os.O_PATH | os.O_NOFOLLOW)
 
         device = (-1, process.mount_namespace)
-        if self._patience.is_silent(device):
-            os.close(own)
-        return self._patience.ask(device, question, os.close)
+        return self._patience.ask_about(device, root_fd, question, os.close)
 
     def _dumps(self, process: Process) -> Iterator[JitFile]:
         for mapping in process.executable_mappings():

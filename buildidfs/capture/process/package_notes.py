@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from buildidfs import names
 from buildidfs.capture.process.rpm_reader import RpmReader
@@ -40,7 +40,6 @@ _MOST_BYTES: Final = 64 << 20  # for all databases of a root
 _MOST_ROOTS: Final = 2
 _MOST_ANSWERS: Final = 1 << 16
 
-_T = TypeVar("_T")
 _Root = tuple[int, int, int]
 _Owner: TypeAlias = "Callable[[list[bytes]], Package]"
 
@@ -86,19 +85,13 @@ class PackageNotes:
             self._known[root, path] = known
         return known
 
-    def _ask(self, root: _Root, question: Callable[[], _T], otherwise: _T) -> _T:
-        """Return an answer that may need the filesystem of a root."""
-        try:
-            return self._patience.ask((0, root[2]), question, lambda answer: None)
-        except (TimeoutError, RuntimeError):
-            return otherwise
-
     def _read(self, root_fd: int, root: _Root) -> list[_Owner]:
         notes = self._roots.get(root)
         if notes is None:
-            fd = os.dup(root_fd)  # a thread that waits for an answer keeps it
-            none: list[_Owner] = []
-            notes = self._ask(root, lambda: _all(fd), none)
+            try:
+                notes = self._patience.ask_about((0, root[2]), root_fd, _all)
+            except (TimeoutError, RuntimeError):
+                notes = []
             while len(self._roots) >= _MOST_ROOTS:
                 del self._roots[next(iter(self._roots))]
             self._roots[root] = notes
@@ -106,9 +99,8 @@ class PackageNotes:
 
 
 def _all(root_fd: int) -> list[_Owner]:
-    """Read the databases of all package managers below a root, and close its descriptor."""
-    with closing_fd(root_fd):
-        return [*_dpkg(root_fd), *_apk(root_fd), *_rpm(root_fd)]
+    """Read the databases of all package managers below a root."""
+    return [*_dpkg(root_fd), *_apk(root_fd), *_rpm(root_fd)]
 
 
 def _dpkg(root_fd: int) -> Iterator[_Owner]:

@@ -218,13 +218,39 @@ class Patience:
         A thread runs it, and is abandoned if there is no answer in time. TimeoutError is raised
         then; ``discard`` gets an answer that comes later.
         """
-        if not self._silences.has(device):
-            attempt = Attempt(question, discard)
-            thread = threading.Thread(target=attempt.run, daemon=True, name="buildidfs-ask")
-            thread.start()
-            if attempt.finished(self._seconds) or not attempt.abandon():
-                return attempt.result()
-            self._silences.add(device)
+        if self._silences.has(device):
+            raise no_answer()
+        return self._result(device, question, discard)
+
+    def ask_about(
+        self,
+        device: Device,
+        fd: int,
+        question: Callable[[int], _T],
+        discard: Callable[[_T], None] = lambda answer: None,
+    ) -> _T:
+        """Do as `ask`, for a question about an open file. The thread gets a descriptor of its own,
+        because it may be abandoned.
+        """
+        if self._silences.has(device):
+            raise no_answer()
+        own = os.dup(fd)
+
+        def work() -> _T:
+            with closing_fd(own):
+                return question(own)
+
+        return self._result(device, work, discard)
+
+    def _result(
+        self, device: Device, question: Callable[[], _T], discard: Callable[[_T], None]
+    ) -> _T:
+        attempt = Attempt(question, discard)
+        thread = threading.Thread(target=attempt.run, daemon=True, name="buildidfs-ask")
+        thread.start()
+        if attempt.finished(self._seconds) or not attempt.abandon():
+            return attempt.result()
+        self._silences.add(device)
         raise no_answer()
 
 
