@@ -143,7 +143,8 @@ _OF_REASON: Final = {
     NO_MAPPING: Remedy(
         "no-mapping",
         "perf lost the record of the mapping, or the process made it before the recording: record"
-        " with larger buffers (perf record -m), and for processes that run already with -p or -a",
+        " with larger buffers (perf record -m), and for processes that run already with -p or -a;"
+        " of a process whose first thread had ended by then, perf sees no mappings at all",
     ),
     ANONYMOUS: Remedy(
         "generated-code",
