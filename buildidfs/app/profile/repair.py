@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
+from functools import partial
 from struct import Struct
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
@@ -29,7 +30,7 @@ from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf import stream as perf_stream
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL, MAX_ID, USER, Named
 from buildidfs.formats.perf.records import Events, Rewriter
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import on_error, sync_directory
 from buildidfs.model import BuildId, ByteRange
 from buildidfs.store.export import open_through
 
@@ -323,18 +324,13 @@ def _replacing(path: bytes) -> Iterator[IO[bytes]]:
                 shutil.copyfileobj(copy, stream)
             return
         fd, name = tempfile.mkstemp(prefix=b".buildidfs-", dir=directory)
-        try:
+        with on_error(partial(os.unlink, name)):  # half a profile must not stay
             with open(fd, "w+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, path)
-        except BaseException:  # half a profile must not stay, also after ^C
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-        with closing_fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            os.fsync(fd)
+        sync_directory(directory)
     except OSError as error:
         raise UsageError(f"cannot write {_shown(path)}: {error.strerror or error}") from error
 

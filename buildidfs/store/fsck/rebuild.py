@@ -19,7 +19,7 @@ import msgspec
 from buildidfs.errors import IntegrityError, StoreDamaged, StoreError
 from buildidfs.formats.elf import other_ids
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
-from buildidfs.linux.file_ops import closing_on_error, sync_directory
+from buildidfs.linux.file_ops import sync_directory
 from buildidfs.model import (
     NO_NAMES,
     QUALITIES,
@@ -226,12 +226,7 @@ def _captures(blobs: Blobs, verified: VerifiedBlobs, digest: Digest) -> list[Ado
     """Return the captures of a blob from the data kept beside it; raises `IntegrityError` if the
     blob is damaged.
     """
-    with closing_on_error(blobs.open(digest)) as fd:
-        form = verified.form_of(digest, fd)
-        if form is None:
-            raise IntegrityError(f"blob {digest} has other bytes")
-        status = os.fstat(fd)
-    with Blob(fd, form, status) as opened:
+    with verified.open(digest) as opened:  # reads all of it, because the new index has no row yet
         # Nothing is staged: the bytes have their name already.
         content = Staged(-1, None)
         content.digest, content.size = digest, opened.size
