@@ -265,6 +265,40 @@ class Status(Limits, frozen=True, kw_only=True):
         return next((each for each in self.processes if each.role == "watch"), None)
 
 
+class Stats(Limits, frozen=True, kw_only=True):
+    """The size of a store, the limits in effect, and the coverage of this host.
+
+    ``host_*`` are counts of `inventory.Census`; ``coverage`` is the share of the build IDs in use
+    that the store has.
+    """
+
+    store: str
+    build_ids: int
+    artifacts: dict[str, int]
+    adopted: int
+    ambiguous: int
+    blobs: int
+    blob_bytes: int
+    stored_bytes: int
+    index_bytes: int
+    origins: int
+    free_bytes: int
+    pins: int
+    jit_maps: int
+    jit_bytes: int
+    host_processes: int
+    host_refused: int
+    host_unseen: int
+    host_silent: str
+    host_references: int
+    host_files: int
+    host_elf_files: int
+    host_without_build_id: dict[str, int]
+    host_build_ids: int
+    host_build_ids_held: int
+    coverage: float
+
+
 class Share(msgspec.Struct):
     """The number of build IDs, and the shares of them with an executable, symbols, and
     debuginfo.

@@ -23,8 +23,6 @@ from buildidfs.model import BuildId, Kind, Quality
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from buildidfs.capture.base import Progress
-    from buildidfs.capture.process.inventory import Census
     from buildidfs.model import Artifact
     from buildidfs.store import Store
     from buildidfs.store.location_rows import Removal
@@ -216,14 +214,3 @@ class Holdings:
         if artifact is None or self._viewer is None:
             return artifact is not None
         return self._viewer.may_read(artifact.mode, artifact.uid, artifact.gid)
-
-
-def of_host(store: Store, progress: Progress | None) -> tuple[Census, int]:
-    """Return the files that running processes have open or mapped, and the number of their
-    build IDs that are held.
-    """
-    from buildidfs.capture.process import inventory
-
-    census = inventory.take(progress)
-    index = store.index
-    return census, sum(index.ordinal(build_id) is not None for build_id in census.build_ids)

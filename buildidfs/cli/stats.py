@@ -5,19 +5,17 @@ host.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-from buildidfs.app.answers import Limits
 from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import counted, json_line, limits, size
+from buildidfs.cli.output import counted, json_line, limits, printable, size
 
 if TYPE_CHECKING:
-    from buildidfs.capture.process.inventory import Census
-    from buildidfs.store import StoreStats
+    from buildidfs.app.answers import Stats
 
 
 @click.command(
@@ -36,103 +34,67 @@ def stats(session: Session, json_: bool) -> None:
     Coverage is the share of the build IDs in use by running processes that the store has. Only
     processes that may be inspected count.
     """
-    from buildidfs.app import coverage, upkeep
+    from buildidfs.app.live import status
 
-    with session.open_store() as store:
-        held = store.stats()
-        jit_maps, jit_bytes = store.jit_maps.totals()
-        policy = upkeep.policy(session.settings.retention, store.path)
-        with session.progress("Counting", "process") as show:
-            host, covered = coverage.of_host(store, show)
-    share = covered / len(host.build_ids) if host.build_ids else 1.0
+    with session.open_store() as store, session.progress("Counting", "process") as show:
+        found = status.stats(store, session.settings.retention, show)
     if json_:
-        json_line(
-            {
-                "store": session.store_path,
-                "build_ids": held.ids,
-                "artifacts": {kind.name.lower(): n for kind, n in held.artifacts.items()},
-                "adopted": held.adopted,
-                "ambiguous": held.ambiguous,
-                "blobs": held.blobs,
-                "blob_bytes": held.blob_bytes,
-                "stored_bytes": held.stored_bytes,
-                "index_bytes": held.index_bytes,
-                "origins": held.origins,
-                "free_bytes": held.free_bytes,
-                "pins": held.pins,
-                "jit_maps": jit_maps,
-                "jit_bytes": jit_bytes,
-                **msgspec.structs.asdict(Limits.of(policy)),
-                "host_processes": host.processes,
-                "host_refused": host.refused,
-                "host_unseen": host.unseen,
-                "host_references": host.references,
-                "host_files": host.files,
-                "host_elf_files": host.elf,
-                "host_without_build_id": {str(why): n for why, n in host.absent.items()},
-                "host_build_ids": len(host.build_ids),
-                "host_build_ids_held": covered,
-                "coverage": share,
-            }
-        )
+        json_line(found)
         return
-    _say_of_store(session, held, limits(policy))
-    if jit_maps:
-        _say(
-            "JIT names", f"of {counted(jit_maps, 'process')}, {size(jit_bytes)}: see buildidfs jit"
-        )
-    _say_of_host(host, covered, share)
+    _say_of_store(found)
+    if found.jit_maps:
+        processes = counted(found.jit_maps, "process")
+        _say("JIT names", f"of {processes}, {size(found.jit_bytes)}: see buildidfs jit")
+    _say_of_host(found)
 
 
-def _say_of_store(session: Session, held: StoreStats, kept: str) -> None:
-    kinds = ", ".join(f"{n} {kind.name.lower()}" for kind, n in held.artifacts.items() if n)
-    _say("store", session.store_path)
-    _say("build IDs", f"{held.ids} ({kinds or 'nothing yet'})")
-    if held.adopted:
-        _say(" ", f"{held.adopted} adopted: of programs without a build ID")
-    if held.ambiguous:
-        _say(" ", f"{held.ambiguous} of unrelated programs each, not served: see list --conflicts")
+def _say_of_store(found: Stats) -> None:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.artifacts.items() if count)
+    _say("store", printable(os.fsencode(found.store)))
+    _say("build IDs", f"{found.build_ids} ({kinds or 'nothing yet'})")
+    if found.adopted:
+        _say(" ", f"{found.adopted} adopted: of programs without a build ID")
+    if found.ambiguous:
+        _say(" ", f"{found.ambiguous} of unrelated programs each, not served: see list --conflicts")
     _say(
         "blobs",
-        f"{held.blobs}, {size(held.blob_bytes)}; on the disk {size(held.stored_bytes)},"
-        f" index {size(held.index_bytes)}; free {size(held.free_bytes)}",
+        f"{found.blobs}, {size(found.blob_bytes)}; on the disk {size(found.stored_bytes)},"
+        f" index {size(found.index_bytes)}; free {size(found.free_bytes)}",
     )
-    _say("kept", f"{kept}; {counted(held.pins, 'pin')}")
-    _say("origins", str(held.origins))
+    _say("kept", f"{limits(found)}; {counted(found.pins, 'pin')}")
+    _say("origins", str(found.origins))
 
 
-def _say_of_host(host: Census, covered: int, coverage: float) -> None:
+def _say_of_host(found: Stats) -> None:
     """Print how many files running processes have open or mapped, and the share that the
     store has.
     """
     from buildidfs.linux import credentials, machine
 
+    processes = counted(found.host_processes, "process")
     _say(
         "host",
-        f"{counted(host.processes, 'process')} with"
-        f" {counted(host.files, 'file')} open or mapped"
-        f" ({counted(host.references, 'reference')}); ELF files: {host.elf},"
-        f" {counted(len(host.build_ids), 'distinct build ID')}",
+        f"{processes} with {counted(found.host_files, 'file')} open or mapped"
+        f" ({counted(found.host_references, 'reference')}); ELF files: {found.host_elf_files},"
+        f" {counted(found.host_build_ids, 'distinct build ID')}",
     )
-    for reason, count in host.absent.most_common():
+    for reason, count in found.host_without_build_id.items():
         _say(" ", f"{count} without a build ID: {reason}")
     spot = machine.blind_spot()
     if spot is not None:
         _say(" ", f"{spot.unseen}: {spot.remedy}")
-    if host.refused:
+    if found.host_refused:
         lacking = credentials.missing_for_scan()
         why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
-        refused = counted(host.refused, "process")
+        refused = counted(found.host_refused, "process")
         _say(" ", f"{refused} could not be looked at, or only in part{why}")
-    if host.silent:
-        _say(" ", host.silent)
-    seen = host.processes - host.unseen
-    of_those = f", of {seen} of {counted(host.processes, 'process')} only" if host.unseen else ""
-    _say(
-        "coverage",
-        f"{covered} of {counted(len(host.build_ids), 'build ID')}"
-        f"{f' ({coverage:.1%})' if host.build_ids else ''}{of_those}",
-    )
+    if found.host_silent:
+        _say(" ", found.host_silent)
+    seen = found.host_processes - found.host_unseen
+    of_those = f", of {seen} of {processes} only" if found.host_unseen else ""
+    share = f" ({found.coverage:.1%})" if found.host_build_ids else ""
+    covered = f"{found.host_build_ids_held} of {counted(found.host_build_ids, 'build ID')}"
+    _say("coverage", f"{covered}{share}{of_those}")
 
 
 def _say(label: str, text: str) -> None:

@@ -582,5 +582,5 @@ def test_meanings_of_exit_statuses_are_folded() -> None:
 def test_unknown_option_has_a_suggestion_only_if_one_is_alike() -> None:
     said = run("list", "--containr", "web", code=2).stderr.decode()
     assert said.startswith("buildidfs: no such option '--containr'. Did you mean '--container'? (")
-    said = run("coverage", "--container", "web", code=2).stderr.decode()
-    assert said == ("buildidfs: no such option '--container' (see buildidfs coverage --help)\n")
+    said = run("stats", "--container", "web", code=2).stderr.decode()
+    assert said == ("buildidfs: no such option '--container' (see buildidfs stats --help)\n")

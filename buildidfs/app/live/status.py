@@ -26,6 +26,7 @@ from buildidfs.app.answers import (
     Loss,
     Process,
     Removed,
+    Stats,
     Status,
     Verdict,
     base64_of,
@@ -40,6 +41,7 @@ from buildidfs.names import printable
 from buildidfs.store import Store, run_files
 
 if TYPE_CHECKING:
+    from buildidfs.capture.base import Progress
     from buildidfs.config import RetentionSettings
     from buildidfs.store.run_files import Lost, Present
 
@@ -129,6 +131,48 @@ def of_store(store: Store, retention: RetentionSettings, *, public: bool = False
 def _named_losses(lost_since: Callable[[int], Iterator[Lost]]) -> int:
     """Return the number of lost files that the journal names, of the last ten minutes."""
     return sum(bool(row.path) for row in lost_since(time.time_ns() - RECENT_S * 1_000_000_000))
+
+
+def stats(store: Store, retention: RetentionSettings, progress: Progress | None) -> Stats:
+    """Count the files of a store, and those of them that running processes have open or mapped.
+
+    Takes seconds on a host with many processes.
+    """
+    from buildidfs.capture.process import inventory
+
+    held, (jit_maps, jit_bytes) = store.stats(), store.jit_maps.totals()
+    watches = [_process(WATCH, None, each) for each in run_files.present(store.path, WATCH)]
+    limits = _limits_of_watch(watches) or Limits.of(upkeep.policy(retention, store.path))
+    host = inventory.take(progress)
+    covered = sum(store.index.ordinal(build_id) is not None for build_id in host.build_ids)
+    return Stats(
+        store=utf8(store.path),
+        build_ids=held.ids,
+        artifacts={kind.name.lower(): count for kind, count in held.artifacts.items()},
+        adopted=held.adopted,
+        ambiguous=held.ambiguous,
+        blobs=held.blobs,
+        blob_bytes=held.blob_bytes,
+        stored_bytes=held.stored_bytes,
+        index_bytes=held.index_bytes,
+        origins=held.origins,
+        free_bytes=held.free_bytes,
+        pins=held.pins,
+        jit_maps=jit_maps,
+        jit_bytes=jit_bytes,
+        **msgspec.structs.asdict(limits),
+        host_processes=host.processes,
+        host_refused=host.refused,
+        host_unseen=host.unseen,
+        host_silent=host.silent,
+        host_references=host.references,
+        host_files=host.files,
+        host_elf_files=host.elf,
+        host_without_build_id={str(why): count for why, count in host.absent.most_common()},
+        host_build_ids=len(host.build_ids),
+        host_build_ids_held=covered,
+        coverage=covered / len(host.build_ids) if host.build_ids else 1.0,
+    )
 
 
 def _limits_of_watch(processes: list[Process]) -> Limits | None:
