@@ -7,6 +7,7 @@ import os
 import re
 import select
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from buildidfs.store.run_files import present
 from tests.support.clients import Result, run, tool
 from tests.support.commands import ROOT, calling, script
 from tests.support.mounts import BuildIdFs, is_mountpoint
+from tests.support.waiting import until
 
 UNITS = ("buildidfs.service", "buildidfs-watch.service", "buildidfs-scan.service",
          "buildidfs-scan.timer")  # fmt: skip
@@ -186,3 +188,27 @@ def test_units_name_the_default_place_of_make_install() -> None:
     for name in UNITS[:3]:
         assert "=/usr/local/bin/buildidfs " in (ROOT / "examples" / name).read_text()
     assert "make install" in (ROOT / "README.md").read_text()
+
+
+def test_uninstall_of_nothing_says_so(tmp_path: Path) -> None:
+    done = run([ROOT / "scripts/install", "remove", tmp_path], cwd=ROOT)
+    assert done.rc == 0
+    assert done.out == f"Nothing of buildidfs is installed in {tmp_path}.\n"
+
+
+def test_uninstall_is_refused_while_a_process_of_the_prefix_runs(tmp_path: Path) -> None:
+    """A process that up has started, without systemd, would lose its program."""
+    program = tmp_path / "lib/buildidfs/bin/python3"
+    program.parent.mkdir(parents=True)
+    shutil.copy(tool("sleep"), program)
+    with subprocess.Popen([program, "60"]) as process:
+        try:
+            until(lambda: Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"/"), 10)
+            done = run([ROOT / "scripts/install", "remove", tmp_path], cwd=ROOT)
+            assert done.rc == 1
+            assert f"end them first (buildidfs down): {process.pid}" in done.err
+            assert program.exists()
+        finally:
+            process.kill()
+    assert run([ROOT / "scripts/install", "remove", tmp_path], cwd=ROOT).rc == 0
+    assert not program.exists()
