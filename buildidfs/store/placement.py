@@ -210,12 +210,14 @@ def differing(store: Store, ordinal: int) -> list[list[Artifact]]:
     if not others:
         return [[best]]
     found: dict[object, list[Artifact]] = {}
-    code = _alias(store, best, AliasType.CODE)
+    own, code = (_alias(store, best, kind) for kind in (AliasType.OFFSETS, AliasType.CODE))
     for each in (best, *others):
         offsets, its = (_alias(store, each, kind) for kind in (AliasType.OFFSETS, AliasType.CODE))
         # Code hashes contain addresses: they differ if all of the code has moved in memory.
         is_comparable = its and code and each.segments == best.segments
-        found.setdefault((offsets, its if is_comparable else code), []).append(each)
+        # Earlier versions captured files without the alias.
+        placed = offsets if offsets and own else own
+        found.setdefault((placed, its if is_comparable else code), []).append(each)
     return list(found.values())
 
 

@@ -21,6 +21,7 @@ from buildidfs.store.placement import (
     Extent,
     Placement,
 )
+from tests.support.captures import capture, sighting
 from tests.support.elfwriter import note
 from tests.unit.test_ingest_aliases import htl
 
@@ -135,3 +136,12 @@ def test_container_does_not_decide_for_the_host(store: Store) -> None:
     found = placement.for_offsets(store, ordinal, Kind.EXECUTABLE)
     assert found is not None
     assert found.size == len(own)
+
+
+def test_files_of_an_earlier_version_do_not_differ(store: Store) -> None:
+    for number in range(2):
+        at = sighting(b"/app/%d" % number)
+        store.commit([capture(store, b"content %d" % number, ID, at=at)])
+    ordinal = store.index.ordinal(ID) or 0
+    assert len(store.index.variants(ordinal, Kind.EXECUTABLE)) == 2
+    assert not placement.differs(store, ordinal)
