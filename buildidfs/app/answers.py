@@ -373,6 +373,40 @@ class Explained(InContainer, frozen=True, kw_only=True):
     findings: list[Finding]
 
 
+class CoverageRow(InContainer, frozen=True, kw_only=True):
+    """One binary in one container, with the fields of `coverage.Row`."""
+
+    build_id: str | None
+    weight: int
+    executable: bool
+    symbols: str
+    debuginfo: bool
+    why: str
+
+
+class CoverageShares(msgspec.Struct, frozen=True):
+    """Shares of the weight, 0 to 1. ``recorded`` is the part of ``symbols`` that perf can name with
+    the build IDs in the profile.
+    """
+
+    executable: float
+    dynamic_symbols: float
+    symbols: float
+    debuginfo: float
+    recorded: float
+
+
+class CoverageAnswer(msgspec.Struct, frozen=True):
+    """The coverage of a profile, a core file or the running processes; see `coverage.Coverage`."""
+
+    unit: str
+    weight: int
+    coverage: CoverageShares
+    notes: list[str]
+    incomplete: str
+    rows: list[CoverageRow]
+
+
 class Reason(msgspec.Struct):
     """The number of build IDs for which files are missing for one reason."""
 

@@ -10,18 +10,19 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec import structs
 
 from buildidfs.app import remedies
+from buildidfs.app.answers import CoverageAnswer, CoverageRow, CoverageShares
 from buildidfs.app.containers import Names, meant
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import json_line, one_line, path_fields
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import ArtifactMissing, IncompleteError
-from buildidfs.model import Quality
 
 if TYPE_CHECKING:
-    from buildidfs.app.coverage import Coverage, Row
+    from buildidfs.app.coverage import Coverage
 
 _SHOWN: Final = 40  # rows on a terminal
 _REASONS: Final = 10
@@ -29,25 +30,23 @@ _COLOURS: Final = {"debuginfo": "green", "symbols": "green", "missing": "red"}
 _HELD: Final = Cell(str, str, colour=lambda held: _COLOURS.get(held, "yellow"))
 
 
-def _held(row: Row) -> str:
+def _held(row: CoverageRow) -> str:
     """Return the best file that the store has of a binary, as one word."""
     if row.debuginfo:
         return "debuginfo"
-    if row.symbols >= Quality.SYMTAB:
-        return "symbols"
-    if row.symbols is Quality.DYNSYM:
-        return "dynsym"
+    if row.symbols != "none":
+        return "dynsym" if row.symbols == "dynsym" else "symbols"
     return "executable" if row.executable else "missing"
 
 
-def _columns(whole: int) -> tuple[Column[Row], ...]:
+def _columns(whole: int) -> tuple[Column[CoverageRow], ...]:
     """Return the columns; the shares in them refer to the weight ``whole``."""
     return (
         Column("share", "SHARE", lambda row: row.weight / whole if whole else 0.0, table.SHARE),
         Column("held", "HELD", _held, _HELD),
-        Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
+        Column("build_id", "BUILD ID", lambda row: row.build_id, table.HEX),
         Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
-        Column("path", "PATH", lambda row: row.path, table.PATH),
+        Column("path", "PATH", lambda row: row.raw_path, table.PATH),
         Column("why", "WHY", lambda row: row.why or None, table.LABEL, 120),
     )
 
@@ -131,10 +130,14 @@ def show(
     The exit code is 30 if less than ``fail_under`` per cent have symbols, or if there is nothing to
     name; 3 if part of the input could not be read; else 0.
     """
+    answer = _answer(coverage, names)
+    columns = table.named(_columns(coverage.weight), names.short)
     if layout.is_json:
-        _json(coverage, names, layout)
+        json_line(structs.replace(answer, rows=list(layout.choose(columns, answer.rows))))
     elif not quiet:
-        _text(coverage, names, layout)
+        layout.print(columns, answer.rows, most=_SHOWN)
+        if not layout.is_for_programs:
+            _print_totals(coverage)
     if coverage.incomplete:
         terminal.complain(one_line(coverage.incomplete))
     if fail_under and not coverage.weight:
@@ -148,46 +151,38 @@ def show(
     return IncompleteError.exit_code if coverage.incomplete else 0
 
 
-def _json(coverage: Coverage, names: Names, layout: table.Layout) -> None:
-    columns = table.named(_columns(coverage.weight), names.short)
-    rows = layout.choose(columns, coverage.worst_first())
+def _answer(coverage: Coverage, names: Names) -> CoverageAnswer:
+    """Return the answer that both text and JSON show, the rows without symbols first."""
     unrepaired = coverage.unrepaired()
-    json_line(
-        {
-            "unit": coverage.unit,
-            "weight": coverage.weight,
-            "coverage": {
-                "executable": round(coverage.executable(), 6),
-                "dynamic_symbols": round(coverage.dynamic_symbols(), 6),
-                "symbols": round(coverage.symbols(), 6),
-                "debuginfo": round(coverage.debuginfo(), 6),
-                "recorded": round(coverage.symbols() if unrepaired is None else unrepaired, 6),
-            },
-            "notes": coverage.notes,
-            "incomplete": coverage.incomplete,
-            "rows": [_fields(row, names) for row in rows],
-        }
+    return CoverageAnswer(
+        coverage.unit,
+        coverage.weight,
+        CoverageShares(
+            round(coverage.executable(), 6),
+            round(coverage.dynamic_symbols(), 6),
+            round(coverage.symbols(), 6),
+            round(coverage.debuginfo(), 6),
+            round(coverage.symbols() if unrepaired is None else unrepaired, 6),
+        ),
+        coverage.notes,
+        coverage.incomplete,
+        [
+            CoverageRow(
+                **names.fields(row.container),
+                **path_fields(row.path),
+                build_id=None if row.build_id is None else row.build_id.hex(),
+                weight=row.weight,
+                executable=row.executable,
+                symbols=row.symbols.name.lower(),
+                debuginfo=row.debuginfo,
+                why=row.why,
+            )
+            for row in coverage.worst_first()
+        ],
     )
 
 
-def _fields(row: Row, names: Names) -> dict[str, object]:
-    return {
-        **names.fields(row.container),
-        **path_fields(row.path),
-        "build_id": None if row.build_id is None else row.build_id.hex(),
-        "weight": row.weight,
-        "executable": row.executable,
-        "symbols": row.symbols.name.lower(),
-        "debuginfo": row.debuginfo,
-        "why": row.why,
-    }
-
-
-def _text(coverage: Coverage, names: Names, layout: table.Layout) -> None:
-    columns = table.named(_columns(coverage.weight), names.short)
-    layout.print(columns, coverage.worst_first(), most=_SHOWN)
-    if layout.is_for_programs:
-        return
+def _print_totals(coverage: Coverage) -> None:
     reasons: Counter[str] = Counter()
     for row in coverage.rows:
         reasons[remedies.without_time(row.why)] += row.weight
