@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import bzimage
-from buildidfs.formats.elf import identify, minidebug, splitdwarf
+from buildidfs.formats import bzimage, pe
+from buildidfs.formats.elf import identify, loaded_names, minidebug, splitdwarf
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.formats.elf.sections import Sections, functions
 from tests.fuzz import elf_mutation
@@ -24,7 +24,7 @@ from tests.support.elfwriter import (
     elf_file,
 )
 from tests.support.filereader import FileReader
-from tests.support.kernels import bzimage_file
+from tests.support.kernels import bzimage_file, unified_file
 
 # --- tables of Go --------------------------------------------------------------------------------
 
@@ -105,6 +105,70 @@ def _check_bzimage(data: bytes) -> None:
 def _seed_bzimage() -> Iterator[bytes]:
     yield bzimage_file(b"payload")
     yield bzimage_file(b"payload", sectors=0, offset=0)
+
+
+def _check_unified(data: bytes) -> None:
+    found = pe.section(FileReader(data), len(data), pe.KERNEL)
+    assert found is None or 0 < found.size <= found.offset + found.size <= len(data)
+
+
+def _seed_unified() -> Iterator[bytes]:
+    yield unified_file(bzimage_file(b"payload"))
+    yield unified_file(b"payload", b".other")
+
+
+def _huge_unified() -> Iterator[bytes]:
+    yield unified_file(bytes(MEGABYTE - 20_000))
+
+
+# --- lists of a dynamic linker -------------------------------------------------------------------
+
+_AUXILIARY: Final = 80
+
+
+def _check_links(data: bytes) -> None:
+    """The memory is the input, and begins with the auxiliary vector."""
+
+    def read(address: int, size: int) -> bytes:
+        if not 0 <= address < len(data):
+            raise OSError
+        return data[address : address + size]
+
+    found = loaded_names.names(data[:_AUXILIARY], read)
+    assert all(name.startswith(b"/") and b"\0" not in name for name in found)
+    assert len(set(found)) == len(found)
+
+
+def _links(*rows: tuple[int, bytes], bits: int = 64) -> bytes:
+    """Memory with a list of names, each with the address of the next row."""
+    word = "<Q" if bits == 64 else "<I"
+
+    def words(*values: int) -> bytes:
+        return b"".join(struct.pack(word, value) for value in values)
+
+    # The type, the flags or the offset, and the address of the dynamic section.
+    header = struct.pack("<II8xQ32x" if bits == 64 else "<III20x", 2, 0, 0x200)
+    vector = words(3, 0x100, 4, len(header), 5, 1, 31, 0x180, 0, 0)
+    data = vector.ljust(0x100, b"\0") + header
+    data = data.ljust(0x180, b"\0") + b"/bin/app\0"
+    data = data.ljust(0x200, b"\0") + words(21, 0x280, 0, 0)
+    data = data.ljust(0x280, b"\0") + words(1, 0x300)
+    for number, (following, name) in enumerate(rows):
+        at = 0x300 + 64 * number
+        data = data.ljust(at, b"\0") + words(0, at + 32, 0, following) + name + b"\0"
+    return data
+
+
+def _seed_links() -> Iterator[bytes]:
+    for bits in (64, 32):
+        yield _links((0x340, b""), (0x380, b"/lib/a.so"), (0, b"/lib/b.so"), bits=bits)
+
+
+def _huge_links() -> Iterator[bytes]:
+    yield _links((0x300, b"/lib/a.so"))  # without an end
+    rows = [(0x340 + 64 * number, b"/lib/%d" % number) for number in range(10_000)]
+    yield _links(*rows)
+    yield _links((0x300, b"/")).ljust(MEGABYTE, b"/")
 
 
 def _huge_bzimage() -> Iterator[bytes]:
@@ -275,6 +339,8 @@ TARGETS: Final = {
         ),
     ),
     "splitdwarf": Target(
-        _check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("elf.splitdwarf",)
+        _check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("elf.splitdwarf", "elf.units")
     ),
+    "unified": Target(_check_unified, _seed_unified, _huge_unified, ("pe",)),
+    "linkmaps": Target(_check_links, _seed_links, _huge_links, ("elf.loaded_names",)),
 }

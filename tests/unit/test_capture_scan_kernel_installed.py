@@ -7,7 +7,6 @@ import bz2
 import gzip
 import lzma
 import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from tests.support.elfwriter import (
     elf_file,
 )
 from tests.support.filereader import FileReader
-from tests.support.kernels import PACKERS, bzimage_file, packed_vmlinux
+from tests.support.kernels import PACKERS, bzimage_file, packed_vmlinux, unified_file
 from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
 
 KERNEL, OTHER, MODULE = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
@@ -160,27 +159,13 @@ def test_all_places(tmp_path: Path) -> None:
     assert result.unreadable == []
 
 
-def unified(kernel: bytes, name: bytes = b".linux") -> bytes:
-    """A PE file with these sections, of which the sizes in the file are rounded up."""
-    sections = ((b".osrel", b"ID=test\n"), (name, kernel), (b".initrd", b"initrd"))
-    table, contents, at = b"", b"", 0x400
-    for each, data in sections:
-        padded = data + bytes(-len(data) % 512)
-        table += struct.pack("<8sIIII16x", each, len(data), 0x1000, len(padded), at)
-        contents += padded
-        at += len(padded)
-    coff = b"PE\0\0" + struct.pack("<HHIIIHH", 0x8664, len(sections), 0, 0, 0, 0xF0, 0x22)
-    head = b"MZ" + bytes(0x3A) + struct.pack("<I", 0x80) + bytes(0x40)
-    return (head + coff + bytes(0xF0) + table).ljust(0x400, b"\0") + contents
-
-
 @pytest.mark.parametrize("place", ["efi/EFI/Linux", "boot/EFI/Linux", f"lib/modules/{RELEASE}"])
 def test_kernels_inside_unified_images(tmp_path: Path, place: str) -> None:
     image = bzimage_file(packed_vmlinux(VMLINUX, "zstd"))
-    write(tmp_path, f"{place}/linux.efi", unified(image))
-    write(tmp_path, f"{place}/shell.efi", unified(b"MZ another program"))
-    write(tmp_path, f"{place}/other.efi", unified(image, b".other"))
-    write(tmp_path, f"{place}/cut.efi", unified(image)[:0x500])
+    write(tmp_path, f"{place}/linux.efi", unified_file(image))
+    write(tmp_path, f"{place}/shell.efi", unified_file(b"MZ another program"))
+    write(tmp_path, f"{place}/other.efi", unified_file(image, b".other"))
+    write(tmp_path, f"{place}/cut.efi", unified_file(image)[:0x500])
     result = installed(tmp_path)
     (seen,) = result.pinned
     assert (seen.data, result.unreadable) == (VMLINUX, [])
