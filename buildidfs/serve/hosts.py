@@ -8,12 +8,10 @@ page in its header Host.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from typing import Final
 
 _PORT: Final = re.compile(r":\d{0,5}\Z")
 _LOCAL: Final = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*localhost")
@@ -29,7 +27,8 @@ def is_loopback(address: str) -> bool:
     return parsed.is_loopback if mapped is None else bool(mapped.is_loopback)
 
 
-def is_own(header: bytes, names: Collection[str]) -> bool:
+@functools.lru_cache(maxsize=64)
+def is_own(header: bytes, names: frozenset[str]) -> bool:
     """Return True if a header Host has a local name, a literal IP address, or one of ``names``.
 
     A request without the header, which no browser sends, has an empty one. ``names`` are in lower
