@@ -155,7 +155,7 @@ def _links(*rows: tuple[int, bytes], bits: int = 64) -> bytes:
     data = data.ljust(0x280, b"\0") + words(1, 0x300)
     for number, (following, name) in enumerate(rows):
         at = 0x300 + 64 * number
-        data = data.ljust(at, b"\0") + words(0, at + 32, 0, following) + name + b"\0"
+        data = data.ljust(at, b"\0") + words(0, at + bits // 2, 0, following) + name + b"\0"
     return data
 
 
