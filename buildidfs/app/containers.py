@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from buildidfs.app import remedies
+from buildidfs.app.answers import utf8
 from buildidfs.app.coverage import Holdings
 from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.container import cgroup
@@ -190,6 +191,40 @@ class Contents(msgspec.Struct, frozen=True):
     removed: int = 0
 
 
+class ContainerShares(msgspec.Struct, frozen=True):
+    """Shares of the build IDs of a container, 0 to 1."""
+
+    executable: float
+    symbols: float
+    debuginfo: float
+
+
+class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A container, with the counts of its `Contents`. Names that are not known are None."""
+
+    container: str
+    container_name: str | None
+    pod: str | None
+    pod_namespace: str | None
+    image: str | None
+    image_id: str | None
+    id: str | None
+    mount_name: str
+    host: str | None
+    first_seen: float
+    last_seen: float
+    build_ids: int
+    removed: int
+    bytes: int
+    coverage: ContainerShares
+
+    @property
+    def shown(self) -> str | None:
+        """Return the known parts of ``NAMESPACE/POD/NAME``; None if no name is known."""
+        names = (self.pod_namespace, self.pod, self.container_name)
+        return "/".join(filter(None, names)) or None
+
+
 class Removals:
     """The build IDs of each container of which a limit has removed files, from the journal."""
 
@@ -264,6 +299,31 @@ def contents(
     executable, symbols, debuginfo = (count / whole for count in counts)
     return Contents(
         container, len(rows), sum(sizes.values()), executable, symbols, debuginfo, removed
+    )
+
+
+def summary(row: Contents) -> ContainerSummary:
+    """Return the answer about a container for text and JSON."""
+    its = row.container
+    name, _, digest = its.called.image.partition("\n")
+    return ContainerSummary(
+        container=reported(its),
+        container_name=its.called.name or None,
+        pod=its.called.pod or None,
+        pod_namespace=its.called.namespace or None,
+        image=name or None,
+        image_id=digest.partition("\n")[0] or None,
+        id=its.id or None,
+        mount_name=utf8(its.name),
+        host=its.host or None,
+        first_seen=its.first_seen_ns / 1e9,
+        last_seen=its.last_seen_ns / 1e9,
+        build_ids=row.build_ids,
+        removed=row.removed,
+        bytes=row.size,
+        coverage=ContainerShares(
+            round(row.executable, 6), round(row.symbols, 6), round(row.debuginfo, 6)
+        ),
     )
 
 

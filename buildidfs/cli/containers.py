@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec.structs import asdict
 
 from buildidfs.cli import table
 from buildidfs.cli.common import ContainerArgument, Session, exit_status, since_option
@@ -13,35 +14,26 @@ from buildidfs.cli.output import counted, moment
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
-    from buildidfs.app.containers import Contents
+    from buildidfs.app.containers import ContainerSummary
     from buildidfs.store import Container
 
 _SHOWN: Final = 50
+_NS: Final = 1_000_000_000
 _GONE: Final = 5  # containers without any file left that are named
 
-_COLUMNS: Final[tuple[Column[Contents], ...]] = (
-    Column("name", "NAME", lambda row: row.container.called.shown or None, table.LABEL),
-    Column("container", "CONTAINER", lambda row: _label(row), table.LABEL),
-    Column("image", "IMAGE", lambda row: _image(row), table.LABEL, 100),
-    Column("first_seen", "FIRST SEEN", lambda row: row.container.first_seen_ns, table.AGE, 120),
-    Column("last_seen", "SEEN", lambda row: row.container.last_seen_ns, table.AGE),
+_COLUMNS: Final[tuple[Column[ContainerSummary], ...]] = (
+    Column("name", "NAME", lambda row: row.shown, table.LABEL),
+    Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
+    Column("image", "IMAGE", lambda row: row.image, table.LABEL, 100),
+    Column("first_seen", "FIRST SEEN", lambda row: int(row.first_seen * _NS), table.AGE, 120),
+    Column("last_seen", "SEEN", lambda row: int(row.last_seen * _NS), table.AGE),
     Column("build_ids", "IDS", lambda row: row.build_ids, table.COUNT),
     Column("removed", "REMOVED", lambda row: row.removed, table.COUNT, 160),
-    Column("size", "SIZE", lambda row: row.size, table.SIZE),
-    Column("executable", "BINARIES", lambda row: row.executable, table.SHARE, 140),
-    Column("symbols", "SYMBOLS", lambda row: row.symbols, table.SHARE),
-    Column("debuginfo", "DEBUGINFO", lambda row: row.debuginfo, table.SHARE, 140),
+    Column("size", "SIZE", lambda row: row.bytes, table.SIZE),
+    Column("executable", "BINARIES", lambda row: row.coverage.executable, table.SHARE, 140),
+    Column("symbols", "SYMBOLS", lambda row: row.coverage.symbols, table.SHARE),
+    Column("debuginfo", "DEBUGINFO", lambda row: row.coverage.debuginfo, table.SHARE, 140),
 )
-
-
-def _label(row: Contents) -> str:
-    from buildidfs.app.containers import reported
-
-    return reported(row.container)
-
-
-def _image(row: Contents) -> str | None:
-    return row.container.called.image.partition("\n")[0] or None
 
 
 @click.command(
@@ -94,8 +86,9 @@ def containers(
             unnamed += is_hidden
             return not is_hidden
 
-        rows, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN, removals)
-        layout.print(_COLUMNS, rows, _fields)
+        found, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN, removals)
+        rows = [known.summary(each) for each in found]
+        layout.print(_COLUMNS, rows, asdict)
         hidden = [counted(count - len(rows), "more container")] if count > len(rows) else []
         if unnamed:
             hidden.append(counted(unnamed, "namespace") + " without a container")
@@ -125,29 +118,3 @@ def containers(
             if when
             else "nothing was captured of a container yet: buildidfs scan proc, or buildidfs up"
         )
-
-
-def _fields(row: Contents) -> dict[str, object]:
-    container = row.container
-    name, *digest = container.called.image.split("\n")
-    return {
-        "container": _label(row),
-        "container_name": container.called.name or None,
-        "pod": container.called.pod or None,
-        "pod_namespace": container.called.namespace or None,
-        "image": name or None,
-        "image_id": digest[0] if digest else None,
-        "id": container.id or None,
-        "mount_name": container.name.decode("utf-8", "replace"),
-        "host": container.host or None,
-        "first_seen": container.first_seen_ns / 1e9,
-        "last_seen": container.last_seen_ns / 1e9,
-        "build_ids": row.build_ids,
-        "removed": row.removed,
-        "bytes": row.size,
-        "coverage": {
-            "executable": round(row.executable, 6),
-            "symbols": round(row.symbols, 6),
-            "debuginfo": round(row.debuginfo, 6),
-        },
-    }
