@@ -3,6 +3,8 @@
 # make down      end that: unmount, follow no more; the store is kept
 # make install   put the command, manual pages and units for systemd below $(PREFIX)
 # make uninstall  take them away again; the store is kept
+# make deb       build a package for the Debian release of this machine in $(DIST)
+# make test-deb  install, upgrade and purge that package in a new root with systemd
 # make clean     remove what the other targets have made here; not while `make up` runs
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
@@ -19,9 +21,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 600
+DIST ?= dist
 export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh clean
+.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh deb test-deb clean
 
 # What comes first is made when nothing is named: it must not be what starts to follow this host.
 help:
@@ -71,20 +74,27 @@ bench-capture: $(VENV)/.dev
 test-fresh:
 	scripts/test-fresh
 
+deb:
+	scripts/install-packages build
+	scripts/make-deb $(DIST)
+
+test-deb: deb
+	scripts/test-deb $(DIST)/buildidfs_*.deb
+
 # The stamps make every target work twice in a row without the network.
 $(VENV)/.user: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/install-packages run
-	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,upstream,remote
+	scripts/make-venv $(PYTHON) $(VENV) all
 	touch $@
 
 $(VENV)/.dev: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/install-packages run
-	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,upstream,remote,dev
+	scripts/make-venv $(PYTHON) $(VENV) all,dev
 	touch $(VENV)/.user $@
 
 $(VENV)/.fuzz: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/install-packages run
-	scripts/make-venv $(PYTHON) $(VENV) zstd,lz4,serve,metrics,upstream,remote,dev,fuzz
+	scripts/make-venv $(PYTHON) $(VENV) all,dev,fuzz
 	touch $(VENV)/.user $(VENV)/.dev $@
 
 clean:
