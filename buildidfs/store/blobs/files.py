@@ -71,7 +71,7 @@ class Staged(Fd):
     them.
     """
 
-    __slots__ = ("_is_lent", "counted", "digest", "doubtful", "name", "size")
+    __slots__ = ("_is_dropped", "_is_lent", "counted", "digest", "doubtful", "name", "size")
 
     _lending: Final = threading.Lock()
 
@@ -82,7 +82,7 @@ class Staged(Fd):
         self.digest = Digest(bytes(32))
         self.doubtful = False
         self.counted: Callable[[], None] | None = None
-        self._is_lent = False
+        self._is_lent = self._is_dropped = False
 
     def lend(self) -> None:
         """Let `take_back` drop the bytes until `claim` is called."""
@@ -93,6 +93,7 @@ class Staged(Fd):
         with self._lending:
             is_lent, self._is_lent = self._is_lent, False
             if is_lent:
+                self._is_dropped = True
                 self.close()
         return is_lent
 
@@ -100,7 +101,7 @@ class Staged(Fd):
         """End the loan; return False if the bytes were dropped."""
         with self._lending:
             self._is_lent = False
-            return self.fd >= 0
+            return not self._is_dropped  # files of a bundle have no descriptor
 
     def disk_bytes(self) -> int:
         """Return the number of bytes that the file takes on disk."""
