@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoders behind ``symbolize``, and the notes of core files."""
+"""The decoders behind ``symbolize``, the symbols of a kernel, and the notes of core files."""
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.formats import symbolizer_output
 from buildidfs.formats.elf import core
+from buildidfs.formats.kallsyms import Kallsyms
 from buildidfs.formats.perf import script_output
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
@@ -115,7 +117,51 @@ def _huge_symbolized() -> Iterator[bytes]:
         yield b' DW_AT_comp_dir\t("' + filled(escape, MEGABYTE - 64) + b'")'
 
 
+# --- /proc/kallsyms ------------------------------------------------------------------------------
+
+_MODULE: Final = re.compile(rb"\t\[([^]\n]+)\]\n")
+
+
+def _check_kallsyms(data: bytes) -> None:
+    symbols = Kallsyms(data)
+    modules = {b"", *_MODULE.findall(data)}
+    for line in data.split(b"\n")[:100]:
+        address = symbols.address_of(line[-20:])
+        assert address is None or address > 0
+    for module in modules:
+        first = symbols.first_of(module)
+        if first is None:
+            assert symbols.find(1 << 64, module) is None
+            continue
+        assert first > 0
+        assert symbols.find(first - 1, module) is None
+        for address in (first, first + 1, 1 << 64):
+            found = symbols.find(address, module)
+            assert found is not None
+            assert first <= found.address <= address
+            assert found.name in data
+
+
+def _seed_kallsyms() -> Iterator[bytes]:
+    yield b"ffffffff81000000 T _text\nffffffff81000000 T startup_64\nffffffff82000000 T _etext\n"
+    yield b"ffffffffc0000000 t init\t[ext4]\nffffffffc0000000 W __init\t[ext4]\n0000 t $x\n"
+    yield b"0000000000000000 T _text\n0000000000000000 t a\t[bpf]\nc0000000 D data\n"
+
+
+def _huge_kallsyms() -> Iterator[bytes]:
+    yield b"".join(b"%016x t a\n" % number for number in range(1, MEGABYTE // 21))
+    yield b"".join(b"%08x t a\t[%x]\n" % (number, number) for number in range(1, MEGABYTE // 21))
+    yield b"".join(b"00000001 t %x\n" % number for number in range(MEGABYTE // 18))
+    yield b"00000001 t " + b"_" * (MEGABYTE - 64)
+    yield filled(b"00000001 t x\t[")
+    yield b"00000001 t x\t[" + b"a" * (MEGABYTE - 64)
+    yield b"f" * MEGABYTE
+
+
 TARGETS: Final = {
+    "kallsyms": Target(
+        _check_kallsyms, _seed_kallsyms, _huge_kallsyms, ("kallsyms",), cost=Kallsyms
+    ),
     "corenotes": Target(_check_notes, _seed_notes, _huge_notes, ("elf.core",)),
     "perfscript": Target(
         _check_perfscript, _seed_perfscript, _huge_perfscript, ("perf.script_output",)
