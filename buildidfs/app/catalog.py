@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs import names
-from buildidfs.app import answers, containers, history, remedies
+from buildidfs.app import answers, containers, remedies
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
 from buildidfs.names import printable
@@ -434,6 +434,8 @@ def facts(store: Store, build_id: BuildId, namespaces: tuple[str, ...] | None) -
 
     Raises `StoreError`, `IntegrityError`.
     """
+    from buildidfs.app import history  # its imports take a third of the time of `list`
+
     ordinal = store.index.ordinal(build_id) or 0
     kept = {kind: files for kind in Kind if (files := store.index.variants(ordinal, kind))}
     origins = store.index.origins(ordinal)
