@@ -243,7 +243,7 @@ def test_profile_is_repaired_counted_and_explained_by_files_of_the_host(
             assert row.symbols is Quality.SYMTAB, case
             assert named[case.build_id] == path, case
             (each,) = explainer.file(bytes(out), str(case.path)).files
-            assert (each.build_id, each.container) == (case.build_id, ""), case
+            assert (each.build_id, each.container) == (case.build_id.hex(), ""), case
 
 
 @pytest.mark.parametrize("order", [1, -1])
