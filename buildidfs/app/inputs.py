@@ -81,6 +81,8 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
     if head[:4] == b"\x7fELF":
         kind = int.from_bytes(head[16:18], "big" if head[5:6] == b"\2" else "little")
         return _of_core(store, path) if kind == _ET_CORE else Named({_own(path): path})
+    if cores.is_core(path):  # a compressed one
+        return _of_core(store, path)
     raise UsageError(
         f"{printable(path)} is neither a profile of perf, nor a core file, nor a binary"
     )
@@ -173,6 +175,60 @@ def unpin(store: Store, text: str) -> tuple[int, list[Pin]]:
     if not count and not os.path.lexists(text):
         count = store.unpin([requested_id.build_id(store, text)])
     return count, []
+
+
+class CorePins(msgspec.Struct):
+    """The result of `pin_cores`: core files with new pins, those that are gone, and a reason for
+    each file that names no build ID or cannot be read.
+    """
+
+    pinned: list[bytes] = []
+    gone: list[bytes] = []
+    unread: dict[bytes, str] = {}
+
+
+def pin_cores(store: Store, directory: bytes) -> CorePins:
+    """Pin the build IDs that the core files in a directory name, and remove the pins of core files
+    that are gone from it.
+
+    The name of a pin is the path of its core file. A core file that has pins is not read. Raises
+    `UsageError` if the directory cannot be read.
+    """
+    top = os.path.join(os.path.abspath(directory), b"")
+    known = {each.name for each in store.pins.every() if each.name.startswith(top)}
+    done = CorePins()
+    # A core that is written meanwhile starts no second run of the service that runs this.
+    while new := sorted(_files_in(top) - known - done.unread.keys()):
+        for path in new:
+            known.add(path)
+            try:
+                named = build_ids_named(store, path)
+            except UsageError as error:
+                done.unread[path] = str(error)
+                continue
+            if not named.paths:
+                done.unread[path] = f"{printable(path)} names no build ID"
+                continue
+            store.pin(sorted(named.paths), path)
+            done.pinned.append(path)
+    done.gone = sorted(known - _files_in(top) - done.unread.keys())
+    for path in done.gone:
+        store.unpin_name(path)
+    return done
+
+
+def _files_in(directory: bytes) -> set[bytes]:
+    """Return the paths of the files in a directory, without hidden ones. Raises `UsageError`."""
+    try:
+        return {
+            each.path
+            for each in os.scandir(directory)
+            if not each.name.startswith(b".") and each.is_file(follow_symlinks=False)
+        }
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise UsageError(f"cannot read {printable(directory)}: {error.strerror}") from error
 
 
 def _pin_name(path: str) -> bytes:

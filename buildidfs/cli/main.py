@@ -85,6 +85,7 @@ _PLAIN = {
             "report": "report:report",
             "doctor": "doctor:doctor",
             "config": "config:config",
+            "setup": "setup:setup",
             "check": "check:check",
         },
     },

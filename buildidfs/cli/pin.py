@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
-from buildidfs.cli.output import counted, path_fields, printable
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
+from buildidfs.cli.output import counted, one_line, path_fields, printable
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
@@ -48,11 +48,12 @@ class KeptArgument(BuildIdArgument):
             "buildidfs pin perf.data core.4711",
             "buildidfs pin --name incident-42 8e9f perf.data",
             "buildidfs pin --container shop/cart-7d9f --name incident-42",
+            "buildidfs pin --cores /var/lib/systemd/coredump",
             "buildidfs pin --list",
         ],
         {
             2: "neither a build ID nor a file that names one",
-            3: "pinned, but some files of a FILE have no build ID",
+            3: "pinned, but some files of a FILE have no build ID, or a core file is unreadable",
             11: "no store at that place",
             30: "nothing is known of that build ID",
         },
@@ -60,6 +61,12 @@ class KeptArgument(BuildIdArgument):
 )
 @click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
 @container_option("Keep all files captured of this container so far.", multiple=True)
+@click.option(
+    "--cores",
+    metavar="DIR",
+    type=AnyPath(),
+    help="Keep what the core files in DIR name, for as long as they are there.",
+)
 @click.option(
     "--name", metavar="NAME", help="The name of the pins; unpin --name removes all of them."
 )
@@ -70,6 +77,7 @@ def pin(
     session: Session,
     what: tuple[str, ...],
     containers: tuple[str, ...],
+    cores: str | None,
     name: str | None,
     list_: bool,
     layout: table.Layout,
@@ -82,11 +90,13 @@ def pin(
     lacks is kept when it arrives; give it in full. A word of hexadecimal digits is a build ID, not
     a file. If there is no file at a path, the path means the build ID that was seen there last.
     With --container the pins get the given name of the container, and `unpin --name` removes them.
+    With --cores, each core file in DIR is pinned once, and pins of those that are gone are removed;
+    `buildidfs setup coredump` lets systemd run it.
     """
     from buildidfs.errors import IncompleteError
 
     if list_:
-        if what or containers:
+        if what or containers or cores is not None:
             raise click.UsageError("--list takes no build IDs and no files, only --name")
         with session.open_store() as store:
             label = None if name is None else os.fsencode(name)
@@ -95,12 +105,18 @@ def pin(
         return 0
     if layout.is_given:
         raise click.UsageError("--json and the options of tables belong to --list")
-    if not what and not containers:
-        raise click.UsageError("nothing to pin: give build IDs, files or --container, or --list")
+    if cores is not None and name is not None:
+        raise click.UsageError("pins of --cores have the paths of the core files as names")
+    if not what and not containers and cores is None:
+        raise click.UsageError(
+            "nothing to pin: give build IDs, files, --container or --cores, or --list"
+        )
     with session.open_store() as store:
         for each in containers:
             _pin_container(session, store, each, name)
         lacking = [_pin(session, store, each, name) for each in what]
+        if cores is not None:
+            lacking.append(_pin_cores(session, store, cores))
     return IncompleteError.exit_code if any(lacking) else 0
 
 
@@ -167,6 +183,19 @@ def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
         raise UsageError(f"{printable(path)} names no build ID: nothing is pinned for it")
     _report(session, what, len(named.paths), new)
     return named.is_file and report_nameless(path, named)
+
+
+def _pin_cores(session: Session, store: Store, directory: str) -> bool:
+    """Pin for the core files of a directory; return True if one of them cannot be read."""
+    from buildidfs.app import inputs
+
+    done = inputs.pin_cores(store, os.fsencode(directory))
+    for path in () if session.is_quiet else (*done.pinned, *done.gone):
+        is_new = path in done.pinned
+        click.echo(f"{'pinned for' if is_new else 'unpinned, gone:'} {printable(path)}")
+    for why in done.unread.values():
+        terminal.complain(one_line(why))
+    return bool(done.unread)
 
 
 def _pin_container(session: Session, store: Store, text: str, name: str | None) -> None:

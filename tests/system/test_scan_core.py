@@ -287,7 +287,7 @@ def test_program_that_was_deleted(program: Program, directory: Path) -> None:
     [
         (None, "No such file or directory"),
         (b"", "not an ELF core file"),
-        (b"\x28\xb5\x2f\xfd" + bytes(99), "compressed with zstd"),
+        (b"\x04\x22\x4d\x18" + bytes(99), "compressed with lz4"),
     ],
 )
 def test_what_is_no_core(directory: Path, content: bytes | None, reason: str) -> None:
