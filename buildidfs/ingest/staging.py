@@ -80,16 +80,22 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
     path = pinned.sighting.origin.path
     reason = stability.WRITTEN_TO
     try:
+        # Before any read: hashing the holes of a sparse file of some TiB takes an hour.
         if _is_hollow(pinned.fd):
             return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
         wait, early = stability.premature(pinned)
         if not wait:
+            # Taken before the first read and compared after the last one: a write in between
+            # changes the change time, unless both fall into one tick of the clock, which
+            # `premature` excludes.
             before = statx.identity(pinned.fd)
             identity = _identity(pinned, before)
+            # Asked before and after the copy: a writer may have come and gone meanwhile.
             is_fixed = stability.is_fixed(pinned, identity)
             outcome = _attempt(store, pinned, identity)
             if outcome is not None and statx.identity(pinned.fd) == before:
                 return _lasting(outcome, is_fixed and stability.is_fixed(pinned, identity))
+            # The copy may be half old and half new, under the build ID of either half.
             if isinstance(outcome, NewCapture):
                 discard(outcome)
         reason = early or reason
@@ -117,13 +123,17 @@ def _identity(pinned: PinnedFile, now: FileIdentity) -> FileIdentity:
     """Return the present identity of the file, ``now``; for a copy, the identity that the scanner
     found.
     """
+    # A member of an archive has the identity of a number in its archive, and its descriptor that of
+    # a temporary file.
     seen = pinned.sighting.origin.identity
     return now if (now.dev, now.ino) == (seen.dev, seen.ino) else seen
 
 
 def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome | None:
     """Try once to take a file; return None if its bytes change. Raises `StoreError`, OSError."""
-    # Checked before the first read: a writer that begins later shows in the times.
+    # Checked before the first read: a writer that begins later shows in the times. One that has
+    # begun may be in the middle of a long write(2), or store through a page that is dirty already;
+    # neither shows.
     writer = stability.has_writer(pinned, identity)
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
@@ -131,6 +141,8 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
         hint = elf_file.identify(pinned.fd)
         if isinstance(hint, Absence):
             return NewAbsence(identity, sighting.seen_ns, hint)
+        # The digest is of bytes that were read from the source. If they change afterwards, `take`
+        # drops this result, as it drops a copy.
         if (held := _held(store, pinned.fd, hint, identity.size)) is not None:
             return NewCapture(
                 sighting,
@@ -143,6 +155,8 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
                 truncated=held.truncated,
                 aliases=_missing_aliases(store, pinned.fd, held, sighting.origin),
             )
+    # A recapturable file for which there is no room gets a row in the journal, which needs a build
+    # ID. So without a hint there is no origin, and the file is copied.
     try:
         staged = store.stage(pinned.fd, origin=sighting.origin if hint is not None else None)
     except Recapturable:
@@ -150,6 +164,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
         return NewSeen(sighting, hint, noted=True)
     with on_error(staged.close):
         outcome: Outcome | None = None
+        # A second read with the same result shows that no write fell between the two.
         if not writer or stability.equals(store, pinned.fd, staged.digest):
             outcome = _described(store, staged, pinned, sighting)
     if not isinstance(outcome, NewCapture):
@@ -163,7 +178,8 @@ def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
     if identity == origin.identity:
         return sighting
     said, trust, reach = origin.identity, origin.trust, origin.reach
-    # Both were found for an owner and a mode that it does not have.
+    # Both were found for an owner and a mode that the file does not have any more: chmod(2) or
+    # chown(2) came between the sighting and the copy. The new mode says nothing of the path.
     if (said.uid, said.mode) != (identity.uid, identity.mode):
         trust = Trust.UNKNOWN
     if (said.uid, said.gid, said.mode) != (identity.uid, identity.gid, identity.mode):
@@ -174,6 +190,8 @@ def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
 
 def _held(store: Store, fd: int, build_id: BuildId, size: int) -> Held | None:
     """Return the row of a file's bytes, if the store has them. Raises OSError."""
+    # The file is hashed only if the store may have its bytes: there is a variant with its build ID
+    # and size, and the search for one is short.
     ordinal = store.index.ordinal(build_id)
     if ordinal is None or not any(
         variant.size == size
@@ -206,6 +224,7 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         return NewCapture(
             sighting, staged, pinned.build_id, kinds, Quality.SYMTAB, aliases=(alias,)
         )
+    # Of the copy, which nobody else can write: the source may be another file by now.
     described = elf_file.describe(staged.fd, pinned.build_id)
     if isinstance(described, Absence):
         return NewAbsence(sighting.origin.identity, sighting.seen_ns, described)

@@ -158,6 +158,8 @@ class State:
 
     def catch_up(self) -> None:
         """Call `follow`, unless another thread has just called it; takes the lock."""
+        # Every grabber that becomes idle calls this; without the check, all of them would wait for
+        # the lock to read the same empty rings.
         if time.monotonic() - self._followed >= _STARTING_PAUSE_S / 2:
             with self.lock:
                 self.follow()
@@ -183,6 +185,7 @@ class State:
             self.tell_generated(record.pid, record.time, home)
         elif isinstance(record, LostRecords):
             self.counts.lost += record.count
+            # A lost record may have been a setns(2) or unshare(2), so no home is certain any more.
             self.tasks.forget()
             self.outbox.put(Lost(record.count, "events came faster than they could be read"))
         else:
@@ -195,6 +198,8 @@ class State:
         told = self._generated.get(pid)
         if told is not None and time - told < _GENERATED_AGAIN_NS:
             return
+        # The exit of a process removes its entry, unless the record of the exit was lost. To report
+        # some processes twice costs less than to search for the dead ones.
         if len(self._generated) >= _MOST_GENERATED:
             self._generated.clear()
         self._generated[pid] = time
@@ -228,6 +233,8 @@ class State:
             return
         with self.lock:
             strangers, newcomers = tasks.strangers(), tasks.newcomers()
+        # Newcomers first: their mount namespace ends with their last process, while the home of a
+        # stranger can be read later.
         for pid, home in newcomers:
             self.hold(home, pid)
         for pid, home in strangers:
@@ -271,6 +278,7 @@ class Lookout:
         """Return since when the thread works on one process, and its pid, if that takes longer than
         ``seconds``, and the kernel holds the thread; else None. Called in another thread.
         """
+        # Read once: the grabber's thread sets it to None, or to its next process, at any moment.
         call = self._call
         if call is None or time.monotonic() - call[0] <= seconds or not is_held(self.thread):
             return None
@@ -281,6 +289,8 @@ class Lookout:
 
         Called in another thread, while the thread of this lookout is stuck.
         """
+        # Set first: the thread may return from its call at this moment, and must not take a mapping
+        # from the deque that is exchanged below.
         self.is_replaced = True
         other = Lookout(self._state, self._cpu)
         other._started, other.pause = self._started, 0.0
@@ -300,6 +310,9 @@ class Lookout:
         if state.waiting() >= state.most_waiting:
             self.pause = _IDLE_S
             return
+        # This order matters: `rings.mappings` returns mappings before `follow` reads the changes
+        # that caused them. A process waits until the record of its change is written, so the cause
+        # of each mapping that was read is in a ring by then.
         records = state.rings.mappings(self._cpu)
         idle_s = _POLL_S if self.polls else _IDLE_S
         if records or self._found or state.rings.is_pressed(self._cpu):
@@ -335,8 +348,11 @@ class Lookout:
                     home = state.tasks.home_at(record.pid, record.time)
                     if not self._skips(record, home):
                         found.append((record, home))
+                    # Some JIT compilers (that of .NET) map their code from a memfd: a mapping with
+                    # a path, of which no record of anonymous code is made.
                     if record.path.startswith(_MEMORY):
                         state.tell_generated(record.pid, record.time, home)
+                # A runtime makes the control group before it starts the container's first process.
                 elif isinstance(record, GroupMade):
                     self._is_woken = True
                     self._started = time.monotonic()
@@ -360,13 +376,15 @@ class Lookout:
         while True:
             try:
                 record, home = self._found.popleft()
-            except IndexError:
+            except IndexError:  # another thread may take over the deque, so there is no test first
                 break
             begin = now()
             self._call = begin, record.pid
             self._grab(record, home)
             if now() - begin > SLOW_S:
                 self._charge(record.pid, now() - begin)
+            # After the file: its mapping ends with this process, the mount namespace only with the
+            # last process in it.
             state.hold(home, record.pid)
             if self.is_replaced:  # the call was answered late
                 return
@@ -457,6 +475,10 @@ class Lookout:
         Raises OSError.
         """
         is_hosts = home.mnt == self._state.host
+        # statx(2) and open(2) each look the link up, and each lookup takes mmap_lock for reading.
+        # So both may wait for a process in execve(2), or for ever (docs/kernel-facts.md). A stat
+        # before the open costs one lookup more for a new file, and saves one descriptor, and its
+        # close, for each of the many known ones.
         link = task + b"/" + procfs.map_file_name(record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
@@ -472,8 +494,12 @@ class Lookout:
         is_copy = file in self._state.sent
         if not is_hosts and not self._admits(record, home, is_copy=is_copy):
             return -1
+        # O_PATH asks no filesystem: an open for reading would call open() of a FUSE server, which
+        # may not answer. `openat2.reopen_regular` opens it for reading later.
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
-        # Stacked filesystems may show one inode number here and another there.
+        # Between statx(2) and open(2) the process may have mapped another file at the same address,
+        # so the pinned file is compared with the record. Stacked filesystems may show one inode
+        # number here and another there: then the name has to suffice.
         try:
             is_it = statx.identity(fd, ask=False).ino == record.inode
             user = self._state.users.of(fd, identity, record.pid) if is_hosts else 0
@@ -497,6 +523,7 @@ class Lookout:
         if home.mnt not in (0, state.host):
             is_admitted = self._admits(record, home)  # the lookups in other places take longest
         else:
+            # The lookup by path races with a rename, so `found_here` compares the inode.
             fd, user = found_here(record, state.host), NOBODY
             try:
                 if fd >= 0:
@@ -514,6 +541,7 @@ class Lookout:
         if not is_admitted:
             return -1
         with closing_fd(procfs.open_pid(record.pid)) as pid_fd:
+            # The record has the end at the time of mmap(2). The loader may have mapped over it.
             end = end_now(pid_fd, record)
             if not end:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

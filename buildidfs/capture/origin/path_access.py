@@ -176,13 +176,14 @@ class Reach:
 
     def _patiently(self, fd: int, identity: FileIdentity, root: Root, patience: Patience) -> int:
         """Return the reach. Raises OSError: TimeoutError if there is no answer in time."""
-        # Stands in for a device, because the device in question is unknown. No device has that
-        # number.
+        # Stands in for a device, because the device in question is unknown: any directory on the
+        # path may be on the filesystem that does not answer. No device has that number.
         device = (-3, root.mnt_ns_id)
         if patience.is_silent(device):
             return OWNER
         text = root.mountinfo()
-        # The thread may be abandoned, so it has descriptors of its own to close.
+        # The thread may be abandoned, so it has descriptors of its own to close, and a copy of the
+        # mounts: `root.mountinfo` may read a descriptor of the caller.
         with closing_on_error(os.dup(fd)) as own_fd:
             own_root = os.dup(root.fd)
         own = msgspec.structs.replace(root, fd=own_root, mountinfo=lambda: text)
@@ -194,11 +195,15 @@ class Reach:
         return patience.ask(device, question, lambda reach: None)
 
     def _of(self, fd: int, identity: FileIdentity, root: Root) -> int:
+        # The kernel's own name of the file, not the one of the sighting: it follows renames, and
+        # ends in " (deleted)" without one.
         path = _inside(os.readlink(b"/proc/self/fd/%d" % fd), root.path)
         directory, _, name = path.rpartition(b"/")
         mount = statx.unique_mount_id(fd)
         way, parent = self._way(root, directory, identity.ctime_ns)
         with closing_fd(parent):
+            # Another file may have got the name between readlink(2) and this lookup. Its directory
+            # then says nothing of our file.
             if not self._is_there(parent, name, identity, way.ground):
                 return OWNER
         barriers, ground = way.barriers, way.ground
@@ -236,6 +241,8 @@ class Reach:
             self._known_since = now
         key = (root.mnt_ns_id, root.path, directory)
         way = self._known.get(key)
+        # The change time of a file that was moved here is at least that of the rename. So a file
+        # whose change time is earlier than the walk was in the directory when the walk read it.
         tick = _TICK_NS if changed_ns % _SECOND_NS else 2 * _SECOND_NS
         if way is not None and changed_ns < way.begun_ns - tick:
             fd = self._pinned(root, directory or b"/", way.place)
@@ -264,7 +271,9 @@ class Reach:
 
     def _walked(self, root: Root, names: list[bytes]) -> tuple[_Way, int]:
         begun_ns = time.time_ns()
-        # A root that is "/" even from outside is hidden only by directories of root above it.
+        # A root that is "/" even from outside is hidden only by directories of root above it. A
+        # root below a directory (a chroot, /proc/PID/root of a container) is reached through that
+        # one.
         barriers = set() if root.path == b"/" else self._above(root)
         with Fd(os.dup(root.fd)) as at:
             identity, ground, found = self._look(at.fd, None, root)
@@ -292,6 +301,8 @@ class Reach:
             for _ in range(MAX_DEPTH):
                 at.replace(openat2.pin_parent(at.fd, ask=self._ask))
                 above = statx.identity_on_mount(at.fd, ask=self._ask)
+                # ".." of the uppermost directory is that directory. The mount belongs to the
+                # comparison, because a bind mount shows one directory twice.
                 if (above[0].dev, above[0].ino, above[1]) == (here[0].dev, here[0].ino, here[1]):
                     return barriers
                 here = above
@@ -312,6 +323,8 @@ class Reach:
         if not stat.S_ISDIR(identity.mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         ground, barriers = before, frozenset[_Barrier]()
+        # For a mount that was not crossed before only, because this may read mountinfo. Kernels
+        # that do not report mounts (None) make it necessary for each directory.
         if ground is None or mount is None or mount != ground.mount:
             ground = self._ground(fd, identity, mount, root)
             barriers = self._kept_by(ground, fd, identity, root)
@@ -347,6 +360,8 @@ class Reach:
         """
         assert root.maker is not None
         shown, is_root = self._shown(fd, mount, root)
+        # A user can make a mount namespace in which the same files lie below directories of their
+        # own. So for a namespace that root has not made, its root directory proves nothing.
         made_by_root = root.maker() == 0
         if made_by_root and is_root:
             return frozenset()
@@ -400,6 +415,8 @@ class Reach:
             user = self._slow.host_user
             host = Root(host_fd, b"/", mounts.initial_mountinfo, mnt_ns_id, user)
             found = [self._along(host, way, identity) for way in ways]
+        # Any path on which fewer directories keep users out is a path that they can take. If none
+        # of them leads to the mount, min() raises ValueError, and the file belongs to its owner.
         return min((barriers for barriers in found if barriers is not None), key=len)
 
     def _root_of_mount(self, fd: int) -> FileIdentity:

@@ -98,6 +98,8 @@ class Recorder:
         self._places.finish()
         for digest in (self._variants.altered - self._described) | self._places.naming:
             self._describe(digest)
+        # In the same transaction as the rows: a mount that reads the number and then the rows
+        # misses no change, and one that misses a number knows it.
         if self.changed:
             self.counters.announced += 1
         value = self.counters.pack()
@@ -338,6 +340,7 @@ class Recorder:
         row = self._digest_row(digest)
         new_blob = row is None
         if row is None:
+            # The caller found these bytes in the store and copied nothing; a removal came between.
             if not isinstance(content, Staged):
                 return Outcome(0, gone=True)
             row = schema.DigestRow(content.size)
@@ -351,6 +354,8 @@ class Recorder:
         if new.shared == new.build_id:
             self._shared(new.build_id)
         ordinal, named, new_id = self._named(new.build_id)
+        # Under one build ID, the same bytes have one trust and one mode: otherwise the host's libc
+        # would keep the trust of the container that ran it first.
         # A file without a build ID may be lent to several. The trust and the readers that a place
         # gives it under one of them must not pass to another.
         same = [ref for ref in row.refs if ref[0] == ordinal]
@@ -451,6 +456,8 @@ class Recorder:
         row, file = self._digest_row(digest), self._blobs.file(digest)
         if row is None or file is None:
             return
+        # This comes before the commit. If the process is killed in between, the change time of the
+        # file is not that of its row, and the next open reads the whole blob.
         data = provenance.of_rows(self._env, self._txn, digest, row)
         if data != self._blobs.origin(digest):
             self._blobs.keep_origin(digest, data)
@@ -475,6 +482,7 @@ class Recorder:
         if value is not None:
             ordinal = int.from_bytes(value, "big")
             named = self._ordinal_row(ordinal)
+            # LMDB does not check its pages.
             if named.build_id != build_id:
                 raise IntegrityError(f"the index is damaged: build ID {build_id} leads to another")
             return ordinal, named, False
@@ -482,6 +490,8 @@ class Recorder:
         if ordinal > schema.MAX_NUMBER:
             raise StoreError(f"the store holds as many build IDs as it can number ({ordinal - 1})")
         self.counters.next_ordinal += 1
+        # Both directions, so that each can be checked against the other: a flipped bit in one of
+        # them must not lead to the file of another build ID.
         key, named = schema.U64.pack(ordinal), schema.OrdinalRow(build_id)
         self._txn.put(build_id, key, db=self._ids)
         self._txn.put(key, named.pack(), db=self._ordinals)  # these tell variants the build ID
@@ -505,6 +515,8 @@ class Recorder:
     ) -> None:
         """Add an artifact; ``like`` is another artifact with the same bytes."""
         identity = new.sighting.origin.identity
+        # Never used again, even after a removal: the number is a part of the inode number, whose
+        # pages the kernel caches without limit.
         variant = named.next_variant[kind - 1]
         named.next_variant[kind - 1] += 1
         row.refs.append((ordinal, kind, variant))
@@ -547,6 +559,8 @@ class Recorder:
         if key is None or value is None:
             return False
         stamp, tag = schema.SEEN.unpack_from(value)
+        # The stamp only decides which rows go if the table is full. An update for each sighting
+        # would make each scan a write to the whole table.
         now = schema.stamp_of(sighting.seen_ns)
         if now - stamp > _STAMP_SLACK_S:
             self._txn.put(
@@ -556,6 +570,8 @@ class Recorder:
             return True
         digest = Digest(value[schema.SEEN.size :])
         row = self._digest_row(digest)
+        # A struck blob (inode and change time 0) is damaged: the caller must capture the file
+        # again.
         if row is None or not row.refs or not (row.inode or row.ctime_ns):
             return False
         ordinals = {ref[0] for ref in row.refs}
@@ -654,6 +670,8 @@ class MemoWriter:
 
     def put(self, identity: FileIdentity, seen_ns: int, tag: int, digest: bytes) -> None:
         """Remember the result for a file: tag 0 and a digest, or why it has no build ID."""
+        # No key: an identity that another file may get, such as that of a reused device number
+        # without a boot ID and a mount ID.
         key = schema.seen_key(identity)
         if key is None or seen_ns - identity.ctime_ns < _RACY_NS:
             return
