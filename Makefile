@@ -5,6 +5,7 @@
 # make uninstall  take them away again; the store is kept
 # make deb       build a package for the Debian release of this machine in $(DIST)
 # make test-deb  install, upgrade and purge that package in a new root with systemd
+# make release   build the sdist, the wheel and the package, with SHA256SUMS, in $(DIST)
 # make clean     remove what the other targets have made here; not while `make up` runs
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
@@ -24,7 +25,7 @@ FUZZ_SECONDS ?= 600
 DIST ?= dist
 export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh deb test-deb clean
+.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh deb test-deb release clean
 
 # What comes first is made when nothing is named: it must not be what starts to follow this host.
 help:
@@ -77,6 +78,9 @@ test-fresh:
 deb:
 	scripts/install-packages build
 	scripts/make-deb $(DIST)
+
+release: deb
+	scripts/make-release $(DIST)
 
 test-deb: deb
 	scripts/test-deb $(DIST)/buildidfs_*.deb

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -180,12 +181,39 @@ def _override(ctx: click.Context, param: click.Parameter, value: str | int | Non
         root.obj.override(param.name, value)
 
 
+def _commit() -> str:
+    """Return the commit of which this program was built; empty if it is unknown.
+
+    It is in the file COMMIT of a package. For a checkout it is asked of git, with a plus sign if
+    files have changed.
+    """
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        with open(os.path.join(package, "COMMIT"), encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        checkout = os.path.dirname(package)
+    if not os.path.exists(os.path.join(checkout, ".git")):
+        return ""
+    import subprocess
+
+    words = ["describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            ["git", "-C", checkout, *words], capture_output=True, text=True, check=False
+        )
+    except OSError:  # there is no git
+        return ""
+    return done.stdout.strip()
+
+
 def version_option() -> click.Option:
     """Return the option that prints the version."""
 
     def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value and not ctx.resilient_parsing:
-            click.echo(f"buildidfs {__version__}")
+            commit = _commit()
+            click.echo(f"buildidfs {__version__}{f' ({commit})' if commit else ''}")
             ctx.exit()
 
     return click.Option(

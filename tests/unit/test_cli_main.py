@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from buildidfs import __version__
 from buildidfs.cli.main import cli, main
 from buildidfs.store import Store
+from tests.support.commands import ROOT
 
 _LIST = """
 import sys
@@ -35,6 +40,27 @@ def test_list_imports_no_other_command(tmp_path: Path) -> None:
     assert not {name for name in ours if name.startswith(("buildidfs.mount", "buildidfs.view"))}
     # Each of these takes a tenth of the time of the command.
     assert {"ctypes", "hashlib", "logging", "pyfuse3", "trio", "rich"}.isdisjoint(modules)
+
+
+def test_version_names_the_commit_of_a_package(tmp_path: Path) -> None:
+    tree = shutil.copytree(ROOT / "buildidfs", tmp_path / "buildidfs")
+    command = [sys.executable, "-m", "buildidfs", "--version"]
+    at_tree = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for commit, expected in (("", ""), ("0123456789ab\n", " (0123456789ab)")):
+        if commit:
+            (tree / "COMMIT").write_text(commit)
+        run = subprocess.run(command, capture_output=True, text=True, env=at_tree, cwd=tmp_path)
+        assert run.stdout == f"buildidfs {__version__}{expected}\n", run.stderr
+
+
+def test_version_names_the_commit_of_a_checkout() -> None:
+    git = ["git", "-C", ROOT, "rev-parse", "HEAD"]
+    head = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    command = [sys.executable, "-m", "buildidfs", "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    found = re.fullmatch(r"buildidfs \S+ \(([0-9a-f]{12})\+?\)\n", shown)
+    assert found is not None, shown
+    assert head.startswith(found[1])
 
 
 _END = """
