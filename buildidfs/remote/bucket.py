@@ -57,6 +57,7 @@ with needs_extra("remote"):
     if importlib.util.find_spec("obstore") is None:
         raise ModuleNotFoundError(name="obstore")
 
+NO_BUCKET: Final = "no bucket is configured: set [remote] url in buildidfs.toml(5)"
 MARKER: Final = "buildidfs.json"
 """The object with the ID of the bucket: its content changes if the bucket is made anew."""
 

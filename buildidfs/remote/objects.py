@@ -37,6 +37,13 @@ VARIANTS: Final = "variant"
 LEASES: Final = "upload"
 HOSTS: Final = "host"
 
+FIRST_ORDINAL: Final = 1 << 30
+"""The first number for build IDs that the store does not have. Such numbers are valid for the life
+of the process.
+"""
+VARIANT: Final = (1 << 14) - 1
+"""The variant number of each remote file."""
+
 _KEY: Final = re.compile(r"buildid/([0-9a-f]{4,240})/(executable|debuginfo|vdso|kallsyms)")
 _EXTENT: Final = re.compile(r"(\d{1,15})\+(\d{1,15})")
 _MOST_SCRIPTS: Final = 16

@@ -33,10 +33,11 @@ import msgspec
 from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable
 from buildidfs.formats.elf import other_ids
 from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind, Standing, Trust
-from buildidfs.remote import Bucket, objects
+from buildidfs.remote import objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.bucket import INTERACTIVE, PATIENT, Head
 from buildidfs.remote.filters import Filter
-from buildidfs.resolve import FIRST_ORDINAL, VARIANT
+from buildidfs.remote.objects import FIRST_ORDINAL, VARIANT
 from buildidfs.resolve.ranges import BLOCK, RangeReader, RemoteBlob
 from buildidfs.store.absent_files import AbsentFiles
 

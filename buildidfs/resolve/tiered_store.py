@@ -12,7 +12,7 @@ import msgspec
 
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Artifact, BuildId, FileIdentity, Kind, Origin
-from buildidfs.resolve import FIRST_ORDINAL, VARIANT
+from buildidfs.remote.objects import FIRST_ORDINAL, VARIANT
 from buildidfs.store import Blob, OriginRecord, Store, is_withheld
 from buildidfs.store.index.queries import Index
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.model import ByteRange
-from buildidfs.resolve import VARIANT as REMOTE
+from buildidfs.remote.objects import VARIANT as REMOTE
 from buildidfs.store import Blob
 from buildidfs.view.permissions import may_see
 

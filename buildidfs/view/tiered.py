@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs import names
 from buildidfs.errors import RemoteUnavailable
 from buildidfs.model import BuildId, Kind
-from buildidfs.resolve import FIRST_ORDINAL, VARIANT
+from buildidfs.remote.objects import FIRST_ORDINAL, VARIANT
 from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.view import nodes
 from buildidfs.view.attributes import NeedsRequest

@@ -13,7 +13,8 @@ import pytest
 
 from buildidfs.errors import RemoteDenied, RemoteUnavailable
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote import Bucket, objects
+from buildidfs.remote import objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.bucket import Limits
 from buildidfs.remote.filters import Filter
 from buildidfs.store import Store

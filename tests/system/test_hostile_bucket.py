@@ -20,7 +20,8 @@ import pytest
 import zstandard
 
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote import Bucket, objects
+from buildidfs.remote import objects
+from buildidfs.remote.bucket import Bucket
 from tests.support import elfwriter, memory
 from tests.support.mounts import COMMAND, BuildIdFs, start
 from tests.support.objectstorage import FLOODS, ObjectStorage, object_storage

@@ -19,7 +19,8 @@ import pytest
 from buildidfs import config
 from buildidfs.app.fleet.push import Options, Pusher
 from buildidfs.model import BuildId, Kind, Trust
-from buildidfs.remote import Bucket, objects
+from buildidfs.remote import objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.filters import Filter
 from buildidfs.store import Store
 from tests.support import elfwriter

@@ -17,7 +17,8 @@ from buildidfs.app.fleet import push as pushing
 from buildidfs.app.fleet.push import Options, Pace, Pusher, Summary
 from buildidfs.errors import RemoteDenied, RemoteUnavailable, UsageError
 from buildidfs.model import Kind, Trust
-from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote import manifests, objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.bucket import PATIENT, Listed
 from buildidfs.remote.filters import Filter
 from buildidfs.store import Store

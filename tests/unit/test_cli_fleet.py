@@ -18,7 +18,8 @@ from buildidfs.cli.main import cli
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, RemoteDenied, UsageError
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote import Bucket, objects
+from buildidfs.remote import objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.store import Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 from tests.support.objectstorage import ObjectStorage, object_storage

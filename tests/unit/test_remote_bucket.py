@@ -22,7 +22,8 @@ import zstandard
 from buildidfs.app.fleet import questions
 from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable, UsageError
 from buildidfs.model import BuildId, ByteRange, Digest, Kind, Quality, Trust
-from buildidfs.remote import Bucket, filters, manifests, objects
+from buildidfs.remote import filters, manifests, objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.bucket import Limits
 from buildidfs.remote.filters import Filter, Run
 from buildidfs.remote.manifests import Place, Row

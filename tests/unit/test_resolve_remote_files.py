@@ -15,7 +15,8 @@ import pytest
 
 from buildidfs.errors import IntegrityError
 from buildidfs.model import BuildId, Kind, Trust
-from buildidfs.remote import Bucket, objects
+from buildidfs.remote import objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.bucket import INTERACTIVE
 from buildidfs.resolve import ranges
 from buildidfs.resolve.remote_files import RemoteFile, RemoteFiles, Tier

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 import msgspec
 
 from buildidfs import config
-from buildidfs.app.fleet import NO_BUCKET
+from buildidfs.remote.bucket import NO_BUCKET
 from buildidfs.app.fleet.changes import Changes
 from buildidfs.app.fleet.ledger import Entry, Ledger
 from buildidfs.backoff import Backoff
@@ -46,7 +46,8 @@ from buildidfs.errors import (
 )
 from buildidfs.linux import machine
 from buildidfs.model import Artifact, BuildId, Kind
-from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote import manifests, objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.filters import CLAIM_S, Filter
 from buildidfs.remote.manifests import PUSHED, VARIANT, Place, Row
 from buildidfs.store import OriginRecord

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.app.fleet import NO_BUCKET
+from buildidfs.remote.bucket import NO_BUCKET
 from buildidfs.errors import (
     AmbiguousBuildId,
     ArtifactMissing,
@@ -25,7 +25,8 @@ from buildidfs.errors import (
     UsageError,
 )
 from buildidfs.model import BuildId, Kind, fingerprint
-from buildidfs.remote import Bucket, manifests, objects
+from buildidfs.remote import manifests, objects
+from buildidfs.remote.bucket import Bucket
 from buildidfs.remote.filters import Filter
 from buildidfs.remote.manifests import PRIVATE, PUSHED, VARIANT
 
