@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crashes that a store survives, and the costs of its checks: of all of it, an open, a capture."""
+"""Crashes that a store survives, and the costs of its checks: of all of it, an open, a scans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.mounts import buildidfs
 from benchmarks.report import Row
 from benchmarks.stores import whole
 from buildidfs import config
-from buildidfs.app import capture
+from buildidfs.ingest import scans
 from buildidfs.store import Store
 from buildidfs.store.blobs import files
 from tests.support.crashing import OPERATIONS, Crashes
@@ -140,7 +140,7 @@ def capturing(bench: Bench) -> Iterator[Row]:
 
 def _captured(bench: Bench, tree: Path) -> float:
     with bench.scratch("kept") as directory, Store.create(directory / "store") as store:
-        return timed(lambda: capture.scan_tree(store, config.Settings(), [os.fsencode(tree)]))
+        return timed(lambda: scans.scan_tree(store, config.Settings(), [os.fsencode(tree)]))
 
 
 ROWS: dict[str, Benchmark] = {

@@ -20,8 +20,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from buildidfs.fleet.filters import Run, _hash
 from buildidfs.model import Kind
-from buildidfs.remote.filters import Run, _hash
 
 DAY = 86_400
 _FINGERPRINT = 4

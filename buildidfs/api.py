@@ -42,7 +42,7 @@ class Store:
         """
         if not create:
             return cls(store.Store.open(path, read_only=True), writable=False)
-        from buildidfs.app import upkeep
+        from buildidfs.ingest import upkeep
 
         return cls(upkeep.open_for_capture(path, config.Settings()), writable=True)
 
@@ -103,10 +103,10 @@ class Store:
         ``build_id`` is the ID for a file that has none. Raises `UsageError` if the store was opened
         for reading, `StoreFull`, `StoreError`.
         """
-        from buildidfs.app import capture
+        from buildidfs.ingest import scans
 
         self._check_writable()
-        return capture.add(self._store, config.Settings(), [os.fsencode(path)], build_id=build_id)
+        return scans.add(self._store, config.Settings(), [os.fsencode(path)], build_id=build_id)
 
     def add_files(self, files: Iterable[tuple[Path, IO[bytes]]]) -> Summary:
         """Capture open files, each with the path to record it under.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buildidfs.app.answers import Removed
+from buildidfs.answers import Removed
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import (
@@ -25,8 +25,8 @@ from buildidfs.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from buildidfs.app.inputs import Named
     from buildidfs.formats.bundle_archive import Manifest
+    from buildidfs.profile.inputs import Named
 
 
 _SHOWN = 10
@@ -86,9 +86,9 @@ def bundle(
     `buildidfs mount --bundle` shows the files of a bundle, and `buildidfs import` adds them to a
     store. The command continues an interrupted attempt from FILE.partial.
     """
-    from buildidfs.app import bundle as bundles
-    from buildidfs.app import inputs as app_inputs
+    from buildidfs.bundle import collect as bundles
     from buildidfs.errors import UsageError
+    from buildidfs.profile import inputs as app_inputs
 
     if not what and not containers:
         raise click.UsageError("nothing to pack: give profiles, core files, IDs or --container")
@@ -127,7 +127,7 @@ def _report_lacking(
 
     Raises `IncompleteError` if a file was never captured.
     """
-    from buildidfs.app import bundle as bundles
+    from buildidfs.bundle import collect as bundles
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import IncompleteError
 
@@ -247,7 +247,7 @@ def import_(session: Session, file: str, trust: str, json_: bool) -> None:
     The command does not read files that the store has, so it costs little to repeat it after an
     interruption.
     """
-    from buildidfs.app import bundle as bundles
+    from buildidfs.bundle import collect as bundles
     from buildidfs.errors import IncompleteError
     from buildidfs.model import Trust
 

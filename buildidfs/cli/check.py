@@ -15,8 +15,8 @@ from buildidfs.errors import IntegrityError, Interrupted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from buildidfs.app.check import Checked, Options, Result
     from buildidfs.cli.progress import Line
+    from buildidfs.ingest.check import Checked, Options, Result
 
 
 @click.command(
@@ -56,7 +56,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     again from this host; if the host no longer has the file, the blob goes to quarantine. If a row
     has a fault, --repair makes a new index from the blobs, while nothing else uses the store.
     """
-    from buildidfs.app import check as checking
+    from buildidfs.ingest import check as checking
 
     checked = checking.Checked()
     try:
@@ -80,7 +80,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
 
 def _shown_by(line: Line | None) -> Callable[[str, int, int], None]:
     """Return a function that shows the progress of a check on a line."""
-    from buildidfs.app import check as checking
+    from buildidfs.ingest import check as checking
 
     step = ""
 

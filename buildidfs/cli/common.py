@@ -234,7 +234,7 @@ class Session:
         path = self.store_path
         if not create:
             return Store.open(path, read_only=not os.access(path, os.W_OK))
-        from buildidfs.app import upkeep
+        from buildidfs.ingest import upkeep
 
         return upkeep.open_for_capture(path, self.settings)
 

@@ -14,7 +14,7 @@ from buildidfs.cli.output import counted, moment
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
-    from buildidfs.app.containers import ContainerSummary
+    from buildidfs.catalog.containers import ContainerSummary
     from buildidfs.store import Container
 
 _SHOWN: Final = 50
@@ -71,7 +71,7 @@ def containers(
     (mnt:4026532177). Three columns show the shares of a container's build IDs that have an
     executable, symbols, and debuginfo.
     """
-    from buildidfs.app import containers as known
+    from buildidfs.catalog import containers as known
     from buildidfs.errors import ArtifactMissing
 
     with session.open_store() as store:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import click
 from msgspec import structs
 
-from buildidfs.app import remedies
-from buildidfs.app.answers import CoverageAnswer, CoverageRow, CoverageShares
-from buildidfs.app.containers import Names, meant
+from buildidfs.answers import CoverageAnswer, CoverageRow, CoverageShares
+from buildidfs.catalog import remedies
+from buildidfs.catalog.containers import Names, meant
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import json_line, one_line, path_fields
@@ -22,7 +22,7 @@ from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import ArtifactMissing, IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.app.coverage import Coverage
+    from buildidfs.catalog.coverage import Coverage
 
 _SHOWN: Final = 40  # rows on a terminal
 _REASONS: Final = 10
@@ -94,7 +94,7 @@ def coverage(
     with the reason. For a core file the command counts the binaries that it names. With --live it
     counts the files that all processes have mapped executable.
     """
-    from buildidfs.app import inputs
+    from buildidfs.profile import inputs
 
     if live == (file is not None):
         raise click.UsageError("name a FILE, or use --live")

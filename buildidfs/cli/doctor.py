@@ -16,7 +16,7 @@ from buildidfs.errors import CapabilityError, IncompleteError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from buildidfs.app.doctor import Finding
+    from buildidfs.doctor import Finding
 
 _INDENT: Final = 10
 _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
@@ -45,7 +45,7 @@ def doctor(session: Session, json_: bool) -> int:
     Each finding is ok, degraded (it costs more, promises less, or may fail soon) or failed. A
     finding that is not ok has its remedy. With -q the command prints only these.
     """
-    from buildidfs.app.doctor import PRIVILEGES, examine
+    from buildidfs.doctor import PRIVILEGES, examine
 
     failed: set[str] = set()
     area = ""

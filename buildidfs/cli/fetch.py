@@ -81,8 +81,8 @@ def fetch(
     """
     import msgspec
 
-    from buildidfs.app.fleet import fetch as fetching
     from buildidfs.model import Kind
+    from buildidfs.profile import fetch as fetching
     from buildidfs.upstream.options import of_settings
 
     if not ids and not files:

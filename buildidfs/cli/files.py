@@ -41,7 +41,7 @@ def add(
 
     The debug files of each binary are captured as well. They are looked for where debuggers look.
     """
-    from buildidfs.app import capture
+    from buildidfs.ingest import scans
     from buildidfs.model import BuildId
 
     build_id = None if text is None else BuildId.from_hex(text)
@@ -51,7 +51,7 @@ def add(
         raise UsageError("--kallsyms needs --build-id: symbols do not say of which kernel they are")
     wanted = [os.fsencode(path) for path in files]
     with session.capturing() as (store, show):
-        summary = capture.add(
+        summary = scans.add(
             store, session.settings, wanted, build_id=build_id, kallsyms=kallsyms, progress=show
         )
     return report_scan(summary, json_=json_, quiet=session.is_quiet)
@@ -90,7 +90,7 @@ def get(
 
     FILE appears whole or not at all. The command refuses to write to a terminal.
     """
-    from buildidfs.app import requested_id
+    from buildidfs.catalog import requested_id
     from buildidfs.errors import UsageError
     from buildidfs.store import export
 

@@ -15,7 +15,7 @@ from buildidfs.cli.output import counted, json_line, moment, one_line, size
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
-    from buildidfs.app.fleet.questions import Host, Location
+    from buildidfs.fleet.questions import Host, Location
 
 _CODES: Final = {
     2: "no bucket is configured, or the extra buildidfs[remote] is not installed",
@@ -58,7 +58,7 @@ def fleet() -> None:
 @click.pass_obj
 def status(session: Session, layout: table.Layout) -> None:
     """List the hosts that have pushed, the one that pushed last first."""
-    from buildidfs.app.fleet import questions
+    from buildidfs.fleet import questions
 
     rows = questions.status(questions.bucket_of(session.settings.remote))
     if not layout.print(_HOSTS, rows, _host_fields):
@@ -86,7 +86,7 @@ def _host_fields(host: Host) -> dict[str, object]:
 @click.pass_obj
 def which(session: Session, path: str, layout: table.Layout) -> None:
     """Show the build IDs that hosts have seen at PATH, a path or a pattern with * and ?."""
-    from buildidfs.app.fleet import questions
+    from buildidfs.fleet import questions
 
     rows = questions.which(questions.bucket_of(session.settings.remote), path)
     if not layout.print(_LOCATIONS, rows, _location_fields):
@@ -107,7 +107,7 @@ def where(session: Session, id_: str, layout: table.Layout) -> None:
     """Show the hosts, containers and paths where a build ID was seen. A unique beginning of ID is
     enough.
     """
-    from buildidfs.app.fleet import questions
+    from buildidfs.fleet import questions
 
     rows = questions.where(questions.bucket_of(session.settings.remote), id_)
     layout.print(_LOCATIONS, rows, _location_fields)
@@ -140,7 +140,7 @@ def why(session: Session, id_: str, json_: bool) -> int:
 
     The command names the host that pushed each file. The beginning of a build ID is enough.
     """
-    from buildidfs.app.fleet import questions
+    from buildidfs.fleet import questions
 
     reasons = questions.why(questions.bucket_of(session.settings.remote), id_)
     for reason in reasons:
@@ -167,7 +167,7 @@ def filter_(session: Session, rebuild: bool, json_: bool) -> None:
     Pushes keep the filter up to date. If other programs write to the bucket, use --rebuild, which
     takes a request for each thousand objects.
     """
-    from buildidfs.app.fleet import questions
+    from buildidfs.fleet import questions
 
     state = questions.filter_state(questions.bucket_of(session.settings.remote), rebuild=rebuild)
     if json_:

@@ -15,7 +15,7 @@ from buildidfs.cli.output import path_fields
 from buildidfs.cli.table import Column
 
 if TYPE_CHECKING:
-    from buildidfs.app.containers import Names
+    from buildidfs.catalog.containers import Names
     from buildidfs.store.jit_maps import JitMap
 
 _COLUMNS: Final[tuple[Column[JitMap], ...]] = (
@@ -46,7 +46,7 @@ def jit(session: Session, container: str | None, layout: table.Layout) -> None:
     JIT compilers write these names for perf, if an option tells them to: into /tmp/perf-PID.map or
     jit-PID.dump. `buildidfs repair` uses them.
     """
-    from buildidfs.app import containers
+    from buildidfs.catalog import containers
 
     with session.open_store() as store:
         names = containers.Names(store)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from buildidfs.app import history
-from buildidfs.app.containers import Names, is_held
+from buildidfs.catalog import history
+from buildidfs.catalog.containers import Names, is_held
 from buildidfs.cli import table
 from buildidfs.cli.common import (
     SeenPath,

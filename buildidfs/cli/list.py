@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from buildidfs.app.containers import Names
+from buildidfs.catalog.containers import Names
 from buildidfs.cli import table
 from buildidfs.cli.common import SeenPath, Session, container_option, exit_status, since_option
 from buildidfs.cli.output import json_line, one_line, path_fields, printable, size
@@ -18,7 +18,7 @@ from buildidfs.cli.table import Column
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.app.catalog import Conflict, Place
+    from buildidfs.catalog.artifacts import Conflict, Place
     from buildidfs.model import Artifact, BuildId, Kind, Origin
 
 
@@ -103,29 +103,29 @@ def list_(
     Each build ID has one line; with --json each artifact has one. With --conflicts the command
     lists artifacts with several variants, the served one first, and the reason why it is served.
     """
-    from buildidfs.app import catalog
+    from buildidfs.catalog import artifacts
 
     shown = False
     with session.open_store() as store:
         names = Names(store)
-        asked = catalog.Asked(glob, container, kind, since)
+        asked = artifacts.Asked(glob, container, kind, since)
         if conflicts:
-            wanted = catalog.origin_filter(store, asked)
-            for conflict in catalog.conflicts(store, kind, wanted):
+            wanted = artifacts.origin_filter(store, asked)
+            for conflict in artifacts.conflicts(store, kind, wanted):
                 shown = True
                 (_conflict_as_json if layout.is_json else _conflict_as_text)(conflict, names)
             sys.stdout.flush()
             if not shown:
-                session.say_why_empty(catalog.why_no_conflicts(store, asked))
+                session.say_why_empty(artifacts.why_no_conflicts(store, asked))
             return
-        rows = _rows(catalog.artifacts(store, asked))
+        rows = _rows(artifacts.artifacts(store, asked))
         columns = table.named(_COLUMNS, names.short, lambda row: row.place.cgroup)
         if layout.is_json:
             shown = _as_json(layout.choose(columns, rows), names)
         else:
             shown = layout.print(columns, rows) > 0
         if not shown:
-            session.say_why_empty(catalog.why_no_artifacts(store, asked))
+            session.say_why_empty(artifacts.why_no_artifacts(store, asked))
 
 
 def _rows(found: Iterable[tuple[BuildId, Artifact, Place]]) -> Iterator[_Listed]:

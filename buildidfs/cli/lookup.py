@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.app.containers import Names
-from buildidfs.app.live import running
+from buildidfs.catalog.containers import Names
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
     BuildIdArgument,
@@ -23,11 +22,12 @@ from buildidfs.cli.common import (
 from buildidfs.cli.output import counted, moment, path_fields, printable
 from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
+from buildidfs.watch import running
 
 if TYPE_CHECKING:
-    from buildidfs.app.history import Place
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
+    from buildidfs.catalog.history import Place
 
 
 def _package(row: Mapper) -> str | None:
@@ -93,7 +93,7 @@ def which(
     merged the two, and through the symbolic links of this host. Build IDs without bytes in the
     store are marked as missing, or as removed if a limit has removed them.
     """
-    from buildidfs.app import history
+    from buildidfs.catalog import history
     from buildidfs.errors import ArtifactMissing
 
     with session.open_store() as store:
@@ -197,7 +197,7 @@ def where(
         )
     if id_ is None:
         raise click.UsageError("where wants an ID or a PATH")
-    from buildidfs.app import history, requested_id
+    from buildidfs.catalog import history, requested_id
 
     with session.open_store() as store:
         places = history.of_build_id(store, requested_id.build_id(store, id_, container))

@@ -80,7 +80,7 @@ def mount(
     Returns when the files can be read. The mount continues in the background until `buildidfs
     unmount`. New captures appear at once.
     """
-    from buildidfs.app.fleet import reading
+    from buildidfs.fleet import reading
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.mount import daemonize as mounting
 
@@ -112,7 +112,7 @@ def _agent_of(session: Session, *, fetch: bool, bundle: bool) -> Callable[[], Ag
         raise UsageError("--fetch is for a store: nothing can be added to a bundle")
     if bundle or not (fetch or session.settings.mount.fetch):
         return None
-    from buildidfs.app.fleet import fetch as fetching
+    from buildidfs.profile import fetch as fetching
 
     maker = fetching.agent_maker(session.store_path, session.settings, os.environ)
     if maker is None:

@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from buildidfs import names
-from buildidfs.app.answers import Removed
-from buildidfs.app.answers import path_fields as path_fields
+from buildidfs.answers import Removed
+from buildidfs.answers import path_fields as path_fields
 from buildidfs.cli import terminal
 from buildidfs.errors import IncompleteError, StoreFull
 from buildidfs.names import one_line as one_line
@@ -24,9 +24,9 @@ from buildidfs.names import printable as printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from buildidfs.app.answers import EvictedFile, Limits
-    from buildidfs.app.inputs import Named
+    from buildidfs.answers import EvictedFile, Limits
     from buildidfs.ingest import Summary
+    from buildidfs.profile.inputs import Named
     from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.retention.tally import Tally
 

@@ -142,8 +142,8 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
 
     A build ID stays exempt while another pin keeps it.
     """
-    from buildidfs.app import inputs
     from buildidfs.errors import ArtifactMissing
+    from buildidfs.profile import inputs
 
     if not what and not name:
         raise click.UsageError("nothing to unpin: give build IDs, files or --name")
@@ -171,9 +171,9 @@ def _unpinned(session: Session, what: str, count: int) -> bool:
 
 def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     """Pin the build IDs of one argument; return True if a file has unknown build IDs."""
-    from buildidfs.app import inputs
     from buildidfs.cli.output import report_nameless
     from buildidfs.errors import UsageError
+    from buildidfs.profile import inputs
 
     path, label = os.fsencode(what), None if name is None else os.fsencode(name)
     looking = partial(session.progress, "Looking up", "record")
@@ -187,7 +187,7 @@ def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
 
 def _pin_cores(session: Session, store: Store, directory: str) -> bool:
     """Pin for the core files of a directory; return True if one of them cannot be read."""
-    from buildidfs.app import inputs
+    from buildidfs.profile import inputs
 
     done = inputs.pin_cores(store, os.fsencode(directory))
     for path in () if session.is_quiet else (*done.pinned, *done.gone):
@@ -200,7 +200,7 @@ def _pin_cores(session: Session, store: Store, directory: str) -> bool:
 
 def _pin_container(session: Session, store: Store, text: str, name: str | None) -> None:
     """Pin all build IDs of the containers that a user means."""
-    from buildidfs.app import containers
+    from buildidfs.catalog import containers
 
     build_ids = sorted(containers.build_ids(store, text))
     _report(session, text, len(build_ids), store.pin(build_ids, os.fsencode(name or text)))

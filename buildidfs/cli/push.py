@@ -15,7 +15,7 @@ from buildidfs.cli.output import counted, json_line, one_line, size
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from buildidfs.app.fleet.push import Pusher, Summary
+    from buildidfs.fleet.push import Pusher, Summary
     from buildidfs.model import BuildId
     from buildidfs.store import Store
 
@@ -63,7 +63,7 @@ def push(
     """
     if sum((bool(ids), all_, watch)) != 1:
         raise UsageError("push takes build IDs, or one of --all and --watch")
-    from buildidfs.app.fleet.push import PATIENCE_S, Pusher, settings_of
+    from buildidfs.fleet.push import PATIENCE_S, Pusher, settings_of
 
     if watch and not session.verbosity:
         session.start_logging()

@@ -17,7 +17,7 @@ from buildidfs.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from buildidfs.app.catalog import Chosen
+    from buildidfs.catalog.artifacts import Chosen
     from buildidfs.config import RetentionSettings
     from buildidfs.store import Store
     from buildidfs.store.retention.plan import Choice
@@ -80,10 +80,10 @@ def remove(
     file open in a mount can read it to its end. The next scan captures files again that are still
     in use.
     """
-    from buildidfs.app import catalog
+    from buildidfs.catalog import artifacts
 
     with session.open_store() as store:
-        chosen = catalog.choose(store, wanted)
+        chosen = artifacts.choose(store, wanted)
         pinned = next((each for each in chosen if each.is_pinned), None)
         if pinned is not None and not dry_run and not force:
             raise UsageError(
@@ -181,8 +181,8 @@ def _prune(
     most: int,
     layout: table.Layout,
 ) -> int:
-    from buildidfs.app import upkeep
     from buildidfs.errors import StoreFull
+    from buildidfs.ingest import upkeep
 
     policy = upkeep.policy(settings, store.path)
     pruning = upkeep.Pruning(store, policy, dry_run=dry_run, stays=verbose)
@@ -302,7 +302,7 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     The watch does this once a day if [retention] compress-after is set.
     """
     from buildidfs import config
-    from buildidfs.app import upkeep
+    from buildidfs.ingest import upkeep
 
     after = upkeep.compress_after(session.settings)
     if unused_for is not None or after is None:

@@ -14,8 +14,8 @@ from buildidfs.cli.output import counted, json_line, one_line, path_fields, prin
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from buildidfs.app.profile.repair import Repaired
     from buildidfs.model import BuildId
+    from buildidfs.profile.repair import Repaired
     from buildidfs.store import Store
 
 _SHOWN: Final = 20  # files that are named one by one
@@ -63,7 +63,7 @@ def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], jso
     captures and the journal tell which file was at a path at a time. A mapping stays unchanged if
     its build ID is not certain, and is listed if it has samples.
     """
-    from buildidfs.app.profile import repair as repairs
+    from buildidfs.profile import repair as repairs
 
     with session.open_store() as store, session.progress("Repairing", "record") as progress:
         done = repairs.repair(
@@ -85,7 +85,7 @@ def _assignment(store: Store, text: str) -> tuple[bytes, BuildId]:
 
     Raises `UsageError`.
     """
-    from buildidfs.app import requested_id
+    from buildidfs.catalog import requested_id
 
     path, _, build_id = text.rpartition("=")
     if not path.startswith("/"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.app.answers import NOT_RUNNING
+from buildidfs.answers import NOT_RUNNING
 from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, moment, one_line, size
@@ -15,7 +15,7 @@ from buildidfs.errors import needs_extra
 from buildidfs.store.index.locations import is_namespace
 
 if TYPE_CHECKING:
-    from buildidfs.app.answers import Container, Health, Missing, Overview, Share
+    from buildidfs.answers import Container, Health, Missing, Overview, Share
 
 _CONTAINERS: Final = 20
 _BUILD_IDS: Final = 10
@@ -40,7 +40,7 @@ def report(session: Session, html: str | None) -> None:
     The report is the first page of `serve`. It names only files and containers that every user may
     know, so it can be shared.
     """
-    from buildidfs.app.page import overview as page
+    from buildidfs.serve.page import overview as page
 
     with session.open_store() as store, session.progress("Counting", "build ID") as progress:
         taken = page.take(store, session.settings, progress)

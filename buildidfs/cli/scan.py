@@ -19,12 +19,12 @@ from buildidfs.errors import IncompleteError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from buildidfs.app.cores import Binary as CoreBinary
-    from buildidfs.app.cores import CoreScan, Dump
-    from buildidfs.app.profile.scan import Binary as ProfileBinary
-    from buildidfs.app.profile.scan import ProfileScan
-    from buildidfs.app.source_files import SourceCounts
+    from buildidfs.catalog.source_files import SourceCounts
     from buildidfs.ingest import Summary
+    from buildidfs.profile.cores import Binary as CoreBinary
+    from buildidfs.profile.cores import CoreScan, Dump
+    from buildidfs.profile.scan import Binary as ProfileBinary
+    from buildidfs.profile.scan import ProfileScan
 
 _SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
 
@@ -91,10 +91,10 @@ def scan_proc(
     The scan also captures the debuginfo of a binary from the binary's own root. It does not read an
     unchanged file a second time. An ordinary user can scan only their own processes.
     """
-    from buildidfs.app import capture
+    from buildidfs.ingest import scans
 
     with session.capturing() as (store, show):
-        summary = capture.scan_processes(
+        summary = scans.scan_processes(
             store,
             session.settings,
             pids=pids or None,
@@ -142,16 +142,16 @@ def scan_tree(
     The scan follows no symbolic links below a PATH, and opens no devices, FIFOs or sockets. With
     --dry-run it prints the build ID and path of each file.
     """
-    from buildidfs.app import capture
+    from buildidfs.ingest import scans
 
     wanted = [os.fsencode(path) for path in paths]
     if dry_run:
         return _identify(session, wanted, json_)
     with session.capturing() as (store, show):
-        summary = capture.scan_tree(store, session.settings, wanted, progress=show)
+        summary = scans.scan_tree(store, session.settings, wanted, progress=show)
         more = {}
         if sources or source_dirs:
-            from buildidfs.app.source_files import capture_tree_sources
+            from buildidfs.catalog.source_files import capture_tree_sources
 
             dirs = [os.fsencode(each) for each in source_dirs]
             counts = capture_tree_sources(store, session.settings, wanted, dirs)
@@ -195,16 +195,16 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     import sys
     from collections import Counter
 
-    from buildidfs.app import capture
     from buildidfs.capture.base import Unreadable
     from buildidfs.cli.output import json_line, path_fields, printable
+    from buildidfs.ingest import scans
     from buildidfs.model import Absence, BuildId
 
     absent: Counter[Absence] = Counter()
     unreadable = found = 0
     verbose = session.verbosity > 0
     write = sys.stdout.write
-    for path, answer in capture.identify_tree(paths):
+    for path, answer in scans.identify_tree(paths):
         if isinstance(answer, BuildId):
             found += 1
             if json_:
@@ -250,11 +250,11 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
     The scan also captures debug files at the places where distributions install them. It captures
     modules decompressed, and the vmlinux inside a vmlinuz. Only root can read the symbols.
     """
-    from buildidfs.app import capture
+    from buildidfs.ingest import scans
 
     where = None if root is None else os.fsencode(root)
     with session.capturing() as (store, show):
-        summary = capture.scan_kernel(
+        summary = scans.scan_kernel(
             store, session.settings, everything=all_, root=where, progress=show
         )
     return report_scan(summary, json_=json_, quiet=session.is_quiet)
@@ -284,7 +284,7 @@ def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: 
     the mount namespaces where they were seen. It lists the files that stay missing, with the
     reason.
     """
-    from buildidfs.app.profile import scan as profile_scan
+    from buildidfs.profile import scan as profile_scan
 
     with session.capturing() as (store, show):
         scan = profile_scan.scan_perf_data(
@@ -344,8 +344,8 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     running processes. The vDSO is in the core itself. The scan lists the files that stay missing,
     with the reason.
     """
-    from buildidfs.app import cores
-    from buildidfs.app.containers import Names
+    from buildidfs.catalog.containers import Names
+    from buildidfs.profile import cores
 
     with session.capturing() as (store, show):
         scan = cores.scan_cores(
@@ -438,14 +438,14 @@ def scan_package(
     A FILE may be a directory: the scan reads all packages below it. The content decides the format
     of a package, not its name. The scan skips an unchanged package that was read within a month.
     """
-    from buildidfs.app import capture
+    from buildidfs.ingest import scans
 
     wanted = [os.fsencode(path) for path in files]
     with session.capturing("Unpacking") as (store, show):
-        scan = capture.scan_packages(store, wanted, again=again, progress=show)
+        scan = scans.scan_packages(store, wanted, again=again, progress=show)
         more: dict[str, object] = {}
         if sources:
-            from buildidfs.app.source_files import capture_packaged_sources
+            from buildidfs.catalog.source_files import capture_packaged_sources
 
             found = capture_packaged_sources(store, session.settings, wanted)
             more = _tell_sources(session, found, "in no package that was given", json_=json_)
@@ -505,16 +505,16 @@ def scan_image(
     its containers have written. Any other word is a REF: the name, ID or digest of an image that an
     engine has.
     """
-    from buildidfs.app import capture
+    from buildidfs.ingest import scans
 
-    meant = capture.images_meant(images, roots)
+    meant = scans.images_meant(images, roots)
     with session.capturing("Unpacking") as (store, show):
-        scan = capture.scan_images(store, *meant, platform=platform, again=again, progress=show)
+        scan = scans.scan_images(store, *meant, platform=platform, again=again, progress=show)
         more: dict[str, object] = {}
         if sources:
-            from buildidfs.app.source_files import capture_image_sources
+            from buildidfs.catalog.source_files import capture_image_sources
 
-            scanner = partial(capture.image_scanner, store, *meant, platform=platform)
+            scanner = partial(scans.image_scanner, store, *meant, platform=platform)
             found = capture_image_sources(store, session.settings, scanner)
             more = _tell_sources(session, found, "not in the image that names them", json_=json_)
     counts = {"images": scan.images, "unchanged": scan.unchanged}

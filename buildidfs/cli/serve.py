@@ -72,11 +72,11 @@ def serve(
     """
     import msgspec
 
-    from buildidfs.app.fleet import reading
-    from buildidfs.app.live import metrics
-    from buildidfs.app.symbolize.addresses import PublicSymbolizer
+    from buildidfs.fleet import reading
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.serve import options
+    from buildidfs.symbolize.addresses import PublicSymbolizer
+    from buildidfs.watch import metrics
 
     if not session.verbosity:
         session.start_logging()
@@ -94,8 +94,8 @@ def serve(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}
     )
     with needs_extra("serve"):
-        from buildidfs.app.page.site import Page
         from buildidfs.serve import server
+        from buildidfs.serve.page.site import Page
     chosen = options.ServeOptions(
         session.store_path,
         options.parse_address(settings.listen or options.DEFAULT_LISTEN),
@@ -127,7 +127,7 @@ def _agent_of(session: Session) -> Callable[[], Agent] | None:
 
     Raises `UsageError`.
     """
-    from buildidfs.app.fleet import fetch as fetching
+    from buildidfs.profile import fetch as fetching
 
     maker = fetching.agent_maker(session.store_path, session.settings, os.environ)
     if maker is not None and not os.access(session.store_path, os.W_OK):

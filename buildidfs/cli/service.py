@@ -29,7 +29,7 @@ from buildidfs.cli.watch import MODES, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from buildidfs.app.answers import Process, Status, Verdict
+    from buildidfs.answers import Process, Status, Verdict
 
 
 _PARTLY = 3
@@ -68,7 +68,7 @@ _INDENT = 9
 @click.argument("mountpoint", metavar="[MOUNTPOINT]", type=AnyPath(), required=False)
 @click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
 @click.option("--no-mount", is_flag=True, help="Capture only; do not mount.")
-@click.option("--no-watch", is_flag=True, help="Mount only; do not capture.")
+@click.option("--no-watch", is_flag=True, help="Mount only; do not scans.")
 @click.option("--metrics", metavar="ADDRESS|FILE.prom", help="Metrics for Prometheus, see watch.")
 @click.option(
     "--log",
@@ -91,7 +91,7 @@ def up(
     restarted after a failure. The default MOUNTPOINT is that of buildidfs.toml(5), or /buildid; the
     command creates the directory if it is missing.
     """
-    from buildidfs.app.service import up as daemon_up
+    from buildidfs.watch import up as daemon_up
 
     _check_options(mountpoint, foreground, no_mount, no_watch, log)
     if not session.verbosity:
@@ -153,7 +153,7 @@ def _metrics(metrics: str | None, no_watch: bool) -> str:
         return ""
     if no_watch:
         raise click.UsageError("--metrics are those of the watch, which --no-watch leaves out")
-    from buildidfs.app.live import metrics as exported
+    from buildidfs.watch import metrics as exported
 
     exported.require_library()
     return exported.target(metrics).path or metrics
@@ -161,8 +161,8 @@ def _metrics(metrics: str | None, no_watch: bool) -> str:
 
 def _report_up(session: Session, *, is_new: bool) -> int:
     """Print which programs run on which store; return the exit status."""
-    from buildidfs.app.live.status import MOUNT, PUSH, SERVE, WATCH
-    from buildidfs.app.service import up as daemon_up
+    from buildidfs.watch import up as daemon_up
+    from buildidfs.watch.status import MOUNT, PUSH, SERVE, WATCH
 
     path = session.store_path
     report = daemon_up.report(path, _FIRST_SCAN_S if is_new else 0)
@@ -205,13 +205,13 @@ def _report_up(session: Session, *, is_new: bool) -> int:
 
 def _scan_instead(session: Session) -> None:
     """Capture at least the running programs, if the watch cannot follow events."""
-    from buildidfs.app import capture
     from buildidfs.cli import output
     from buildidfs.errors import BuildIdFsError
+    from buildidfs.ingest import scans
 
     try:
         with session.capturing("Scanning") as (store, show):
-            result = capture.scan_processes(store, session.settings, progress=show)
+            result = scans.scan_processes(store, session.settings, progress=show)
     except BuildIdFsError as error:
         terminal.complain(output.one_line(str(error)))
     else:
@@ -242,9 +242,9 @@ def down(session: Session, timeout: float) -> None:
 
     The store stays.
     """
-    from buildidfs.app.live.status import MOUNT, parts
-    from buildidfs.app.service import up
     from buildidfs.errors import CapabilityError
+    from buildidfs.watch import up
+    from buildidfs.watch.status import MOUNT, parts
 
     path = session.store_path
     supervisor = up.running(path)
@@ -306,7 +306,7 @@ def status(session: Session, json_: bool) -> int:
     These are the processes that `buildidfs up` has started, and any other watch or mount. Each
     fault has its remedy. buildidfs(1) explains the verdicts.
     """
-    from buildidfs.app.live import status as daemon_status
+    from buildidfs.watch import status as daemon_status
 
     found = daemon_status.take(session.store_path, session.settings.retention)
     if json_:

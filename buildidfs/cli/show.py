@@ -19,7 +19,7 @@ from buildidfs.cli.common import (
 from buildidfs.cli.output import counted, json_line, moment, one_line, printable, size
 
 if TYPE_CHECKING:
-    from buildidfs.app.answers import Facts, PrivateVariant
+    from buildidfs.answers import Facts, PrivateVariant
 
 _VARIANTS: Final = 10  # for each kind
 _PLACES: Final = 20
@@ -62,11 +62,11 @@ def show(
     the files that a debugger would miss; and its pins. Without --all the command prints only the
     first variants and the newest places, and counts the others.
     """
-    from buildidfs.app import catalog, requested_id
+    from buildidfs.catalog import artifacts, requested_id
 
     with session.open_store() as store:
         build_id = requested_id.build_id(store, id_, container)
-        facts = catalog.facts(store, build_id, names)
+        facts = artifacts.facts(store, build_id, names)
     if json_:
         json_line(facts)
     else:

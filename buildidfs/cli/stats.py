@@ -15,7 +15,7 @@ from buildidfs.cli.common import Session, exit_status
 from buildidfs.cli.output import counted, json_line, limits, printable, size
 
 if TYPE_CHECKING:
-    from buildidfs.app.answers import Stats
+    from buildidfs.answers import Stats
 
 
 @click.command(
@@ -34,7 +34,7 @@ def stats(session: Session, json_: bool) -> None:
     Coverage is the share of the build IDs in use by running processes that the store has. Only
     processes that may be inspected count.
     """
-    from buildidfs.app.live import status
+    from buildidfs.watch import status
 
     with session.open_store() as store, session.progress("Counting", "process") as show:
         found = status.stats(store, session.settings.retention, show)

@@ -19,10 +19,10 @@ from buildidfs.linux import openat2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.app.symbolize.addresses import Answer, Symbolizer
     from buildidfs.formats.symbolizer_output import Frame
     from buildidfs.model import BuildId
     from buildidfs.store import Store
+    from buildidfs.symbolize.addresses import Answer, Symbolizer
 
 
 _PROGRAM: Final = re.compile(r"(?:llvm-symbolizer|eu-addr2line)(?:-[0-9]{1,3})?")
@@ -99,7 +99,7 @@ def symbolize(
     prints it and llvm-symbolizer takes it. Without arguments the command reads standard input, one
     address per line. The symbolizer runs without any privilege.
     """
-    from buildidfs.app.symbolize.addresses import Symbolizer
+    from buildidfs.symbolize.addresses import Symbolizer
 
     if perf_script and (requests or json_ or file_offset):
         raise UsageError("--perf-script filters text: without ID+0xADDR, --json, --file-offset")
@@ -170,7 +170,7 @@ def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
         raise UsageError(f"not ID+0xADDR: {shown!r}")
     build_id = known.get(found[1])
     if build_id is None:
-        from buildidfs.app import requested_id
+        from buildidfs.catalog import requested_id
 
         build_id = known[found[1]] = requested_id.build_id(store, found[1])
     return _Request(text, build_id, int(found[2], 16))
@@ -234,7 +234,7 @@ def _filter(
 
     At the end it prints the names that are still missing, with the reasons, on standard error.
     """
-    from buildidfs.app.symbolize.script_filter import ScriptFilter
+    from buildidfs.symbolize.script_filter import ScriptFilter
 
     script = ScriptFilter(store, symbolizer, listed, with_lines=with_lines)
     output: BinaryIO = sys.stdout.buffer

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from buildidfs.app.service.activity import Row, View
+    from buildidfs.watch.activity import Row, View
 
 _VERDICTS: Final = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _FINDINGS: Final = 3
@@ -74,8 +74,8 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
     background it prints the present state once, without rates: lines with a name and a value, then
     a table.
     """
-    from buildidfs.app.live import status
-    from buildidfs.app.service.activity import Activity
+    from buildidfs.watch import status
+    from buildidfs.watch.activity import Activity
 
     activity = Activity()
 
@@ -111,7 +111,7 @@ def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> 
 @contextmanager
 def _named(path: str) -> Iterator[Sequence[Column[Row]]]:
     """Yield columns that show the names of containers from a store instead of labels."""
-    from buildidfs.app.containers import Names
+    from buildidfs.catalog.containers import Names
     from buildidfs.store import Store
 
     with Store.open(path, read_only=True) as store:

@@ -20,7 +20,7 @@ from buildidfs.cli.output import counted, json_line, path_fields, size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from buildidfs.app.live.state import Event, WatchState
+    from buildidfs.watch.state import Event, WatchState
 
 
 _LIVE_S = 1.0
@@ -115,9 +115,9 @@ def watch(
     minute.
     """
     from buildidfs import config
-    from buildidfs.app.live.state import PARTIAL, WatchOptions
-    from buildidfs.app.live.watch import run
     from buildidfs.errors import IncompleteError, UsageError
+    from buildidfs.watch.daemon import run
+    from buildidfs.watch.state import PARTIAL, WatchOptions
 
     if session.verbosity == 0:
         session.start_logging()
@@ -168,7 +168,7 @@ class Presenter:
     """
 
     def __init__(self, *, json_: bool, quiet: bool) -> None:
-        from buildidfs.app.live.state import as_facts
+        from buildidfs.watch.state import as_facts
 
         self._facts = as_facts
         self._json = json_

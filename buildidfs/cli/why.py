@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.app import remedies
+from buildidfs.catalog import remedies
 from buildidfs.cli import terminal
 from buildidfs.cli.common import BuildIdArgument, Session, container_option, exit_status
 from buildidfs.cli.output import counted, json_line, one_line, printable
@@ -18,8 +18,8 @@ from buildidfs.errors import ArtifactMissing, IncompleteError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from buildidfs.app.answers import Explained
-    from buildidfs.app.why import Answer, Explainer
+    from buildidfs.answers import Explained
+    from buildidfs.profile.why import Answer, Explainer
 
 _GROUPS: Final = 10
 _FILES: Final = 5
@@ -62,8 +62,9 @@ def why(
     only those at FRAME: an address, a path, the end of a path, or a pattern, as perf script prints
     them. For a build ID, or the file at PATH, it explains each file that a debugger would miss.
     """
-    from buildidfs.app import inputs, requested_id
-    from buildidfs.app.why import Explainer
+    from buildidfs.catalog import requested_id
+    from buildidfs.profile import inputs
+    from buildidfs.profile.why import Explainer
 
     path = os.fsencode(what)
     is_file = requested_id.is_path(what) and inputs.is_profile_or_core(path)

@@ -33,9 +33,9 @@ from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
 
 if TYPE_CHECKING:
     from buildidfs.capture.base import PinnedFile
-    from buildidfs.capture.live.pending_files import PendingFile
     from buildidfs.ingest.batch import Batch, Counters, Summary
     from buildidfs.ingest.committer import Trouble
+    from buildidfs.ingest.pending_files import PendingFile
     from buildidfs.ingest.staging import Outcome as Staging
     from buildidfs.model import BuildId, FileIdentity, Sighting
     from buildidfs.store import CommitResult, Outcome

@@ -21,12 +21,12 @@ import pyfuse3
 import trio
 
 from buildidfs.errors import MountError, StoreError
+from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.linux import mounts, threads
 from buildidfs.mount import mountpoint, open_files
 from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
 from buildidfs.mount.loop import FastLoop, PlainLoop
 from buildidfs.mount.operations import Operations
-from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
 from buildidfs.view import view_of

@@ -28,9 +28,9 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 
 from buildidfs.errors import BuildIdFsError
+from buildidfs.host_header import is_own
 from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
-from buildidfs.serve.hosts import is_own
 from buildidfs.serve.messages import RESET, Request, Response, Waiting
 from buildidfs.shares import Quota
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from aiohttp.streams import StreamReader
 
+    from buildidfs.http_limits import Lane, Places, Rate
     from buildidfs.serve.content import Content
-    from buildidfs.serve.limits import Lane, Places, Rate
     from buildidfs.serve.site import Site
 
 T = TypeVar("T")

@@ -24,9 +24,9 @@ from buildidfs.serve import messages
 from buildidfs.serve.content import Content
 from buildidfs.serve.messages import UPSTREAM, NotNow, Response, Waiting, header_text, lines, text
 from buildidfs.shares import Share
+from buildidfs.store.permissions import PUBLIC, is_public, may_see
 from buildidfs.view import FileContent, NeedsReading, View, nodes
 from buildidfs.view.layouts.id_dir import Section
-from buildidfs.view.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable

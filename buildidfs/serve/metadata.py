@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names
-from buildidfs.resolve.tiered_store import TieredStore
+from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.serve.debuginfod import KINDS
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query
 from buildidfs.store.index.locations import components
-from buildidfs.view.permissions import PUBLIC, is_public, may_see
+from buildidfs.store.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

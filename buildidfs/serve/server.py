@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any, Final
 from buildidfs import errors
 from buildidfs.backoff import Attempts, Backoff
 from buildidfs.errors import BuildIdFsError, MountError
+from buildidfs.fleet.tiered_store import TieredStore
+from buildidfs.host_header import is_loopback
+from buildidfs.http_limits import Lane, Places, Rate, client_of
 from buildidfs.linux import child, sdnotify, syscalls
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.linux.supervisor import END_SIGNALS, SupervisorLoop
-from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, HttpServer, Shared
 from buildidfs.serve.counters import Counters, Misses
-from buildidfs.serve.hosts import is_loopback
-from buildidfs.serve.limits import Lane, Places, Rate, client_of
 from buildidfs.serve.site import Site
 from buildidfs.shares import Quota
 from buildidfs.store.run_files import Presence

@@ -4,13 +4,13 @@
 Its callers, the mount and the server, are its front doors; it knows neither FUSE nor HTTP.
 """
 
+from buildidfs.store.permissions import PUBLIC, Viewer
 from buildidfs.view.attributes import Attributes, FileContent, NeedsReading, NeedsRequest, blank
 from buildidfs.view.nodes import (
     is_path_text,
     is_place,
     is_wanted,
 )
-from buildidfs.view.permissions import PUBLIC, Viewer
 from buildidfs.view.tiered import view_of
 from buildidfs.view.tree import Keep, View
 

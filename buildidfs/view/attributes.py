@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs.fleet.objects import VARIANT as REMOTE
 from buildidfs.model import ByteRange
-from buildidfs.remote.objects import VARIANT as REMOTE
 from buildidfs.store import Blob
-from buildidfs.view.permissions import may_see
+from buildidfs.store.permissions import may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
-    from buildidfs.view.permissions import Viewer
+    from buildidfs.store.permissions import Viewer
 
 
 _LAST_MOMENT: Final = 253_402_300_799  # the end of the year 9999

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.errors import RemoteUnavailable
+from buildidfs.fleet.objects import FIRST_ORDINAL, VARIANT
+from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote.objects import FIRST_ORDINAL, VARIANT
-from buildidfs.resolve.tiered_store import TieredStore
 from buildidfs.view import nodes
 from buildidfs.view.attributes import NeedsRequest
 from buildidfs.view.tree import Keep, View

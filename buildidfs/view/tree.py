@@ -27,6 +27,7 @@ from buildidfs import names
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import Kind
 from buildidfs.names import DEBUG_SUFFIX, DWP_SUFFIX, KIND_OF
+from buildidfs.store.permissions import may_see
 from buildidfs.view import nodes
 from buildidfs.view.attributes import Attributes, ExtendedAttributes, FileContent, stale
 from buildidfs.view.layouts import by_path
@@ -34,15 +35,14 @@ from buildidfs.view.layouts.browse import Browse
 from buildidfs.view.layouts.debug import DebugLinks, DwzTree, lookup_bucket, populated_buckets
 from buildidfs.view.layouts.id_dir import IdDirectories
 from buildidfs.view.layouts.perf import PerfTree
-from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.model import Artifact
     from buildidfs.store import OriginRecord, Store
+    from buildidfs.store.permissions import Viewer
     from buildidfs.view.layouts.id_dir import MayCome
-    from buildidfs.view.permissions import Viewer
 
     Lookup = Callable[[int, bytes], int]
     Served = tuple[Artifact, bool]

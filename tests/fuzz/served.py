@@ -9,11 +9,11 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.app.page import upload
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf import code_file, line_files, other_ids
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.serve import messages, symbolication
+from buildidfs.serve.page import upload
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.elfwriter import Section, elf_file
 from tests.support.filereader import FileReader

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from buildidfs.capture.live.client import Watcher
 from buildidfs.capture.live.protocol import Caught, Message
+from buildidfs.watch.client import Watcher
 from tests.support import quiet
 from tests.support.clients import Argument, run, tool
 from tests.support.waiting import lines, until

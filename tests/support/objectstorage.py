@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Object storage with the interface of S3, in memory, that counts and can be made to fail.
 
-It does what `buildidfs.remote` asks of it: conditional PUT, GET and HEAD with ranges and
+It does what `buildidfs.fleet` asks of it: conditional PUT, GET and HEAD with ranges and
 conditions, copies, uploads in parts, listings, deletion. Signatures are not checked, only the name
 of the key in them. Tests against Ceph show that the real thing agrees.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile
-from buildidfs.capture.live.pending_files import PendingFile
+from buildidfs.ingest.pending_files import PendingFile
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Origin, Sighting, Trust
 

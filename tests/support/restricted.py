@@ -14,10 +14,10 @@ from tests.support.mounts import COMMAND
 # A process that changes its user is not dumpable, and then its own files in /proc are root's.
 _AS_NOBODY = """
 import codecs, ctypes, difflib, os, sys
-import buildidfs.cli.doctor, buildidfs.app.doctor, buildidfs.log, buildidfs.mount.session
+import buildidfs.cli.doctor, buildidfs.doctor, buildidfs.log, buildidfs.mount.session
 import buildidfs.capture.process.inventory, buildidfs.cli.stats, buildidfs.cli.mount
-import buildidfs.app.coverage
-import buildidfs.cli.service, buildidfs.cli.output, buildidfs.app.service.up
+import buildidfs.catalog.coverage
+import buildidfs.cli.service, buildidfs.cli.output, buildidfs.watch.up
 import buildidfs.store.store, buildidfs.mount.daemonize
 from buildidfs.cli.main import cli, main
 codecs.lookup("ascii")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.app import bundle
-from buildidfs.app.symbolize import programs
+from buildidfs.bundle import collect
 from buildidfs.store import Store
 from buildidfs.store.bundle import BundleFile
+from buildidfs.symbolize import programs
 from tests.support.clients import Result, nm, run, tool
 from tests.support.mounts import BuildIdFs
 from tests.support.programs import SOURCE_DIR, build_id_of
@@ -223,11 +223,11 @@ def test_without_the_program(directory: Path, buildidfs: BuildIdFs) -> None:
     file = directory / "one.tar.zst"
     environment = {**os.environ, "PATH": str(directory / "empty")}
     said, about = bundled(buildidfs, file, program, env=environment)
-    assert said == {"files": None, "reason": bundle.NOT_INSTALLED, "absent": []}
-    assert about == {"why": bundle.NOT_INSTALLED}
+    assert said == {"files": None, "reason": collect.NOT_INSTALLED, "absent": []}
+    assert about == {"why": collect.NOT_INSTALLED}
     assert extracted(file).rc != 0
     text = buildidfs("bundle", program, "-o", file, env=environment).err
-    assert f"no list of source files: {bundle.NOT_INSTALLED}" in text
+    assert f"no list of source files: {collect.NOT_INSTALLED}" in text
     (directory / "other").mkdir()
     BuildIdFs(directory / "other")("import", file)
 
@@ -237,10 +237,10 @@ def test_where_there_is_nothing_to_list(directory: Path, buildidfs: BuildIdFs) -
     plain = directory / "plain"
     run([tool("objcopy"), "--strip-all", program, plain], check=True)
     buildidfs("add", plain)
-    assert bundled(buildidfs, directory / "a", plain)[1] == {"why": bundle.NO_DEBUGINFO}
+    assert bundled(buildidfs, directory / "a", plain)[1] == {"why": collect.NO_DEBUGINFO}
     buildidfs("add", program)
     assert bundled(buildidfs, directory / "a", "--no-sources", program)[1] == {
-        "why": bundle.NOT_WANTED
+        "why": collect.NOT_WANTED
     }
 
 
@@ -286,7 +286,7 @@ def made(directory: Path, program: Path) -> Manifest:
     BuildIdFs(directory)("add", program)
     with Store.open(store_path) as store:
         build_id = BuildId.from_hex(build_id_of(program))
-        result, _ = bundle.create(store, {build_id: b""}, [], os.fspath(directory / "made"))
+        result, _ = collect.create(store, {build_id: b""}, [], os.fspath(directory / "made"))
     with BundleFile(directory / "made") as file:
         assert file.manifest == result
         file.check_sources()
@@ -300,7 +300,7 @@ def made(directory: Path, program: Path) -> Manifest:
         ("echo /a.c; kill -9 $$", 1, "ended by signal 9"),
         ("exec head -c 100000000 /dev/zero", 0, "its answer does not end"),
         ("echo /a.c; exec sleep 600", 1, "no answer for"),
-        ("exec yes /a.c", 50, bundle.TOO_MUCH),
+        ("exec yes /a.c", 50, collect.TOO_MUCH),
     ],
 )
 def test_a_program_that_misbehaves(
@@ -310,7 +310,7 @@ def test_a_program_that_misbehaves(
     """What it said until then is kept, and why it is not all."""
     program, asked = instead
     script(program, text)
-    monkeypatch.setattr(bundle, "_PATHS", 50)
+    monkeypatch.setattr(collect, "_PATHS", 50)
     if "sleep" in text:
         monkeypatch.setattr(programs, "ANSWER_S", 1.0)
     about = made(directory, asked).sources

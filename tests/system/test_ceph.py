@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.errors import RemoteDenied, RemoteUnavailable
+from buildidfs.fleet import objects
+from buildidfs.fleet.bucket import Bucket, Limits
+from buildidfs.fleet.filters import Filter
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote import objects
-from buildidfs.remote.bucket import Bucket
-from buildidfs.remote.bucket import Limits
-from buildidfs.remote.filters import Filter
 from buildidfs.store import Store
 from tests.support.captures import capture, commit
 from tests.support.ceph import Ceph, ceph

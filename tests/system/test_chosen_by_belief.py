@@ -21,18 +21,18 @@ from pathlib import Path
 import pytest
 
 from buildidfs import names
-from buildidfs.app.profile.reading import build_ids_of, coverage
-from buildidfs.app.profile.repair import repair
-from buildidfs.app.symbolize.addresses import Symbolizer
-from buildidfs.app.why import Explainer
 from buildidfs.capture.base import PinnedFile
-from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf.jit import Symbol
 from buildidfs.ingest import Ingest
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Kind, Origin, Quality, Sighting, Standing, Trust
+from buildidfs.profile.perf_data import Profile
+from buildidfs.profile.reading import build_ids_of, coverage
+from buildidfs.profile.repair import repair
+from buildidfs.profile.why import Explainer
 from buildidfs.store import Store
+from buildidfs.symbolize.addresses import Symbolizer
 from tests.support.captures import capture, sighting
 from tests.support.mounts import BuildIdFs
 from tests.support.perfwriter import PerfWriter

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app.page.overview import container_page
 from buildidfs.model import BuildId, ContainerNames, Kind, Quality
+from buildidfs.serve.page.overview import container_page
 from buildidfs.store import Store
 from tests.support import packages
 from tests.support.captures import capture, commit, sighting

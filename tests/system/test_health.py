@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.app.live import metrics
-from buildidfs.app.page import api, overview
 from buildidfs.config import Settings
+from buildidfs.serve.page import api, overview
 from buildidfs.store import Store
 from buildidfs.store.run_files import present
+from buildidfs.watch import metrics
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from buildidfs.app.answers import Overview
+    from buildidfs.answers import Overview
     from tests.support.mounts import BuildIdFs
 
 FOLLOWING = {"mode": "following", "degraded": [], "losses": [], "captured": 7}

@@ -19,9 +19,9 @@ import msgspec
 import pytest
 import zstandard
 
+from buildidfs.fleet import objects
+from buildidfs.fleet.bucket import Bucket
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote import objects
-from buildidfs.remote.bucket import Bucket
 from tests.support import elfwriter, memory
 from tests.support.mounts import COMMAND, BuildIdFs, start
 from tests.support.objectstorage import FLOODS, ObjectStorage, object_storage
@@ -109,7 +109,7 @@ def _asking(pid: int) -> int:
     """The process that makes the requests of a mount, once it runs its program; 0 before."""
     for child in _family(pid)[1:]:
         with contextlib.suppress(OSError):
-            if b"buildidfs.remote.requests" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"buildidfs.fleet.requests" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return child
     return 0
 

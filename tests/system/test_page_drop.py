@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from buildidfs.app.page.upload import MOST_BYTES
 from buildidfs.formats.perf import headers
+from buildidfs.serve.page.upload import MOST_BYTES
 from buildidfs.store import Store
 from tests.support import pagestore
 from tests.support.clients import run
@@ -249,7 +249,7 @@ def test_client_that_goes_away_leaves_no_process(server: Server) -> None:
 def test_process_that_reads_an_upload_has_no_keys(server: Server) -> None:
     program = """
 import sys
-from buildidfs.app.page import upload
+from buildidfs.serve.page import upload
 from buildidfs.store import Store
 sys.addaudithook(lambda event, words: event == "subprocess.Popen" and print(words[3]))
 with Store.open(sys.argv[1], read_only=True) as store:
@@ -264,7 +264,7 @@ with Store.open(sys.argv[1], read_only=True) as store:
 def test_process_that_reads_an_upload_has_no_rights(tmp_path: Path) -> None:
     program = """
 import os, socket, sys
-from buildidfs.app.page import upload
+from buildidfs.serve.page import upload
 
 ATTEMPTS = {
     "open": lambda: os.open("/etc/passwd", os.O_RDONLY),

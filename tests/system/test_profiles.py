@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from buildidfs.app.profile import reading
-from buildidfs.capture.scan.perf_data import Profile
 from buildidfs.model import BuildId, FileIdentity, Kind, Origin, Sighting
+from buildidfs.profile import reading
+from buildidfs.profile.perf_data import Profile
 from buildidfs.store import NewSeen, Store
 from tests.support import programs
 from tests.support.burning import Burner, burner, container, recording, user_samples

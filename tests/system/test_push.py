@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.fleet import objects
 from buildidfs.model import BuildId
-from buildidfs.remote import objects
 from tests.support import elfwriter
 from tests.support.clients import debuginfod_find
 from tests.support.commands import ROOT

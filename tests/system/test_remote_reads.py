@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs import config
-from buildidfs.app.fleet.push import Options, Pusher
+from buildidfs.fleet import objects
+from buildidfs.fleet.bucket import Bucket
+from buildidfs.fleet.filters import Filter
+from buildidfs.fleet.push import Options, Pusher
 from buildidfs.model import BuildId, Kind, Trust
-from buildidfs.remote import objects
-from buildidfs.remote.bucket import Bucket
-from buildidfs.remote.filters import Filter
 from buildidfs.store import Store
 from tests.support import elfwriter
 from tests.support.clients import debuginfod_find, gdb
@@ -171,7 +171,7 @@ def test_process_that_keeps_files_has_no_secrets_in_its_words(
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 words = path.read_bytes()
-                if b"buildidfs.app.upkeep" in words:
+                if b"buildidfs.ingest.upkeep" in words:
                     seen.add(words)
         return bool(seen) and str(build_id) in os.listdir(mount)
 

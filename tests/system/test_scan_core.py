@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.app import cores
 from buildidfs.capture.scan.core import CoreFile
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.config import Settings
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf.core import VDSO, Unknown
 from buildidfs.model import BuildId
+from buildidfs.profile import cores
 from buildidfs.store import Store
 from tests.support import silentfs
 from tests.support.containers import container

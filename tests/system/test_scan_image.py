@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.app import capture
+from buildidfs.ingest import scans
 from buildidfs.store import Store
 from tests.support.clients import run, tool, unmount
 from tests.support.elfwriter import TEXT, elf_file
@@ -126,14 +126,14 @@ def unpacked(scratch: Path, layout: Path) -> dict[str, Paths]:
 
 def test_layout(layout: Path, unpacked: dict[str, Paths], tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
-        scan = capture.scan_images(store, [os.fsencode(layout)])
+        scan = scans.scan_images(store, [os.fsencode(layout)])
         assert (scan.images, scan.summary.unreadable, scan.corrupt) == (4, [], ())
         assert captured(store) == {f"image:{name}": paths for name, paths in unpacked.items()}
         digests = {digest for paths in unpacked.values() for digest in paths.values()}
         assert {digest.hex() for digest in store.blobs.names()} == digests
         assert scan.summary.captured == len(digests) == 11
         assert list(store.check(digests=True)) == []
-        again = capture.scan_images(store, [os.fsencode(layout)])
+        again = scans.scan_images(store, [os.fsencode(layout)])
         assert (again.images, again.unchanged, again.summary.files) == (4, 4, 0)
 
 
@@ -162,7 +162,7 @@ def test_archives(
             path.write_bytes(pack(path.read_bytes()))
     with Store.create(tmp_path / "store") as store:
         paths = [os.fsencode(tmp_path / f"{name}.tar") for name in STEPS]
-        scan = capture.scan_images(store, paths)
+        scan = scans.scan_images(store, paths)
         assert (scan.images, scan.summary.unreadable, scan.corrupt) == (4, [], ())
         prefix, suffix = ("localhost/", ":1") if kind == "docker-archive" else ("", "")
         want = {f"image:{prefix}{name}{suffix}": paths for name, paths in unpacked.items()}
@@ -177,7 +177,7 @@ def test_storage_of_podman(layout: Path, unpacked: dict[str, Paths], directory: 
         skopeo(f"oci:{layout}:{name}", target, cwd=directory)
     root = os.fsencode(directory / "root")
     with Store.create(directory / "store") as store:
-        scan = capture.scan_images(store, [root])
+        scan = scans.scan_images(store, [root])
         assert (scan.images, scan.summary.unreadable) == (3, [])
         assert captured(store) == {f"image:localhost/{name}:1": unpacked[name] for name in names}
         trusts = {
@@ -186,7 +186,7 @@ def test_storage_of_podman(layout: Path, unpacked: dict[str, Paths], directory: 
             for record in store.index.origins(ordinal)
         }
         assert trusts == {"CONTAINER"}
-        one = capture.scan_images(store, [], ["three:1"], [root])
+        one = scans.scan_images(store, [], ["three:1"], [root])
         assert one.images == 1
 
 
@@ -233,14 +233,14 @@ def test_docker_root(directory: Path) -> None:
         root.image(f"app:{number}", *(f"l{each}" for each in range(1, number + 1)))
     root.container("0123456789abcdef", "web", "rw")
     with Store.create(directory / "store") as store:
-        scan = capture.scan_images(store, [os.fsencode(root.directory)])
+        scan = scans.scan_images(store, [os.fsencode(root.directory)])
         assert (scan.images, scan.summary.unreadable) == (4, [])
         found = captured(store)
         written = found.pop("docker:0123456789ab")
         assert list(written) == ["/tmp/written"]
         assert found == {f"image:app:{number}": views[f"l{number}"] for number in (1, 2, 3)}
         # Every file is a file of its own: nothing is read a second time.
-        again = capture.scan_images(store, [os.fsencode(root.directory)])
+        again = scans.scan_images(store, [os.fsencode(root.directory)])
         assert (again.summary.captured, again.summary.held) == (
             0,
             sum(map(len, found.values())) + 1,
@@ -258,7 +258,7 @@ def test_files_of_which_only_the_permissions_were_changed(directory: Path) -> No
     assert not any((root.diff("l2") / "bin/b").read_bytes())
     root.image("app:2", "l1", "l2")
     with Store.create(directory / "store") as store:
-        scan = capture.scan_images(store, [os.fsencode(root.directory)])
+        scan = scans.scan_images(store, [os.fsencode(root.directory)])
         (renamed,) = scan.summary.unreadable
         assert renamed.path.endswith(b"!/opt-renamed")
         del view["/opt-renamed/f"]
@@ -280,7 +280,7 @@ def test_whiteouts_of_other_kinds(directory: Path) -> None:
     os.setxattr(upper / "lib/dir", "user.overlay.opaque", b"y")
     root.image("app:2", "l1", "l2")
     with Store.create(directory / "store") as store:
-        capture.scan_images(store, [os.fsencode(root.directory)])
+        scans.scan_images(store, [os.fsencode(root.directory)])
         assert sorted(captured(store)["image:app:2"]) == [
             "/bin/linked-to-a", "/bin/replaced", "/opt/f",
         ]  # fmt: skip

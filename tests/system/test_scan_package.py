@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.app import capture
+from buildidfs.ingest import scans
 from buildidfs.store import Store
 from tests.support import clients, packages, programs
 from tests.support.clients import tool
@@ -68,7 +68,7 @@ def test_all_that_is_in_it(
     PACKERS[kind](root, tmp_path).rename(package)
     found: Paths = {}
     with Store.create(tmp_path / "store") as store:
-        scan = capture.scan_packages(store, [os.fsencode(package)])
+        scan = scans.scan_packages(store, [os.fsencode(package)])
         assert (scan.packages, scan.summary.unreadable) == (1, [])
         assert (scan.summary.files, scan.summary.captured, scan.summary.held) == (6, 5, 1)
         for ordinal, _ in store.index.build_ids_from():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.app.page import overview
 from buildidfs.config import Settings
+from buildidfs.serve.page import overview
 from buildidfs.store import Store
 from buildidfs.store.run_files import present
 from tests.support.flooding import beside

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app.live.watch import END_S, UNCOMMITTED
+from buildidfs.watch.daemon import END_S, UNCOMMITTED
 from tests.support.clients import run, tool
 from tests.support.commands import ROOT
 from tests.support.mounts import COMMAND

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from buildidfs.app.symbolize import addresses, programs
-from buildidfs.app.symbolize.addresses import Symbolizer
 from buildidfs.errors import UsageError
 from buildidfs.model import BuildId
 from buildidfs.store import Store
+from buildidfs.symbolize import addresses, programs
+from buildidfs.symbolize.addresses import Symbolizer
 from tests.support import clients
 from tests.support.clients import nm, perf_record, perf_tool, run, tool
 from tests.support.commands import ROOT, calling

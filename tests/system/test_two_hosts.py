@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.fleet import objects
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote import objects
 from tests.support import clients
 from tests.support.clients import eu_stack, gdb, perf_report, run, tool
 from tests.support.containers import container

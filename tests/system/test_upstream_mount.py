@@ -215,7 +215,7 @@ def fetching_processes(buildidfs: BuildIdFs) -> list[int]:
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                if wanted in words and b"buildidfs.app.fleet.fetch" in words:
+                if wanted in words and b"buildidfs.profile.fetch" in words:
                     found.append(int(entry.name))
     return found
 

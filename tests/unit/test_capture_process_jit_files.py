@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.app.live import jit
-from buildidfs.app.live.jit import JitFollower
 from buildidfs.capture.process.jit_files import JitFinder, Whose
 from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.unresponsive.file_helper import FileHelper
@@ -23,6 +21,8 @@ from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.model import JitProcess
 from buildidfs.store import Store
 from buildidfs.store.jit_maps import JitMaps
+from buildidfs.watch import jit
+from buildidfs.watch.jit import JitFollower
 from tests.support.clients import tool
 from tests.support.imitating import USER, container_and_imitation, entering
 from tests.support.jit import dump, load

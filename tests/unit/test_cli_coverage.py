@@ -7,9 +7,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from buildidfs.app.containers import Names
-from buildidfs.app.coverage import Coverage, Row
-from buildidfs.app.remedies import NOT_CAPTURED
+from buildidfs.catalog.containers import Names
+from buildidfs.catalog.coverage import Coverage, Row
+from buildidfs.catalog.remedies import NOT_CAPTURED
 from buildidfs.cli import coverage as command
 from buildidfs.cli.table import Layout
 from buildidfs.model import BuildId, Quality

@@ -13,13 +13,13 @@ import zstandard
 from click.testing import CliRunner
 
 from buildidfs import config
-from buildidfs.app.fleet.push import Options, Pusher
 from buildidfs.cli.main import cli
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, RemoteDenied, UsageError
+from buildidfs.fleet import objects
+from buildidfs.fleet.bucket import Bucket
+from buildidfs.fleet.push import Options, Pusher
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind
-from buildidfs.remote import objects
-from buildidfs.remote.bucket import Bucket
 from buildidfs.store import Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting
 from tests.support.objectstorage import ObjectStorage, object_storage

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildidfs.app.live.state import Event, WatchState, as_facts
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.cli import watch as watch_output
 from buildidfs.cli.main import ReaderGone
 from buildidfs.cli.watch import Presenter, one_line
 from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId
+from buildidfs.watch.state import Event, WatchState, as_facts
 from tests.support.captures import NOW, sighting
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from buildidfs.http_limits import Places, Rate
 from buildidfs.serve.connection import Connection, HttpServer, Shared
 from buildidfs.serve.counters import Counters
-from buildidfs.serve.limits import Places, Rate
 from buildidfs.serve.messages import Response
 from buildidfs.shares import Quota
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.app import capture as capturing
 from buildidfs.capture.origin import container_names
+from buildidfs.ingest import scans as capturing
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Kind
 from buildidfs.store import Container, Store
 from tests.support.captures import NOW, SECOND, capture, commit, sighting

@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildidfs.app.fleet import fetch
 from buildidfs.config import Settings
 from buildidfs.model import BuildId, Kind
+from buildidfs.profile import fetch
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.store import Store
+    from buildidfs.store.permissions import Viewer
     from buildidfs.view.layouts.id_dir import IdDirectories
-    from buildidfs.view.permissions import Viewer
 
 
 _FILES = (nodes.FORM_TEXT, nodes.FORM_MISSING)

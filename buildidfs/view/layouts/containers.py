@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Final
 from buildidfs import names
 from buildidfs.model import Kind
 from buildidfs.store import is_of, link_key
+from buildidfs.store.permissions import may_see
 from buildidfs.view import nodes
 from buildidfs.view.attributes import moment
 from buildidfs.view.layouts.debug import DEBUGINFO_BIT
-from buildidfs.view.permissions import may_see
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.model import Artifact
     from buildidfs.store import Container, ContainerEntry, Store
-    from buildidfs.view.permissions import Viewer
+    from buildidfs.store.permissions import Viewer
 
 _ROOT: Final = 0
 _ROOT_NAME: Final = b"root"

@@ -34,6 +34,7 @@ from buildidfs.model import (
     is_shared,
 )
 from buildidfs.store import Blob
+from buildidfs.store.permissions import PUBLIC, may_see, openness
 from buildidfs.view import nodes
 from buildidfs.view.attributes import (
     CONTROL,
@@ -44,14 +45,13 @@ from buildidfs.view.attributes import (
     stale,
 )
 from buildidfs.view.layouts.noted import NotedFiles
-from buildidfs.view.permissions import PUBLIC, may_see, openness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.formats.elf.sections import SectionHeader
     from buildidfs.store import OriginRecord, Store
-    from buildidfs.view.permissions import Viewer
+    from buildidfs.store.permissions import Viewer
 
     MayCome = Callable[[bytes, Kind], bool]
 

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List the artifacts of a store, choose some, and report the missing files of a build ID."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from buildidfs import answers, names
+from buildidfs.catalog import containers, remedies
+from buildidfs.errors import ArtifactMissing, IntegrityError
+from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
+from buildidfs.names import printable
+from buildidfs.store import placement
+from buildidfs.store.index.locations import label_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.formats.elf.identify import ElfFile
+    from buildidfs.model import Alias, Digest
+    from buildidfs.store import Container, OriginRecord, Pin, Store
+    from buildidfs.store.location_rows import ContainerEntry, Removal
+
+_HEX: Final = re.compile(r"[0-9a-fA-F]+")
+_FILES_SHOWN: Final = 10
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """A blob to be removed, one of its artifacts, and the place where it was last seen.
+
+    ``is_pinned`` is True if a pin keeps the build ID.
+    """
+
+    build_id: BuildId
+    artifact: Artifact
+    path: bytes
+    is_pinned: bool
+
+
+def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
+    """Return the blobs selected by build IDs, by the beginnings of build IDs, or by patterns of
+    paths.
+
+    A build ID selects all its blobs. A pattern, in which ``*`` matches any text, selects the blobs
+    that were seen at a path which it matches as a whole; "./" and "../" begin a path relative to
+    the working directory. Each blob is returned once. Raises `ArtifactMissing` for a text that
+    selects nothing, `AmbiguousBuildId`.
+    """
+    chosen: dict[Digest, Chosen] = {}
+    for text in wanted:
+        found = _by_id(store, text) if _HEX.fullmatch(text) else _by_path(store, text)
+        for each in found:
+            chosen.setdefault(each.artifact.digest, each)
+    return list(chosen.values())
+
+
+def _by_id(store: Store, text: str) -> Iterator[Chosen]:
+    from buildidfs.catalog import requested_id
+
+    build_id = requested_id.build_id(store, text)
+    yield from _blobs(store, store.index.ordinal(build_id) or 0, build_id)
+    package = names.package_id(build_id)
+    if package is not None and (ordinal := store.index.ordinal(package)) is not None:
+        yield from _blobs(store, ordinal, package)
+
+
+def _by_path(store: Store, glob: str) -> Iterator[Chosen]:
+    if glob.startswith(("./", "../")):
+        here = re.sub(r"([*?[])", r"[\1]", os.getcwd())
+        glob = os.path.normpath(os.path.join(here, glob))
+    pattern = re.compile(os.fsencode(fnmatch.translate(glob)))
+    found = False
+    for ordinal, build_id in store.index.build_ids_from():
+        for each in _blobs(store, ordinal, build_id, pattern):
+            found = True
+            yield each
+    if not found:
+        raise ArtifactMissing(
+            f"nothing was seen at {glob!r}; a pattern has to match the whole path"
+        )
+
+
+def _blobs(
+    store: Store, ordinal: int, build_id: BuildId, pattern: re.Pattern[bytes] | None = None
+) -> Iterator[Chosen]:
+    """Yield the blobs of a build ID, or only those seen at a path that the pattern matches."""
+    is_pinned = bool(store.pins.of(names.kept_for(build_id)))
+    paths: dict[Digest, bytes] = {}
+    for record in store.index.origins(ordinal):
+        if pattern is None or pattern.match(record.origin.path):
+            paths.setdefault(record.digest, record.origin.path)
+    for kind in Kind:
+        for artifact in store.index.variants(ordinal, kind):
+            if pattern is None or artifact.digest in paths:
+                path = paths.get(artifact.digest, b"")
+                yield Chosen(build_id, artifact, path, is_pinned)
+
+
+class SplitDwarf(msgspec.Struct, frozen=True):
+    """Debug information in separate files.
+
+    ``units`` is the number of compilation units in them, ``files`` has the first few file names
+    that the compiler recorded, and ``package`` is the ID under which the .dwp file is kept, if it
+    was seen.
+    """
+
+    units: int
+    files: tuple[bytes, ...]
+    package: BuildId | None
+
+
+def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
+    """Return the split DWARF of a build ID; None if it has none.
+
+    Raises `IntegrityError`.
+    """
+    from buildidfs.formats.elf import splitdwarf
+
+    ordinal = store.index.ordinal(build_id) or 0
+    for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
+        artifact = store.index.artifact(ordinal, kind)
+        if artifact is None:
+            continue
+        with store.blobs.open(artifact.digest) as blob:
+            found = list(splitdwarf.skeletons(blob.read_at, blob.size))
+        if found:
+            paths = [os.path.join(each.directory, each.name) for each in found[:_FILES_SHOWN]]
+            package = names.package_id(build_id)
+            if package is not None and store.index.ordinal(package) is None:
+                package = None
+            return SplitDwarf(len(found), tuple(paths), package)
+    return None
+
+
+class Asked(NamedTuple):
+    """A query for artifacts: a pattern of paths, a container, a kind, and the earliest time at
+    which they were last seen (Unix time in nanoseconds, 0 for no limit).
+    """
+
+    glob: str | None = None
+    container: str | None = None
+    kind: str | None = None
+    since_ns: int = 0
+
+    def __str__(self) -> str:
+        given = [("--path", self.glob), ("--container", self.container), ("--kind", self.kind)]
+        if self.since_ns:
+            at = time.localtime(self.since_ns // 1_000_000_000)
+            given.append(("--since", time.strftime("%Y-%m-%dT%H:%M:%S", at)))
+        return " ".join(f"{option} {value}" for option, value in given if value is not None)
+
+
+def origin_filter(store: Store, asked: Asked) -> Callable[[OriginRecord], bool] | None:
+    """Return the test that an origin has to pass, or None if every origin does."""
+    if asked.glob is None and asked.container is None and not asked.since_ns:
+        return None
+    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+    is_meant = None if asked.container is None else containers.meant(store, asked.container)
+
+    def wanted(record: OriginRecord) -> bool:
+        if record.last_seen_ns < asked.since_ns:
+            return False
+        if is_meant is not None and not is_meant(record.origin.container):
+            return False
+        return pattern.match(record.origin.path) is not None
+
+    return wanted
+
+
+def artifacts(store: Store, asked: Asked) -> Iterator[tuple[BuildId, Artifact, Place]]:
+    """Yield each artifact with its newest place that fits.
+
+    The files of a container are those of its tree, as in `containers.contents`: a build ID has
+    places in a limited number of containers. Raises `ArtifactMissing` for an unknown container.
+    """
+    kinds = list(Kind) if asked.kind is None else [Kind[asked.kind.upper()]]
+    if asked.container is not None:
+        yield from _of_containers(store, asked, kinds)
+        return
+    wanted = origin_filter(store, asked)
+    for ordinal, build_id in store.index.build_ids_from(0):
+        records = store.index.origins(ordinal)
+        for each in kinds:
+            artifact = store.index.artifact(ordinal, each)
+            if artifact is None:
+                continue
+            for record in records:
+                if each in record.kinds and (wanted is None or wanted(record)):
+                    yield build_id, artifact, Place.of(record)
+                    break
+
+
+class Place(NamedTuple):
+    """A place of a file: its path in a container (a label) and control group, and the time at which
+    it was last seen (Unix time, ns).
+    """
+
+    path: bytes
+    container: str
+    cgroup: bytes
+    last_seen_ns: int
+
+    @classmethod
+    def of(cls, record: OriginRecord) -> Place:
+        """Return the place of an origin."""
+        origin = record.origin
+        return cls(origin.path, origin.container, origin.cgroup, record.last_seen_ns)
+
+
+def _of_containers(
+    store: Store, asked: Asked, kinds: list[Kind]
+) -> Iterator[tuple[BuildId, Artifact, Place]]:
+    """Yield the artifacts of the containers that a user means, in the order of their arrival."""
+    assert asked.container is not None
+    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+    found: dict[tuple[int, Kind], Place] = {}
+    for container in containers.find(store, asked.container):
+        for entry, path in containers.files(store, container.number):
+            if not pattern.match(path):
+                continue
+            place = _place_in(store, container, entry, path)
+            if place.last_seen_ns < asked.since_ns:
+                continue
+            for kind in _kinds_of(store, entry):
+                key = entry.ordinal, kind
+                known = found.get(key)
+                if kind in kinds and (known is None or known.last_seen_ns < place.last_seen_ns):
+                    found[key] = place
+    for (ordinal, kind), place in sorted(found.items(), key=lambda item: item[0]):
+        build_id, artifact = store.index.build_id(ordinal), store.index.artifact(ordinal, kind)
+        if build_id is not None and artifact is not None and names.kept_for(build_id) == build_id:
+            yield build_id, artifact, place
+
+
+def _place_in(store: Store, container: Container, entry: ContainerEntry, path: bytes) -> Place:
+    """Return the place of a file of a container; its time is that of the container if the build ID
+    has too many places.
+    """
+    for record in store.index.origins(entry.ordinal):
+        if label_of(record.origin) == container.label and record.origin.path == path:
+            return Place.of(record)
+    return Place(path, container.label, b"", container.last_seen_ns)
+
+
+def _kinds_of(store: Store, entry: ContainerEntry) -> set[Kind]:
+    """Return the kinds of artifacts that a file of a container is."""
+    file = store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant)
+    if file is None:
+        return set()
+    return {Kind(kind) for kind, _ in store.index.variants_with(file.digest, entry.ordinal)}
+
+
+class Conflict(NamedTuple):
+    """An artifact with several variants: for each, the reason why it is served or not, and the
+    place where it was last seen, if known. ``served`` is the number of the served variant, or None.
+    """
+
+    build_id: BuildId
+    kind: Kind
+    served: int | None
+    variants: list[tuple[Artifact, str, OriginRecord | None]]
+
+
+def conflicts(
+    store: Store, kind: str | None, wanted: Callable[[OriginRecord], bool] | None
+) -> Iterator[Conflict]:
+    """Yield the conflicts of which at least one variant was seen at a place that passes
+    the filter.
+    """
+    for ordinal, number in store.index.conflicts():
+        build_id = store.index.build_id(ordinal)
+        if build_id is None or (kind is not None and Kind[kind.upper()] != number):
+            continue
+        records = store.index.origins(ordinal)
+        if wanted is not None and not any(map(wanted, records)):
+            continue
+        last: dict[bytes, OriginRecord] = {}
+        for record in records:
+            last.setdefault(record.digest, record)
+        kept = store.index.variants(ordinal, number)
+        reasons = reasons_of(store, ordinal, kept)
+        served = store.index.artifact(ordinal, number)
+        yield Conflict(
+            build_id,
+            Kind(number),
+            None if served is None else served.variant,
+            [(each, why, last.get(each.digest)) for each, why in zip(kept, reasons, strict=True)],
+        )
+
+
+def reasons_of(store: Store, ordinal: int, kept: list[Artifact]) -> list[str]:
+    """Return for each variant of an artifact, best first, the reason why it is served or not.
+
+    An executable whose code is at other offsets than that of others has its adopted ID there.
+    """
+    reasons = store.why(ordinal, kept)
+    groups = placement.differing(store, ordinal) if kept and kept[0].kind is Kind.EXECUTABLE else []
+    if len(groups) < 2:
+        return reasons
+    ids = (store.aliases.adopted_id(each.digest) for each in kept)
+    return [
+        f"{why}; code at other offsets: profiles need its ID {adopted}"
+        for adopted, why in zip(ids, reasons, strict=True)
+    ]
+
+
+def why_no_conflicts(store: Store, asked: Asked) -> str:
+    """Return the reason why the list of build IDs with several variants is empty."""
+    if asked == Asked() or next(iter(store.index.conflicts()), None) is None:
+        return "no build ID in this store has several variants"
+    return f"no build ID with several variants fits {asked}"
+
+
+def why_no_artifacts(store: Store, asked: Asked) -> str:
+    """Return the reason why the list of artifacts is empty."""
+    if not store.stats().blobs:
+        return "nothing is captured in this store yet: buildidfs scan proc, or buildidfs up"
+    why = f"nothing in this store fits {asked}"
+    if asked.container is not None:
+        return f"{why}; {containers.last_ones(store)}"
+    if asked.glob is not None:
+        return f"{why}; a pattern has to match the whole path ('*/libc.so.6')"
+    return why
+
+
+_NO_NAMES: Final = frozenset(
+    (AliasType.LINK, AliasType.BEGINNING, AliasType.OFFSETS, AliasType.TEXT)
+)
+"""The aliases that name no file by themselves."""
+
+
+def alias_texts(aliases: Iterable[Alias]) -> dict[str, str]:
+    """Return the aliases of a file by their types, as the commands take them."""
+    found = {}
+    for kind, value in aliases:
+        if kind is AliasType.GO:
+            found["go"] = value.decode("ascii", "replace")
+        elif kind not in _NO_NAMES:
+            found[kind.name.lower()] = value.hex()
+    return found
+
+
+class Known(NamedTuple):
+    """Further facts about a build ID.
+
+    ``missing`` names the files that a debugger will miss; ``used`` is the last use of its bytes, in
+    seconds of Unix time; ``why`` has the reason why each variant is served or not; ``served`` are
+    the numbers of the served variants, ``truncated`` has the reasons why debuggers refuse files,
+    and ``aliases`` are the other names of each variant, by type.
+    ``removed`` is the removal of bytes by a limit.
+    """
+
+    missing: list[str]
+    split: SplitDwarf | None
+    used: dict[Digest, int]
+    pins: list[Pin]
+    why: dict[Kind, list[str]]
+    served: dict[Kind, int | None]
+    truncated: dict[Digest, str]
+    aliases: dict[Digest, dict[str, str]]
+    removed: Removal | None
+
+
+def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
+
+    owner = names.package_owner(build_id)
+    removed = store.journal.removals().get(build_id)
+    missing = []
+    if owner is None:
+        missing = _missing(store, store.index.ordinal(build_id) or 0, removed)
+    split = None
+    with contextlib.suppress(IntegrityError):  # ``missing`` says that
+        split = split_dwarf(store, build_id)
+    if split is not None and split.package is None:
+        units = f"{split.units} unit{'s' * (split.units != 1)}"
+        missing.append(
+            f"split DWARF: the .dwp file of {units}, the first of which was written to"
+            f" {printable(split.files[0])}; put them into one with dwp(1), and add that"
+        )
+    digests = {each.digest for kept in variants.values() for each in kept}
+    used = {digest: store.index.last_use(digest) for digest in digests}
+    ordinal = store.index.ordinal(build_id) or 0
+    why = {kind: reasons_of(store, ordinal, kept) for kind, kept in variants.items()}
+    best = {kind: store.index.artifact(ordinal, kind) for kind in variants}
+    served = {kind: None if each is None else each.variant for kind, each in best.items()}
+    truncated = {
+        each.digest: _truncated(store, each)
+        for kept in variants.values()
+        for each in kept
+        if each.truncated
+    }
+    aliases = {digest: alias_texts(store.aliases.of(digest)) for digest in digests}
+    pins = store.pins.of(build_id)
+    return Known(missing, split, used, pins, why, served, truncated, aliases, removed)
+
+
+def variants(known: Known, kept: dict[Kind, list[Artifact]]) -> list[answers.PrivateVariant]:
+    """Return the files of a build ID, those of a kind together, best first."""
+    return [
+        answers.PrivateVariant(
+            kind=kind.name.lower(),
+            sha256=artifact.digest.hex(),
+            size=artifact.size,
+            quality=artifact.quality.name.lower(),
+            made_of=artifact.made_of,
+            trust=artifact.trust.name.lower(),
+            standing=artifact.standing.name.lower(),
+            first_seen=artifact.first_seen_ns / 1e9,
+            last_used=float(known.used[artifact.digest]),
+            served=artifact.variant == known.served[kind],
+            why=why,
+            truncated=known.truncated.get(artifact.digest, ""),
+            gdb_scripts=bool(artifact.scripts),
+            adopted=artifact.adopted,
+            aliases=known.aliases[artifact.digest],
+            mode=f"{artifact.mode:04o}",
+            uid=artifact.uid,
+            gid=artifact.gid,
+        )
+        for kind, files in kept.items()
+        for artifact, why in zip(files, known.why[kind], strict=True)
+    ]
+
+
+def facts(store: Store, build_id: BuildId, namespaces: tuple[str, ...] | None) -> answers.Facts:
+    """Return all facts about a build ID; ``namespaces`` are those that define a container.
+
+    Raises `StoreError`, `IntegrityError`.
+    """
+    from buildidfs.catalog import history  # its imports take a third of the time of `list`
+
+    ordinal = store.index.ordinal(build_id) or 0
+    kept = {kind: files for kind in Kind if (files := store.index.variants(ordinal, kind))}
+    origins = store.index.origins(ordinal)
+    about = known(store, build_id, kept)
+    called = containers.Names(store)
+    split = about.split
+    return answers.Facts(
+        build_id=build_id.hex(),
+        variants=variants(about, kept),
+        origins=[
+            answers.OriginPlace(
+                **history.sighted_fields(each.origin, each, namespaces, called),
+                kinds=[kind.name.lower() for kind in each.kinds],
+                sha256=each.digest.hex(),
+                device=each.origin.identity.dev,
+                inode=each.origin.identity.ino,
+            )
+            for each in origins
+        ],
+        journal=[
+            answers.Sighted(**history.sighted_fields(each, each, namespaces, called))
+            for each in (() if origins else store.journal.of(build_id))
+        ],
+        missing=about.missing,
+        removed=None if about.removed is None else about.removed.time,
+        split_dwarf=None
+        if split is None
+        else answers.SplitFiles(
+            split.units,
+            [printable(path) for path in split.files],
+            split.package.hex() if split.package else None,
+        ),
+        pins=[
+            answers.PinOf(**answers.path_fields(pin.name, "name"), pinned=pin.created_ns / 1e9)
+            for pin in about.pins
+        ],
+    )
+
+
+def _truncated(store: Store, artifact: Artifact) -> str:
+    """Return the reason why debuggers refuse a file."""
+    from buildidfs.formats.elf.identify import ElfFile
+
+    try:
+        file = _described(store, artifact)
+    except IntegrityError as error:
+        return str(error)
+    return file.truncated if isinstance(file, ElfFile) else "truncated"
+
+
+def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
+    """Describe the bytes of an artifact as ELF. Raises `IntegrityError`."""
+    from buildidfs.capture import elf_file
+
+    with store.blobs.open(artifact.digest) as blob:
+        return elf_file.describe(blob.fileno())
+
+
+def _missing(store: Store, ordinal: int, removed: Removal | None) -> list[str]:
+    """Return descriptions of the files that a debugger will miss."""
+    if store.aliases.is_ambiguous(ordinal):
+        return ["a build ID of its own: unrelated programs have this one, and none is served"]
+    executable = store.index.artifact(ordinal, Kind.EXECUTABLE)
+    debuginfo = store.index.artifact(ordinal, Kind.DEBUGINFO)
+    withheld = debuginfo is None and bool(store.index.variants(ordinal, Kind.DEBUGINFO))
+    gone = 0 if removed is None else removed.kinds
+    why = "" if removed is None else remedies.removed(removed)
+    if gone and not any(store.index.artifact(ordinal, kind) for kind in Kind):
+        return [f"all files: {why}"]
+    if executable is None and debuginfo is None and not withheld:
+        return []  # the vDSO and kallsyms need no other files
+    found = []
+    if executable is None:
+        is_gone = gone & 1 << Kind.EXECUTABLE
+        found.append(f"executable: {why if is_gone else 'only its debuginfo was seen'}")
+    if withheld:
+        found.append("debuginfo: all that was seen is believed less than the executable")
+    elif debuginfo is None or debuginfo.quality < Quality.DEBUGINFO:
+        is_gone = gone & 1 << Kind.DEBUGINFO
+        found.append(f"debuginfo: {why if is_gone else 'no file with DWARF was seen'}")
+    for artifact in (executable, debuginfo):
+        if artifact is None:
+            continue
+        try:
+            file = _described(store, artifact)
+        except IntegrityError as error:
+            found.append(str(error))
+            continue
+        if isinstance(file, Absence):
+            continue
+        link = file.debuglink
+        if artifact is executable and debuginfo is None and link is not None:
+            found[-1] += f"; .gnu_debuglink names {printable(link.name)}"
+        # Strip leaves the reference in executables, but no debugger follows it there.
+        has_dwarf = file.quality >= Quality.DEBUGINFO
+        if has_dwarf and file.altlink and store.index.ordinal(file.altlink.build_id) is None:
+            found.append(f"dwz file {file.altlink.build_id}, {printable(file.altlink.name)}")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reason why a file, or a frame of a profile, has no name, and the remedy."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from buildidfs.answers import Explained, Finding, path_fields
+from buildidfs.capture.origin.container import reported
+from buildidfs.capture.process.package_notes import PackageNotes
+from buildidfs.catalog import remedies, requested_id
+from buildidfs.catalog.containers import Names, meant
+from buildidfs.catalog.coverage import Holdings, Row
+from buildidfs.errors import ArtifactMissing
+from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.linux import machine
+from buildidfs.model import BuildId, Kind, Quality
+from buildidfs.names import printable
+from buildidfs.profile import cores, inputs, reading
+from buildidfs.profile.perf_data import Profile
+from buildidfs.store import run_files
+from buildidfs.store.permissions import may_see
+from buildidfs.symbolize import proof
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from buildidfs.capture.base import Progress
+    from buildidfs.store import JournalRecord, Store
+    from buildidfs.store.run_files import Lost
+    from buildidfs.view import Viewer
+
+_ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
+_MOST_PATHS: Final = 8
+_APT_S: Final = 10.0
+_DEBUG_FILES: Final = "/usr/lib/debug/.build-id"
+_READ_PROFILE: Final = "perf --buildid-dir /buildid/perf report -i {file}"
+_READ_FILES: Final = "ls /buildid/{id}"
+_LACKING: Final = (remedies.STRIPPED, remedies.NO_SYMBOLS, remedies.NO_DEBUGINFO)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The files of a profile or core file that lack names, the heaviest first.
+
+    ``unit`` is the unit of their weight, and ``weight`` that of all files. ``incomplete`` is the
+    reason if part of the file could not be read. ``unrepaired`` is the share that perf can name
+    before the profile is repaired, None if it can name as much as the store.
+    """
+
+    files: list[Explained]
+    unit: str
+    weight: int
+    incomplete: str = ""
+    unrepaired: float | None = None
+
+
+class Explainer:
+    """Finds reasons and remedies from the content of one store.
+
+    Without permission to read the files at a place, a ``viewer`` does not learn of that place. For
+    a viewer the journal is not read, because it does not record who may read a file, nor is this
+    machine examined.
+    """
+
+    def __init__(self, store: Store, viewer: Viewer | None = None) -> None:
+        self._store = store
+        self._viewer = viewer
+        self._names = Names(store)
+        self._holdings = Holdings(store, viewer)
+        self._packages = PackageNotes()
+        self._available: frozenset[str] | None = None
+        self._lost: dict[str, Lost] | None = None
+        self._scan = "perf-data"
+        self._named: Collection[BuildId] | None = None  # from the present profile
+
+    def build_id(self, build_id: BuildId) -> Explained:
+        """Explain which files of a build ID are missing, and why."""
+        origins = self._store.index.origins(self._store.index.ordinal(build_id) or 0)
+        rows = [] if self._viewer is not None else self._store.journal.of(build_id)
+        places = [
+            (each.origin.path, reported(each.origin))
+            for each in sorted(origins, key=lambda each: Kind.DEBUGINFO in each.kinds)
+            if may_see(self._viewer, each.origin)
+        ]
+        places += [(each.path, reported(each)) for each in rows]
+        path, container = places[0] if places else (b"", "")
+        row = self._holdings.row(container, path, build_id, 1)
+        return self._explained(row, "", None)
+
+    def not_served(self, build_id: BuildId) -> list[Finding]:
+        """Return the findings on a build ID without facts for the viewer."""
+        return [self._finding(remedies.NOT_SERVED, Row("", b"", build_id, 1), "")]
+
+    def file(
+        self,
+        path: bytes,
+        frame: str | None,
+        *,
+        container: str | None = None,
+        progress: Progress | None = None,
+    ) -> Answer:
+        """Explain the files of a profile or core file that have no symbols, or those of a frame;
+        with ``container``, only those of this container.
+
+        ``frame`` is an address, a path, the last part of a path, or a pattern of paths. Raises
+        `UsageError`, and `ArtifactMissing` if the frame has no sample.
+        """
+        self._named = None
+        self._scan = "core" if cores.is_core(path) else "perf-data"
+        address = _ADDRESS.fullmatch(frame) if frame is not None else None
+        found = inputs.coverage_of_file(
+            self._store,
+            path,
+            address=None if address is None else int(address[1], 16),
+            progress=progress,
+        )
+        if container is not None:
+            is_meant = meant(self._store, container)
+            found.rows = [row for row in found.rows if is_meant(row.container)]
+        rows = found.worst_first()
+        if frame is None:
+            rows = [row for row in rows if row.symbols < Quality.SYMTAB]
+        elif address is None:
+            rows = [row for row in rows if _fits(frame, row.path)]
+        if frame is not None and not rows:
+            raise ArtifactMissing(
+                f"no sample of {printable(path)} is at {printable(os.fsencode(frame))}; a frame is"
+                " an address (0x7f12ab34), or the path of its file, as perf script prints both"
+            )
+        whole = found.weight or 1
+        files = [self._explained(row, os.fsdecode(path), row.weight / whole) for row in rows]
+        return Answer(files, found.unit, found.weight, found.incomplete, found.unrepaired())
+
+    def _explained(self, row: Row, file: str, share: float | None) -> Explained:
+        return Explained(
+            **path_fields(row.path),
+            **self._names.fields(row.container),
+            build_id=None if row.build_id is None else row.build_id.hex(),
+            weight=None if share is None else row.weight,
+            share=None if share is None else round(share, 6),
+            findings=self._findings(row, file),
+        )
+
+    # --- reasons -----------------------------------------------------------------------------
+
+    def _findings(self, row: Row, file: str) -> list[Finding]:
+        if row.build_id is None:
+            return [self._finding(row.why, row, file)]
+        if row.why == remedies.NOT_SERVED:
+            return [self._finding(row.why, row, file)]
+        if row.why == remedies.NOT_CAPTURED or (not row.executable and self._is_removed(row)):
+            return self._missed(row, file)
+        if row.why:
+            return [*self._withheld(row, file), self._finding(row.why, row, file)]
+        if not row.debuginfo and row.symbols is Quality.SYMTAB and row.path[:1] != b"[":
+            why = self._holdings.removed(row.build_id, Kind.DEBUGINFO) or remedies.NO_DEBUGINFO
+            return [*self._withheld(row, file), self._finding(why, row, file)]
+        is_named = not file or self._scan != "perf-data" or row.build_id in self._named_in(file)
+        if not is_named:
+            return [self._finding(remedies.UNREPAIRED, row, file)]
+        # For a viewer no program is started.
+        name = proof.unread(self._store, row.build_id) if self._viewer is None else ""
+        why = remedies.UNREAD if name else remedies.COMPLETE
+        return [self._finding(why, row, file, f"{why} ({name})" if name else "")]
+
+    def _named_in(self, file: str) -> Collection[BuildId]:
+        """Return the build IDs that a profile itself names."""
+        if self._named is None:
+            with Profile(os.fsencode(file)) as profile:
+                self._named = reading.build_ids_of(profile)
+        return self._named
+
+    def _withheld(self, row: Row, file: str) -> list[Finding]:
+        """Return the finding on withheld debuginfo."""
+        ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
+        if ordinal is None or self._store.index.artifact(ordinal, Kind.DEBUGINFO) is not None:
+            return []
+        if not self._store.index.variants(ordinal, Kind.DEBUGINFO):
+            return []
+        return [self._finding(remedies.WITHHELD, row, file)]
+
+    def _missed(self, row: Row, file: str) -> list[Finding]:
+        """Return the findings on a build ID without bytes in the store."""
+        assert row.build_id is not None
+        records = self._store.journal.of(row.build_id)
+        found: list[Finding] = []
+        here = self._still_here(row.build_id, row.path, records)
+        if here is not None:
+            said = f"{row.why}, and {remedies.AT_ITS_PATH}" if self._is_removed(row) else ""
+            found.append(self._finding(remedies.STILL_HERE, row, file, said, path=here))
+        lost = self._losses().get(row.build_id.hex())
+        if self._is_removed(row):
+            found.append(self._finding(row.why, row, file))
+        elif lost is not None:
+            where = self._names.short(lost.container) or "the host"
+            found.append(
+                Finding(
+                    "lost",
+                    f"a watch saw it at {printable(lost.raw_path)} in {where} {_ago(lost.time_ns)},"
+                    f" and lost it: {lost.reason}",
+                    remedies.of_loss(lost.reason),
+                    "buildidfs journal --lost",
+                )
+            )
+        elif any(each.noted for each in records):
+            found.append(self._finding(remedies.NOTED, row, file))
+        elif records:
+            last = max(records, key=lambda each: each.last_seen_ns)
+            where = self._names.short(reported(last)) or "the host"
+            seen = f"{printable(last.path)} in {where}, {_ago(last.last_seen_ns)}"
+            seen = f"{remedies.NOT_KEPT} ({seen})"
+            found.append(self._finding(remedies.NOT_KEPT, row, file, seen))
+        elif not found:
+            why = remedies.NOT_CAPTURED if file else remedies.NEVER_SEEN
+            found.append(self._finding(why, row, file))
+        return found
+
+    def _is_removed(self, row: Row) -> bool:
+        return remedies.without_time(row.why) != row.why
+
+    def _finding(
+        self, why: str, row: Row, file: str, said: str = "", *, path: bytes = b""
+    ) -> Finding:
+        """Make a finding; ``said`` is the reason with the details of this file."""
+        remedy = remedies.of_reason(why)
+        paths = self._paths_here(row) if why in _LACKING else []
+        package = self._package(paths)
+        if paths and package == UNKNOWN:
+            remedy = remedies.of_own_build(remedy)
+        text, command, unknown = remedy.text, remedy.command, ""
+        if why == remedies.STILL_HERE and file:
+            command = remedies.of_reason(remedies.NOT_CAPTURED).command  # the same for all of them
+        if package.name and not self._has_debug_file(row.build_id):
+            command, lacking = self.install([package])
+            unknown = " ".join(lacking)
+            text += remedies.debug_archive(package.manager)
+        elif package.name:
+            text, package = remedies.INSTALLED, UNKNOWN
+        if why == remedies.COMPLETE and (mountpoint := self._mountpoint()):
+            text = text.replace("/buildid", mountpoint)
+            command = _READ_PROFILE if file else _READ_FILES
+            command = command.replace("/buildid", _word(os.fsencode(mountpoint)))
+        command = command.format(
+            file=_word(os.fsencode(file)),
+            scan=self._scan,
+            path=_word(path or row.path),
+            id=row.build_id or "ID",
+            pinned=_word(os.fsencode(file)) if file else row.build_id,
+        )
+        known = None if package == UNKNOWN else package
+        return Finding(remedy.code, said or why, text, command or None, known, unknown or None)
+
+    def install(self, packages: Sequence[Package]) -> tuple[str, list[str]]:
+        """Return the command that installs the debug packages of packages of one manager, and the
+        names of those that the manager does not know.
+        """
+        manager = packages[0].manager
+        if manager == "dpkg" and self._available is None:
+            self._available = _known_to_apt()
+        available = self._available if manager == "dpkg" else None
+        names = list(dict.fromkeys(each.name for each in packages))
+        return remedies.install_debug_packages(manager, names, available)
+
+    def _has_debug_file(self, build_id: BuildId | None) -> bool:
+        """Return True if the debug package of a file is installed on this host."""
+        if build_id is None:
+            return False
+        digits = build_id.hex()
+        return os.path.exists(f"{_DEBUG_FILES}/{digits[:2]}/{digits[2:]}.debug")
+
+    def _mountpoint(self) -> str:
+        """Return where the store is mounted now; empty if it is not, and for a viewer."""
+        if self._viewer is not None:
+            return ""
+        for each in run_files.present(self._store.path):
+            if each.role == "mount" and (path := each.path("mountpoint")):
+                return printable(path)
+        return ""
+
+    def _paths_here(self, row: Row) -> list[bytes]:
+        """Return the paths of a file of this host, outside of containers; none for a viewer."""
+        if self._viewer is not None:
+            return []
+        origins = self._store.index.origins(self._store.index.ordinal(row.build_id or b"") or 0)
+        paths = {
+            each.origin.path: None
+            for each in origins
+            if not each.origin.container
+            and each.origin.host == machine.host_name()
+            and each.origin.path.startswith(b"/")
+        }
+        return list(paths)[:_MOST_PATHS]
+
+    def _package(self, paths: list[bytes]) -> Package:
+        """Return the package that a file of this host belongs to, by its paths."""
+        for path in paths:
+            package = self._packages.owner_here(path)
+            if package != UNKNOWN:
+                return package
+        return UNKNOWN
+
+    def _losses(self) -> dict[str, Lost]:
+        """Return the last loss of each build ID."""
+        if self._lost is None:
+            self._lost = {each.build_id: each for each in self._store.lost_since() if each.build_id}
+        return self._lost
+
+    def _still_here(
+        self, build_id: BuildId, path: bytes, records: list[JournalRecord]
+    ) -> bytes | None:
+        """Return a path on this host that has a file with a build ID now; None if none is known."""
+        host = machine.host_name()
+        seen = [each.path for each in records if not each.container and each.host == host]
+        for each in list(dict.fromkeys((path, *seen)))[:_MOST_PATHS]:
+            if each.startswith(b"/") and requested_id.id_at(each) == build_id:
+                return each
+        return None
+
+
+def _known_to_apt() -> frozenset[str] | None:
+    """Return the names of all packages that apt can install; None if there is no apt."""
+    try:
+        done = subprocess.run(["apt-cache", "pkgnames"], capture_output=True, timeout=_APT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return frozenset(done.stdout.decode("utf-8", "replace").split()) if done.stdout else None
+
+
+def _fits(frame: str, path: bytes) -> bool:
+    wanted = os.fsencode(frame)
+    if path == wanted or path.rpartition(b"/")[2] == wanted:
+        return True
+    return fnmatch.fnmatchcase(os.fsdecode(path), frame)
+
+
+def _word(path: bytes) -> str:
+    """Return a path as a word of a command line that a person can copy."""
+    import shlex
+
+    return shlex.quote(printable(path)) if path else "PATH"
+
+
+def _ago(nanoseconds: int) -> str:
+    at = time.localtime(nanoseconds // 1_000_000_000)
+    return f"on {time.strftime('%Y-%m-%d at %H:%M:%S', at)}"

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examine the processes that run on a store: their state, faults and remedies.
+
+`take` is the only function that judges them. `status`, `top`, `report`, the page, its API and the
+metrics show its result; `health` is the part of it that every user may know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from buildidfs.answers import (
+    NOT_RUNNING,
+    Fault,
+    Health,
+    Limits,
+    Loss,
+    Process,
+    Removed,
+    Stats,
+    Status,
+    Verdict,
+    base64_of,
+    utf8,
+)
+from buildidfs.capture.process.gate import REMEDY
+from buildidfs.capture.unresponsive.filesystems import Patience
+from buildidfs.catalog import remedies
+from buildidfs.catalog.containers import Names
+from buildidfs.ingest import upkeep
+from buildidfs.linux import machine, procfs
+from buildidfs.names import printable
+from buildidfs.store import Store, run_files
+from buildidfs.watch.state import RECENT_S, STOPPED, fact_number, fact_rows
+
+if TYPE_CHECKING:
+    from buildidfs.capture.base import Progress
+    from buildidfs.config import RetentionSettings
+    from buildidfs.store.run_files import Lost, Present
+
+UP: Final = "up"
+WATCH: Final = "watch"
+MOUNT: Final = "mount"
+SERVE: Final = "serve"
+PUSH: Final = "push"
+"""The roles of the processes of a store; `UP` supervises the others."""
+
+_PROBE_S: Final = 2.0
+_SILENT_S: Final = 20.0  # a watch updates its state every two seconds
+_STARTING_S: Final = 120.0
+_CAUSES: Final = 3
+_MOST_LOSSES: Final = 10
+_MOST_DEGRADED: Final = 10
+_NOT_FACTS: Final = ("mountpoint", "mountpoint_b64", "children", "options")
+_NOT_WRITTEN: Final = "the store cannot be written"
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of a program according to its supervisor. Times are Unix time in nanoseconds.
+
+    The state is ``starting`` until the program reports that it is ready, then ``running``. After a
+    failure it is ``waiting`` until ``due``, with the ``reason`` of the failure. It is ``ended`` if
+    the program was asked to end.
+    """
+
+    name: str
+    state: Literal["starting", "running", "waiting", "ended"]
+    pid: int = 0
+    since: int = 0
+    restarts: int = 0
+    reason: str = ""
+    status: str = ""
+    due: int = 0
+
+
+def take(store_path: str | bytes | os.PathLike[str], retention: RetentionSettings) -> Status:
+    """Return the present status; takes some milliseconds, or two seconds if a mount does not
+    answer.
+
+    Raises `StoreMissing`, `StoreVersionError`.
+    """
+    with Store.open(store_path, read_only=True) as store:
+        return of_store(store, retention)
+
+
+def of_store(store: Store, retention: RetentionSettings, *, public: bool = False) -> Status:
+    """Return the present status of an open store, see `take`.
+
+    If ``public``, no finding names a container, or an error that may name a private file.
+    """
+    processes = _processes(store.path)
+    found = _findings(
+        processes, None if public else Names(store), lambda: _named_losses(store.lost_since)
+    )
+    findings = sorted(
+        [*found, *_of_dead_mounts(store.path, processes)],
+        key=lambda each: each.verdict.rank,
+        reverse=True,
+    )
+    verdict = findings[0].verdict if findings else Verdict.HEALTHY
+    held, evictions = store.stats(), store.evictions()
+    configured = Limits.of(upkeep.policy(retention, store.path))
+    limits = _limits_of_watch(processes) or configured
+    return Status(
+        store=utf8(store.path),
+        build_ids=held.ids,
+        blob_bytes=held.blob_bytes,
+        stored_bytes=held.stored_bytes,
+        jit_bytes=store.jit_maps.totals()[1],
+        index_bytes=held.index_bytes,
+        free_bytes=held.free_bytes,
+        pins=held.pins,
+        evicted=Removed.of(evictions, evictions.last),
+        noted=evictions.noted,
+        **msgspec.structs.asdict(limits),
+        configured=None if configured == limits else configured,
+        verdict=verdict,
+        well=verdict is Verdict.HEALTHY,
+        findings=findings,
+        processes=processes,
+    )
+
+
+def _named_losses(lost_since: Callable[[int], Iterator[Lost]]) -> int:
+    """Return the number of lost files that the journal names, of the last ten minutes."""
+    return sum(bool(row.path) for row in lost_since(time.time_ns() - RECENT_S * 1_000_000_000))
+
+
+def stats(store: Store, retention: RetentionSettings, progress: Progress | None) -> Stats:
+    """Count the files of a store, and those of them that running processes have open or mapped.
+
+    Takes seconds on a host with many processes.
+    """
+    from buildidfs.capture.process import inventory
+
+    held, (jit_maps, jit_bytes) = store.stats(), store.jit_maps.totals()
+    watches = [_process(WATCH, None, each) for each in run_files.present(store.path, WATCH)]
+    limits = _limits_of_watch(watches) or Limits.of(upkeep.policy(retention, store.path))
+    host = inventory.take(progress)
+    covered = sum(store.index.ordinal(build_id) is not None for build_id in host.build_ids)
+    return Stats(
+        store=utf8(store.path),
+        build_ids=held.ids,
+        artifacts={kind.name.lower(): count for kind, count in held.artifacts.items()},
+        adopted=held.adopted,
+        ambiguous=held.ambiguous,
+        blobs=held.blobs,
+        blob_bytes=held.blob_bytes,
+        stored_bytes=held.stored_bytes,
+        index_bytes=held.index_bytes,
+        origins=held.origins,
+        free_bytes=held.free_bytes,
+        pins=held.pins,
+        jit_maps=jit_maps,
+        jit_bytes=jit_bytes,
+        **msgspec.structs.asdict(limits),
+        host_processes=host.processes,
+        host_refused=host.refused,
+        host_unseen=host.unseen,
+        host_silent=host.silent,
+        host_references=host.references,
+        host_files=host.files,
+        host_elf_files=host.elf,
+        host_without_build_id={str(why): count for why, count in host.absent.most_common()},
+        host_build_ids=len(host.build_ids),
+        host_build_ids_held=covered,
+        coverage=covered / len(host.build_ids) if host.build_ids else 1.0,
+    )
+
+
+def _limits_of_watch(processes: list[Process]) -> Limits | None:
+    """Return the limits of a running watch; None if none runs or tells them."""
+    for each in processes:
+        if each.role == WATCH and "limits" in each.own_facts:
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert(each.own_facts["limits"], Limits)
+    return None
+
+
+def health(status: Status) -> Health:
+    """Return the health in a ``public`` status: no names of containers and files."""
+    found = Health(status.verdict, status.findings, NOT_RUNNING)
+    watch = status.watch
+    if watch is None:
+        return found
+    found.mode = mode_of(watch)
+    facts = watch.own_facts
+    if not facts:
+        return found
+    losses: dict[str, Loss] = {}
+    for row in fact_rows(facts, "losses"):
+        reason = str(row.get("reason", ""))[:200]
+        loss = losses.setdefault(reason, Loss(reason, remedies.of_loss(reason), 0, 0))
+        loss.count += fact_number(row, "count")
+        loss.recent += fact_number(row, "recent")
+    lag, degraded = facts.get("lag"), facts.get("degraded")
+    found.since = watch.since
+    found.captured = fact_number(facts, "captured")
+    found.lost = sum(each.count for each in losses.values())
+    found.waiting = fact_number(facts, "waiting")
+    found.lag = float(lag) if isinstance(lag, int | float) else 0.0
+    found.events_lost = fact_number(facts, "events_lost")
+    found.losses = sorted(losses.values(), key=lambda each: -each.count)[:_MOST_LOSSES]
+    if isinstance(degraded, list):
+        found.degraded = [str(each)[:1000] for each in degraded[:_MOST_DEGRADED]]
+    found.store_error = _NOT_WRITTEN if facts.get("store_error") else ""
+    return found
+
+
+def mode_of(watch: Process) -> str:
+    """Return the mode of a watch that works, or the state of one that does not."""
+    return str(watch.own_facts.get("mode", "starting"))[:40] if _works(watch) else watch.state
+
+
+def parts(supervisor: Present) -> list[Part]:
+    """Return the states of the programs that a supervisor reports."""
+    try:
+        return msgspec.convert(supervisor.facts.get("children", []), list[Part])
+    except msgspec.ValidationError:
+        return []  # its version is another one
+
+
+def _processes(store_path: bytes) -> list[Process]:
+    """Return the processes of a store, each supervisor before those that it runs."""
+    alive = run_files.present(store_path)
+    found = []
+    shown = []
+    for supervisor in [each for each in alive if each.role == UP]:
+        found.append(_process(UP, None, supervisor))
+        shown.append(supervisor)
+        for part in parts(supervisor):
+            own = next((x for x in alive if x.pid == part.pid and x.role == part.name), None)
+            found.append(_process(part.name, part, own))
+            shown += [own] if own is not None else []
+    return found + [_process(each.role, None, each) for each in alive if each not in shown]
+
+
+# --- the health of a process ----------------------------------------------------------------------
+
+
+def _process(role: str, part: Part | None, present: Present | None) -> Process:
+    """Describe a process by the report of its supervisor and its own; one may be None."""
+    state: str = "running" if part is None else part.state
+    if present is not None and state == "running":
+        state = _trouble(present) or state
+    elif present is None and part is not None and part.pid and procfs.is_stopped(part.pid):
+        state = "stopped"
+    found = Process(role, state, None, 0.0)
+    if present is not None:
+        point = present.path("mountpoint")
+        found = msgspec.structs.replace(
+            found,
+            pid=present.pid,
+            since=present.since / 1e9,
+            version=present.version,
+            mountpoint=utf8(point) if point else UNSET,
+            mountpoint_b64=base64_of(point),
+            facts={key: each for key, each in present.facts.items() if key not in _NOT_FACTS},
+        )
+    if part is not None:
+        found = msgspec.structs.replace(
+            found,
+            pid=part.pid or None,
+            since=found.since or part.since / 1e9,
+            restarts=part.restarts,
+            reason=part.reason,
+            status=part.status,
+            due=part.due / 1e9 if part.due else None,
+        )
+    return found
+
+
+def _works(process: Process) -> bool:
+    return process.state == "running"
+
+
+def _trouble(present: Present) -> str:
+    """Return one or two words on why a live process does not work; empty if it works."""
+    if present.is_here and procfs.is_stopped(present.pid):
+        return "stopped"
+    if present.role == WATCH:
+        return "not answering" if _is_silent(present) else ""
+    if present.role == MOUNT and not _answers(present.path("mountpoint")):
+        return "not answering"
+    return ""
+
+
+def _is_silent(watch: Present) -> bool:
+    """Return True if the last update of a watch's state is older than it can be in a
+    working watch.
+    """
+    told = watch.facts.get("told")
+    if isinstance(told, int | float) and watch.is_here:
+        return time.monotonic() - told > _SILENT_S
+    is_starting = watch.facts.get("mode", "starting") == "starting"
+    # A report that cannot be read has no start.
+    return is_starting and watch.since > 0 and _age_s(watch.since) > _STARTING_S
+
+
+def _answers(mountpoint: bytes) -> bool:
+    """Return False if the server of a mount does not answer in time, or is gone.
+
+    A mount that is not visible in this mount namespace cannot be asked.
+    """
+    from buildidfs.mount import mountpoint as mount_mountpoint
+
+    if not mount_mountpoint.is_ours(mountpoint):
+        return True
+    try:
+        Patience(_PROBE_S).ask((0, 0), lambda: os.statvfs(mountpoint), lambda answer: None)
+    except PermissionError:
+        return True  # the mount of another user
+    except OSError:
+        return False
+    return True
+
+
+# --- findings -------------------------------------------------------------------------------------
+
+
+def _findings(
+    processes: list[Process], names: Names | None, named: Callable[[], int]
+) -> Iterator[Fault]:
+    """Yield the faults; without ``names`` those that every user may know.
+
+    ``named`` returns the number of files that the journal names of those lost just now.
+    """
+    if not processes:
+        yield Fault(Verdict.DOWN, "nothing runs", "buildidfs up starts it")
+    for each in processes:
+        if not _works(each):
+            yield _of_trouble(each, is_public=names is None)
+        elif each.role == WATCH and each.facts is not UNSET:
+            yield from _of_watch(each.facts, names, named)
+
+
+def _of_trouble(process: Process, *, is_public: bool) -> Fault:
+    """Return the finding about a process that does not run, or does not do its work."""
+    role, failure = process.role, process.reason or ""
+    restart = "buildidfs down && buildidfs up starts it anew"
+    if process.state == "stopped":
+        return Fault(
+            Verdict.DOWN,
+            f"{role} (pid {process.pid}) is stopped by a signal, and does nothing",
+            f"kill -CONT {process.pid} lets it go on",
+        )
+    if process.state == "not answering":
+        if not process.has_supervisor:
+            restart = f"end it (kill -KILL {process.pid}) and start it anew"
+        return Fault(Verdict.DOWN, f"{role} (pid {process.pid}) does not answer", restart)
+    if process.state == "starting" and not failure:
+        return Fault(Verdict.DEGRADED, f"{role} is being started", "look again in a moment")
+    if process.state == "ended":
+        return Fault(Verdict.DOWN, f"{role} was ended", "buildidfs up starts it again")
+    reason = "it has failed" if is_public or not failure else failure
+    return Fault(
+        Verdict.DOWN,
+        f"{role} does not run: {reason}",
+        "buildidfs up starts it at once, else it is tried again later each time",
+    )
+
+
+def _of_dead_mounts(store_path: bytes, processes: list[Process]) -> Iterator[Fault]:
+    """Yield the faults about mounts that no process serves any more."""
+    served = {each.raw_mountpoint for each in processes}
+    for point in run_files.abandoned_mounts(store_path):
+        if point not in served and not _answers(point):
+            where = printable(point)
+            yield Fault(
+                Verdict.DOWN,
+                f"the mount at {where} is dead: the process that served it was killed",
+                f"buildidfs unmount {shlex.quote(where)} takes it away, mount and up replace it",
+            )
+
+
+def _of_watch(
+    facts: dict[str, Any], names: Names | None, named: Callable[[], int]
+) -> Iterator[Fault]:
+    """Yield the faults that a watch reports."""
+    lost = [row for row in fact_rows(facts, "losses") if fact_number(row, "recent")]
+    if lost:
+        total = sum(fact_number(row, "recent") for row in lost)
+        causes = "; ".join(_cause(row, names) for row in lost[:_CAUSES])
+        rest = len(lost) - _CAUSES
+        more = f"; and {rest} other reason{'s' * (rest > 1)}" if rest > 0 else ""
+        known = min(named(), total)
+        which = "them" if known == total else f"{known} of them"
+        yield Fault(
+            Verdict.LOSING,
+            f"{total} file{'s' * (total != 1)} lost in the last {RECENT_S // 60} minutes:"
+            f" {causes}{more}",
+            f"{remedies.of_loss(str(lost[0].get('reason', '')))}; buildidfs journal --lost --since"
+            f" {RECENT_S // 60}m names {which}",
+        )
+    if events := fact_number(facts, "events_lost"):
+        yield Fault(
+            Verdict.LOSING,
+            f"{events} event{'s' * (events != 1)} of the kernel lost in the last"
+            f" {RECENT_S // 60} minutes: what was mapped for a moment only may be missing",
+            "less load, or more CPUs; CAP_SYS_NICE lets watch run before everything else",
+        )
+    if error := facts.get("store_error"):
+        yield Fault(
+            Verdict.LOSING,
+            _NOT_WRITTEN if names is None else f"{_NOT_WRITTEN}: {error}",
+            "make room on its filesystem, or set [retention] max-size: buildidfs prune --dry-run"
+            " says what would go",
+        )
+    yield from _of_mode(facts)
+
+
+def _of_mode(facts: dict[str, Any]) -> Iterator[Fault]:
+    """Yield findings about the restrictions of a watch, temporary or permanent."""
+    mode, degraded = facts.get("mode", "starting"), facts.get("degraded")
+    sentences = [str(each) for each in degraded] if isinstance(degraded, list) else []
+    if mode == "starting":
+        yield Fault(Verdict.DEGRADED, "watch is being started", "look again in a moment")
+    elif mode == "interrupted" and not any(each.startswith(STOPPED) for each in sentences):
+        yield Fault(
+            Verdict.LOSING,
+            "nothing is followed just now: the process that opens files has ended",
+            "it is started again by itself; the log of watch says why it ended",
+        )
+    for text in sentences:
+        if text.startswith(STOPPED):
+            reason, _, remedy = text.partition(": ")
+            yield Fault(Verdict.LOSING, f"nothing is followed just now: {reason}", remedy)
+            continue
+        reason, remedy = machine.reason_and_remedy(text)
+        if text.endswith(f": {REMEDY}"):
+            reason, remedy = text.removesuffix(f": {REMEDY}"), REMEDY
+        yield Fault(
+            Verdict.DEGRADED, reason, remedy or "buildidfs doctor says what this machine lacks"
+        )
+
+
+def _cause(row: dict[str, Any], names: Names | None) -> str:
+    container = row.get("container")
+    if names is None:
+        where = "in a container" if container else "on the host"
+    else:
+        where = f"in {names.short(str(container))}" if container else "on the host"
+    return f"{fact_number(row, 'recent')} {where} ({row.get('reason', '')})"
+
+
+def _age_s(since_ns: int) -> float:
+    return time.time() - since_ns / 1e9
