@@ -25,7 +25,6 @@ import pytest
 
 from buildidfs.formats.elf.identify import HEAD_SIZE, ElfFile
 from buildidfs.formats.elf.other_ids import code_hash, describe, htlhash
-from buildidfs.model import Absence
 from buildidfs.store import Store
 from buildidfs.view import blank
 from tests.fuzz import decoders, elf_mutation
@@ -37,6 +36,7 @@ from tests.support.filereader import FileReader
 from tests.support.mounts import COMMAND
 
 if TYPE_CHECKING:
+    from buildidfs.model import Absence
     from tests.support.mounts import BuildIdFs
     from tests.support.programs import Program
 

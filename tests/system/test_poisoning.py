@@ -25,6 +25,7 @@ import pytest
 from buildidfs.capture.process.process import Ways
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.formats.elf.identify import ElfFile, describe
+from buildidfs.formats.elf.other_ids import htlhash
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import Absence, BuildId, Kind
 from buildidfs.store import Store

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import gc
 import itertools
 import os
 import random
@@ -843,6 +844,7 @@ def _fill_paths(store: Store, count: int) -> None:
 
 def _peak(view: View, node: int, reader: Viewer | None) -> tuple[int, int]:
     """How many entries there are, and the most memory that listing them takes (bytes)."""
+    gc.collect()  # also empties the free lists of tuples, which tracemalloc counts when they fill
     tracemalloc.start()
     try:
         count = sum(1 for _ in view.children(node, 0, reader))
