@@ -18,6 +18,7 @@ from buildidfs.serve.page import api, overview
 from buildidfs.store import Store
 from buildidfs.store.run_files import present
 from buildidfs.watch import metrics
+from tests.support.clients import run, tool
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ def test_dead_mount_beside_a_watch_is_down(buildidfs: BuildIdFs, tmp_path: Path)
     point.mkdir()
     buildidfs("mount", point)
     (mount,) = present(buildidfs.store, "mount")
-    with watch_in(buildidfs.store, FOLLOWING, None):
+    with contextlib.ExitStack() as stack:
+        stack.callback(run, [tool("umount"), "-l", point])
+        stack.enter_context(watch_in(buildidfs.store, FOLLOWING, None))
         assert buildidfs("status").rc == 0
         os.kill(mount.pid, signal.SIGKILL)
         until(lambda: not present(buildidfs.store, "mount"), 10)

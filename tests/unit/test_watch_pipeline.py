@@ -116,7 +116,7 @@ class Watch(Listener):
 @contextlib.contextmanager
 def watching(path: Path, pins: PendingFiles | None = None, **options: int) -> Iterator[Watch]:
     """A watch; at the end nothing is open, no thread is left and the store is sound."""
-    threads, before = threading.active_count(), open_descriptors()
+    others, before = set(threading.enumerate()), open_descriptors()
     watch = Watch(path, pins, **options)
     try:
         yield watch
@@ -125,7 +125,7 @@ def watching(path: Path, pins: PendingFiles | None = None, **options: int) -> It
         watch.live.close()
         assert list(watch.store.check(digests=True)) == []
         watch.store.close()
-    until(lambda: threading.active_count() == threads, "all threads to end")
+    until(lambda: others.issuperset(threading.enumerate()), "all threads to end")
     assert open_descriptors() <= before
 
 
