@@ -341,6 +341,22 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert links > 10
 
 
+def anchors(path: Path) -> set[str]:
+    """The anchors that a forge gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def test_links_lead_to_headings() -> None:
+    links = 0
+    for path in DOCUMENTS:
+        text = " ".join(path.read_text().split())
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text):
+            assert anchor in anchors(path.parent / target if target else path), (path.name, anchor)
+            links += 1
+    assert links > 20
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_modules_that_a_document_names_exist(path: Path) -> None:
     layers = "|".join(each.name for each in (ROOT / "buildidfs").iterdir() if each.is_dir())
