@@ -69,7 +69,7 @@ bench: $(VENV)/.dev
 
 bench-capture: $(VENV)/.dev
 	scripts/install-packages bench
-	$(BIN)/python -m benchmarks.run $(BENCH_ARGS) capture capture-busy capture-peer \
+	$(BIN)/python -m benchmarks.run $(BENCH_ARGS) capture capture-busy capture-known capture-peer \
 		capture-writers capture-flood watch-perf watch-spawn watch-compile watch-memory
 
 test-fresh:

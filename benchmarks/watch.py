@@ -128,6 +128,44 @@ def _captured(
     yield Row(f"watch{what}: files with other bytes than those that ran", "=", 0, wrong)
 
 
+def known_program(bench: Bench) -> Iterator[Row]:
+    """Rows for new libraries that a known program loads from a filesystem that is gone at once, all
+    in one mount namespace. A library may have the device and inode number of the one before.
+    """
+    count = bench.size(300, 40)
+    for life in (0.0, 0.001):
+        with items(bench) as made, bench.scratch("known") as place:
+            launcher = compile_c(HERE / "libraries.c", place / "libraries")
+            loader = compile_c(HERE / "loader.c", place / "loader")
+            files, expected = _libraries(made, place, count)
+            mounted, known, store = place / "mounted", place / "known.so", place / "store"
+            mounted.mkdir()
+            made.write(place / "unused", known)
+            microseconds = str(round(life * 1e6))
+            inside = ["unshare", "--mount", launcher, loader, microseconds, mounted]
+            script = f'for n in 1 2 3; do {loader} 0 {known}; sleep 0.1; done; exec "$@"'
+            command = [*inside[:2], "sh", "-c", script, "sh", *inside[2:], *files]
+            with watched(bench, store) as watcher:
+                run(command)
+                watcher.captured(expected)
+            result = compare(store, expected)
+        yield Row(
+            f"watch: libraries of a known program, gone after {life * 1000:g} ms; captured",
+            ">=", 99.5, result.so_percent, "%", detail=f"{result}, of libraries only",
+        )  # fmt: skip
+
+
+def _libraries(made: ShortLife, place: Path, count: int) -> tuple[list[Path], Expected]:
+    """New libraries, and what is expected of them. Their directory is not watched."""
+    files, expected = [], Expected()
+    for number in range(count):
+        files.append(place / f"library{number}.so")
+        both = made.write(place / "executable", files[-1])
+        # Only libraries run; each stands for its executable in the sums.
+        expected.add(Expected(both.shared_objects, both.shared_objects))
+    return files, expected
+
+
 def _row(what: str, limit: float, result: Result, cpu: float) -> Row:
     return Row(
         f"{what}; captured", ">=", limit, min(result.exe_percent, result.so_percent), "%",
@@ -326,7 +364,24 @@ def spawn(bench: Bench) -> Iterator[Row]:
         output = run([execs, str(count), "/usr/bin/true"])
         return msgspec.json.decode(output, type=dict[str, int])["p50_ns"] / 1e3
 
-    yield from _in_turns(bench, "posix_spawn of true", action, 1.25, "us")
+    yield from _in_turns(bench, "posix_spawn of true", action, 1.05, "us")
+    with bench.scratch("spawns") as place, watched(bench, place / "store") as watcher:
+        action()  # the program becomes known
+        time.sleep(1)
+        begin, before = time.monotonic(), watcher.cpu_seconds()
+        time.sleep(3)
+        idle = (watcher.cpu_seconds() - before) / (time.monotonic() - begin)
+        costs = []
+        for _ in range(3):
+            before = watcher.cpu_seconds()
+            action()
+            time.sleep(0.3)
+            costs.append((watcher.cpu_seconds() - before) / count * 1e6)
+    yield Row(
+        "watch: processor time for a spawn of a known program", "<=", 30, min(costs), "us",
+        detail=f"{', '.join(f'{cost:.0f}' for cost in costs)} us",
+    )  # fmt: skip
+    yield Row("watch: processor time while nothing runs", "<", 0.1, idle * 100, "%")
 
 
 def compile_small(bench: Bench) -> Iterator[Row]:
@@ -344,7 +399,7 @@ def compile_small(bench: Bench) -> Iterator[Row]:
         def action() -> float:
             return timed(lambda: run(command, cwd=place)) * 1e3
 
-        yield from _in_turns(bench, f"{len(names)} runs of gcc -c", action, 1.10, "ms")
+        yield from _in_turns(bench, f"{len(names)} runs of gcc -c", action, 1.02, "ms")
 
 
 def _in_turns(
@@ -408,6 +463,7 @@ def memory(bench: Bench) -> Iterator[Row]:
 ROWS: dict[str, Benchmark] = {
     "capture": capture,
     "capture-busy": capture_busy,
+    "capture-known": known_program,
     "capture-peer": peer,
     "capture-writers": writers,
     "capture-flood": flood,
