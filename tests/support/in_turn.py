@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_MODULES = ("cli.symbolize", "cli.bundle", "app.symbolize.addresses", "app.bundle")
+_MODULES = ("cli.symbolize", "cli.bundle", "symbolize.addresses", "bundle.collect")
 
 
 class Command(NamedTuple):
