@@ -7,6 +7,7 @@ A bundle is a tar archive in the seekable format of zstd (`formats.archive.seeka
     blobs/SHA256         each file once, in the order in which the manifest first names it
     inputs/NUMBER-NAME   the profile or core file of the bundle, if requested
     sources.jsonl        the source files that its debuginfo names, one `Source` per line
+    buildid/ID/KIND      symbolic links to the files, for people who unpack it; readers ignore them
 
 Sizes are in the manifest, so a reader can compute the place of a file. The same input gives the
 same bytes. All content is a claim until its digest is verified.
@@ -39,6 +40,7 @@ _MANIFEST_LEAST: Final = 1 << 20
 _ITEMS_MAX: Final = 1 << 20
 _PLACES_MAX: Final = 256
 _END: Final = bytes(2 * BLOCK)
+_NAME_MAX: Final = 100
 
 Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2}){2,120}$")]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -266,13 +268,28 @@ def members(manifest: Manifest, manifest_bytes: int) -> Members:
     return Members(blobs, inputs, sources)
 
 
-def header(name: bytes, size: int) -> bytes:
+def links(manifest: Manifest) -> bytes:
+    """Return the blocks of the symbolic links that give each file the name of its build ID.
+
+    They follow all files, so they move none. A build ID of more than 40 bytes has none: its name
+    does not fit into a header.
+    """
+    targets: dict[bytes, bytes] = {}
+    for item in manifest.items:
+        name = f"buildid/{item.build_id}/{item.kind}".encode()
+        if len(name) <= _NAME_MAX:
+            targets.setdefault(name, b"../../blobs/" + item.sha256.encode())
+    return b"".join(header(name, 0, target) for name, target in targets.items())
+
+
+def header(name: bytes, size: int, link: bytes = b"") -> bytes:
     """Return the block before a file (POSIX ustar; in GNU's form if the size exceeds
-    octal digits).
+    octal digits), or of a symbolic link to ``link``.
     """
     field = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
     before = name.ljust(100, b"\0") + b"0000444\0" + b"0000000\0" * 2 + field + b"%011o\0" % 0
-    after = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
+    kind = b"2" if link else b"0"
+    after = kind + link.ljust(100, b"\0") + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
     block = (before + b" " * 8 + after).ljust(BLOCK, b"\0")
     return before + b"%06o\0 " % sum(block) + block[156:]
 

@@ -91,7 +91,7 @@ def write_bundle(
         _copy(writer, member, partial(read_fully, source), progress)
     if listed is not None:
         _copy(writer, listed, partial(read_fully, sources), progress)
-    writer.write(bundle_archive.end())
+    writer.write(bundle_archive.links(manifest) + bundle_archive.end())
     writer.finish()
     return writer.kept
 

@@ -67,6 +67,8 @@ def test_tar_can_read_it(directory: Path, buildidfs: BuildIdFs, ledger: Ledger) 
     for item in manifest["items"]:
         data = (directory / "blobs" / item["sha256"]).read_bytes()
         assert hashlib.sha256(data).hexdigest() == item["sha256"]
+        link = directory / "buildid" / item["build_id"] / item["kind"]
+        assert link.read_bytes() == data
 
 
 def test_the_same_bytes_each_time(directory: Path, buildidfs: BuildIdFs, ledger: Ledger) -> None:
