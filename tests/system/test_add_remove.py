@@ -93,7 +93,7 @@ def test_remove_by_path(buildidfs: BuildIdFs, files: Path) -> None:
     assert (removed["build_id"], removed["kind"]) == (FIRST, "executable")
     assert kept(buildidfs) == {(FIRST, "app-g"), (SECOND, "lib")}
     assert json.loads(buildidfs("show", "--json", FIRST).out)["variants"]
-    page = (Path(__file__).parents[2] / "man/buildidfs.1").read_text()
+    page = (Path(__file__).parents[2] / "man/buildidfs-json.5").read_text()
     explained = page.partition(".It Cm remove\n")[2].partition(".It ")[0]
     assert [key for key in removed if f".Li {key}" not in explained] == []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every field that a program may find in JSON output is explained in buildidfs(1)."""
+"""Every field that a program may find in JSON output is explained in buildidfs-json(5)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _COUNTS = {"absent", "artifacts", "host_without_build_id", "namespaces"}
 
 @pytest.fixture(scope="module")
 def output_section() -> dict[str, str]:
-    """What the section OUTPUT says of each command."""
-    page = formatted(ROOT / "man/buildidfs.1").out
-    text = page.partition("\nOUTPUT\n")[2].partition("\nPRIVILEGES\n")[0]
+    """What the page of the fields says of each command."""
+    page = formatted(ROOT / "man/buildidfs-json.5").out
+    text = page.partition("\nDESCRIPTION\n")[2].partition("\nSEE ALSO\n")[0]
     names = (
         "pin --list", "prune", "gc", "status", "config",
         "scan perf-data", "scan image", "coverage", "repair",

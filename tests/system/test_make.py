@@ -177,6 +177,7 @@ def test_units_start_what_make_install_installs(tmp_path: Path) -> None:
             programs_started = re.findall(r"^Exec\w+=(\S+buildidfs)", text, re.MULTILINE)
             assert set(programs_started) == ({str(command)} if name.endswith("service") else set())
         assert (prefix / "share/man/man1/buildidfs.1").exists()
+        assert (prefix / "share/man/man1/buildidfs-capture.1").exists()
         assert (prefix / "share/man/man7/buildidfs-mount.7").exists()
     run(["scripts/install", "remove", prefix], env=environ, cwd=clone, check=True)
     assert [path for path in prefix.rglob("*") if not path.is_dir()] == []

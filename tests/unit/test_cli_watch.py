@@ -89,8 +89,8 @@ def test_facts_are_all_there_is() -> None:
 
 
 def test_facts_are_those_of_the_manual() -> None:
-    page = (ROOT / "man/buildidfs.1").read_text()
-    section = page.partition("\n.Sh OUTPUT\n")[2].partition("\n.Sh ")[0]
+    page = (ROOT / "man/buildidfs-json.5").read_text()
+    section = page.partition("\n.Sh FIELDS\n")[2].partition("\n.Sh ")[0]
     item = section.partition("\n.It Cm watch\n")[2].partition("\n.It ")[0]
     of_counts = item.partition("\n.Ql counts ,\n")[2]
     named = set(re.findall(r"^\.Li (\w+)", of_counts, re.MULTILINE))

@@ -27,6 +27,7 @@ from tests.support.manuals import formatted, indent
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "man").iterdir())
+FAMILIES = [path for path in PAGES if re.fullmatch(r"buildidfs-\w+\.1", path.name)]
 DOCUMENTS = sorted(
     path for pattern in ("*.md", "docs/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern)
 )
@@ -83,7 +84,9 @@ def settings(kind: type[msgspec.Struct] = config.Settings, path: str = "") -> di
 
 def test_there_are_pages_and_commands() -> None:
     assert [path.name for path in PAGES] == [
-        "buildidfs-mount.7", "buildidfs-store.5", "buildidfs.1", "buildidfs.toml.5",
+        "buildidfs-capture.1", "buildidfs-fleet.1", "buildidfs-json.5", "buildidfs-keep.1",
+        "buildidfs-lookup.1", "buildidfs-mount.7", "buildidfs-store.5", "buildidfs.1",
+        "buildidfs.toml.5",
     ]  # fmt: skip
     assert {"scan proc", "scan tree", "mount", "unmount", "list", "show", "get", "stats"} <= set(
         LEAVES
@@ -150,15 +153,23 @@ def test_options_of_tables_are_in_the_page() -> None:
 def command_texts() -> dict[str, str]:
     """What the page says of each command, and under the empty name of the program itself."""
     text = formatted(ROOT / "man/buildidfs.1").out
-    general, _, rest = text.partition("\nDESCRIPTION\n")[2].partition("\nCAPTURING\n")
-    # the items of the list of commands are text of a section, what belongs to them is not
-    items = re.split(rf"^{indent(text)}(?=\S)", rest.partition("\nTABLES\n")[0], flags=re.MULTILINE)
-    found = {"": general}
-    for item in items:
-        for path in LEAVES:
-            if re.match(rf"{re.escape(path)}(?: [A-Z]|\s*$| {{2,}})", item, re.MULTILINE):
-                found[path] = item
+    found = {"": text.partition("\nDESCRIPTION\n")[2].partition("\nCOMMANDS\n")[0]}
+    for family in FAMILIES:
+        text = formatted(family).out
+        described = text.partition("\nDESCRIPTION\n")[2].partition("\nSEE ALSO\n")[0]
+        # the items of the list of commands are text of a section, what belongs to them is not
+        for item in re.split(rf"^{indent(text)}(?=\S)", described, flags=re.MULTILINE):
+            for path in LEAVES:
+                if re.match(rf"{re.escape(path)}(?: [A-Z]|\s*$| {{2,}})", item, re.MULTILINE):
+                    found[path] = item
     return found
+
+
+def test_each_command_has_a_family() -> None:
+    families = page("buildidfs.1").partition(" COMMANDS ")[2].partition(" TABLES ")[0]
+    assert [name for name in cli.commands if not re.search(rf"\b{name}\b[,.]", families)] == []
+    named = re.findall(r"buildidfs-\w+\(1\)", families)
+    assert sorted(named) == [f"{path.stem}(1)" for path in FAMILIES]
 
 
 @pytest.mark.parametrize("path", ["", *LEAVES])
