@@ -6,6 +6,8 @@
 # make deb       build a package for the Debian release of this machine in $(DIST)
 # make test-deb  install, upgrade and purge that package in a new root with systemd
 # make release   build the sdist, the wheel and the package, with SHA256SUMS, in $(DIST)
+# make image     build an image for podman, Docker or Kubernetes from that package
+# make test-image  run it: capture this host, be killed, start anew
 # make clean     remove what the other targets have made here; not while `make up` runs
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
@@ -25,7 +27,7 @@ FUZZ_SECONDS ?= 600
 DIST ?= dist
 export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh deb test-deb release clean
+.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh deb test-deb release image test-image clean
 
 # What comes first is made when nothing is named: it must not be what starts to follow this host.
 help:
@@ -81,6 +83,12 @@ deb:
 
 release: deb
 	scripts/make-release $(DIST)
+
+image: deb
+	scripts/make-image $(DIST)
+
+test-image:
+	scripts/test-image
 
 test-deb: deb
 	scripts/test-deb $(DIST)/buildidfs_*.deb
