@@ -113,10 +113,12 @@ def read_text(pid_fd: int, name: bytes) -> bytes:
     """Read a text file of the process. Raises OSError: EFBIG if it is longer than `MOST_TEXT`."""
     with closing_fd(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)) as fd:
         chunks, size = [], 0
-        while chunk := os.read(fd, _CHUNK):
+        while size <= MOST_TEXT and (chunk := os.read(fd, _CHUNK)):
             size += len(chunk)
-            _check_size(size)
             chunks.append(chunk)
+        if size > MOST_TEXT:
+            chunks.clear()  # else the traceback of the error holds them
+        _check_size(size)
         return b"".join(chunks)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import mmap
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def _mapping_of(pid_fd: int, path: Path) -> tuple[int, int]:
         if mapping.path == os.fsencode(path) and mapping.executable:
             return mapping.start, mapping.end
     raise AssertionError(f"{path} is not mapped")
+
+
+def test_error_about_a_long_text_holds_none_of_it(me: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "MOST_TEXT", size := len(procfs.maps(me)) // 2)
+    tracemalloc.start()
+    try:
+        with pytest.raises(OSError, match="more mappings") as error:
+            procfs.maps(me)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert error.value.errno == errno.EFBIG
+    assert held < size / 2
 
 
 def _read_and_close(fd: int) -> bytes:
