@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from buildidfs.cli.progress import Line
+    from buildidfs.cli.output import Line
     from buildidfs.config import Settings
     from buildidfs.store import Store
 
@@ -101,7 +101,7 @@ class Session:
 
         With -v there is no line: log messages show more, and would mix with it.
         """
-        from buildidfs.cli.progress import progress
+        from buildidfs.cli.output import progress
 
         return progress(description, noun, quiet=self.verbosity != 0)
 

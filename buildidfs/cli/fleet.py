@@ -1,21 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about all hosts that push to one bucket."""
+"""Exchange files with the bucket of a fleet and with upstream servers: ``buildidfs fleet``,
+``push`` and ``fetch``.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
 from buildidfs.cli.group import LazyGroup
-from buildidfs.cli.output import counted, json_line, moment, one_line, size
+from buildidfs.cli.output import counted, json_line, moment, one_line, printable, size
 from buildidfs.cli.table import Column
+from buildidfs.errors import ArtifactMissing, IncompleteError, StoreError, UpstreamError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from buildidfs.fleet.push import Pusher, Summary
     from buildidfs.fleet.questions import Host, Location
+    from buildidfs.model import BuildId
+    from buildidfs.store import Store
+    from buildidfs.upstream.fetcher import Fetched
+
 
 _CODES: Final = {
     2: "no bucket is configured, or the extra buildidfs[remote] is not installed",
@@ -182,3 +196,234 @@ def filter_(session: Session, rebuild: bool, json_: bool) -> None:
             f" {size(state.bytes)}, generation {state.generation},"
             f" made {moment(state.made_ns)}"
         )
+
+
+@click.command(
+    "push",
+    short_help="Upload captured files to a bucket.",
+    epilog=exit_status(
+        [
+            "buildidfs push --all",
+            "buildidfs push --watch --rate 10MiB",
+            "buildidfs push 5d8f",
+        ],
+        {
+            2: "no bucket is configured, or the extra for it is not installed",
+            3: "some files could not be pushed; a line for each is on standard error",
+            30: "nothing known under a build ID",
+            50: "the bucket is missing, refuses the request, or does not answer",
+        },
+    ),
+)
+@click.argument("ids", metavar="ID...", nargs=-1, type=BuildIdArgument())
+@click.option("--all", "all_", is_flag=True, help="Push all files of the store.")
+@click.option("--watch", is_flag=True, help="Push all files, then new captures, until stopped.")
+@click.option(
+    "--rate", metavar="SIZE", help="Send at most this many bytes per second.  [default: no limit]"
+)
+@click.option("--verify", is_flag=True, help="Compare all files again.")
+@click.option("--json", "json_", is_flag=True, help="Print the counts as a JSON object.")
+@click.pass_obj
+def push(
+    session: Session,
+    ids: tuple[str, ...],
+    all_: bool,
+    watch: bool,
+    rate: str | None,
+    verify: bool,
+    json_: bool,
+) -> int:
+    """Push the files of build IDs, or all, to the bucket in [remote] url.
+
+    The push sends the files that the bucket lacks, and overwrites nothing: if the bucket has other
+    bytes for a build ID, the file goes below variant/. Files that not every user could read go to
+    the bucket in [remote] private, or stay here. A push continues one that was interrupted.
+    """
+    if sum((bool(ids), all_, watch)) != 1:
+        raise UsageError("push takes build IDs, or one of --all and --watch")
+    from buildidfs.fleet.push import PATIENCE_S, Pusher, settings_of
+
+    if watch and not session.verbosity:
+        session.start_logging()
+    patience = None if watch else PATIENCE_S
+    options = settings_of(session.settings.remote, rate=rate, verify=verify, patience_s=patience)
+    with (
+        session.open_store() as store,
+        Pusher(store, session.settings.remote, options) as pusher,
+    ):
+        if watch:
+            _watch(pusher)
+            return 0
+        chosen = [_found(store, text) for text in ids] if ids else None
+        with session.progress("Pushing") as line:
+            summary = pusher.run(chosen, line)
+    return _report_push(session, summary, json_=json_)
+
+
+def _watch(pusher: Pusher) -> None:
+    from buildidfs.linux.sdnotify import Notifier
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: pusher.stop())
+    pusher.follow(Notifier(os.environ).ready)
+
+
+def _found(store: Store, text: str) -> tuple[int, BuildId]:
+    build_id = store.match(text)
+    ordinal = store.index.ordinal(build_id)
+    assert ordinal is not None
+    return ordinal, build_id
+
+
+def _report_push(session: Session, summary: Summary, *, json_: bool) -> int:
+    for failure in summary.failed:
+        terminal.complain(f"cannot push {one_line(failure)}")
+    if json_:
+        names = ("pushed", "variants", "present", "private", "leased")
+        counts = {name: getattr(summary, name) for name in names}
+        json_line({**counts, "failed": len(summary.failed), "bytes": summary.bytes})
+    elif not session.is_quiet:
+        left_out = (
+            (summary.private, "private and not pushed"),
+            (summary.leased, "being pushed by other hosts"),
+        )
+        terminal.say(
+            f"{counted(summary.pushed, 'file')} pushed ({size(summary.bytes)}),"
+            f" {counted(summary.variants, 'variant')}, {summary.present} in the bucket before"
+            + "".join(f", {count} {what}" for count, what in left_out if count)
+        )
+    return 3 if summary.failed else 0
+
+
+_SHOWN: Final = 10
+
+
+@click.command(
+    "fetch",
+    short_help="Fetch missing files from upstream servers.",
+    epilog=exit_status(
+        [
+            "buildidfs fetch --for perf.data",
+            "buildidfs fetch --for core",
+            "buildidfs fetch 8e9fd827446c24067541ac5390e6f527fb5947bb",
+            "DEBUGINFOD_URLS=https://debuginfod.debian.net buildidfs fetch --for core",
+        ],
+        {
+            2: "wrong usage: no upstream is configured, or FILE is no profile and no core file",
+            3: "finished, but some files could not be fetched",
+            10: "store error; 14 disk full",
+            30: "no server has any of the files",
+            50: "no file was fetched, because servers could not be asked",
+        },
+    ),
+)
+@click.argument("ids", metavar="ID...", nargs=-1, type=BuildIdArgument())
+@click.option(
+    "--for",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=AnyPath(),
+    help="Fetch the files of a perf.data or core file that the store lacks.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["executable", "debuginfo"]),
+    help="Only files of this kind.  [default: both]",
+)
+@click.option(
+    "--again", is_flag=True, help="Also ask for files that no server had at the last request."
+)
+@click.option(
+    "--offline", is_flag=True, help="Ask only servers that are directories of this machine."
+)
+@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_obj
+def fetch(
+    session: Session,
+    ids: tuple[str, ...],
+    files: tuple[str, ...],
+    kind: str | None,
+    again: bool,
+    offline: bool,
+    json_: bool,
+) -> int:
+    """Fetch executables and debuginfo that the store lacks, and keep them.
+
+    The command asks the servers in [upstream] urls of buildidfs.toml(5), then those in
+    DEBUGINFOD_URLS, in this order. It keeps a file only if the file has the requested build ID.
+    """
+    import msgspec
+
+    from buildidfs.model import Kind
+    from buildidfs.profile import fetch as fetching
+    from buildidfs.upstream.options import of_settings
+
+    if not ids and not files:
+        raise UsageError("nothing is named: give build IDs, or --for FILE")
+    options = of_settings(session.settings.upstream, os.environ)
+    if not options.urls:
+        raise UsageError(fetching.NO_UPSTREAM)
+    options = msgspec.structs.replace(options, offline=options.offline or offline)
+    kinds = fetching.KINDS if kind is None else (Kind[kind.upper()],)
+    with session.capturing("Fetching") as (store, show):
+        wanted = fetching.wanted_of(store, ids, files, kinds)
+        done = fetching.fetch(store, options, wanted, again=again, progress=show)
+    return _report_fetch(session, done, json_=json_)
+
+
+def _report_fetch(session: Session, done: list[Fetched], *, json_: bool) -> int:
+    """Print the results; return the exit status."""
+    from buildidfs.upstream.fetcher import State
+
+    counts = Counter(each.state for each in done)
+    total = sum(each.size for each in done)
+    if json_:
+        json_line(
+            {
+                **{str(state): counts[state] for state in State},
+                "bytes": total,
+                "files": [_fields(each) for each in done],
+            }
+        )
+    else:
+        if not done:
+            session.say_why_empty("the store has all that could be fetched")
+        elif not session.is_quiet:
+            click.echo(
+                f"{counted(counts[State.FETCHED], 'file')} fetched ({size(total)}),"
+                f" {counts[State.HELD]} already held"
+            )
+        _complain([each for each in done if each.why])
+    missing = len(done) - counts[State.FETCHED] - counts[State.HELD]
+    if not missing:
+        return 0
+    if missing < len(done):
+        return IncompleteError.exit_code
+    if counts[State.FAILED]:
+        return StoreError.exit_code
+    if counts[State.UNAVAILABLE]:
+        return UpstreamError.exit_code
+    return ArtifactMissing.exit_code
+
+
+def _complain(lacking: Sequence[Fetched]) -> None:
+    """Name the files that were not fetched, up to a limit."""
+    kinds: dict[tuple[BuildId, str], list[str]] = {}
+    for each in lacking:
+        kinds.setdefault((each.build_id, each.why), []).append(each.kind.name.lower())
+    for (build_id, why), named in islice(kinds.items(), _SHOWN):
+        terminal.complain(f"no {' or '.join(named)} of {build_id}: {printable(os.fsencode(why))}")
+    if (more := len(kinds) - _SHOWN) > 0:
+        terminal.complain(f"nor of {counted(more, 'more build ID')}, see --json")
+
+
+def _fields(each: Fetched) -> dict[str, object]:
+    return {
+        "build_id": str(each.build_id),
+        "kind": each.kind.name.lower(),
+        "state": str(each.state),
+        "server": each.server,
+        "size": each.size,
+        "why": each.why,
+    }

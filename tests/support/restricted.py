@@ -14,8 +14,8 @@ from tests.support.mounts import COMMAND
 # A process that changes its user is not dumpable, and then its own files in /proc are root's.
 _AS_NOBODY = """
 import codecs, ctypes, difflib, os, sys
-import buildidfs.cli.doctor, buildidfs.doctor, buildidfs.log, buildidfs.mount.session
-import buildidfs.capture.process.inventory, buildidfs.cli.stats, buildidfs.cli.mount
+import buildidfs.cli.health, buildidfs.doctor, buildidfs.log, buildidfs.mount.session
+import buildidfs.capture.process.inventory, buildidfs.cli.history, buildidfs.cli.serve
 import buildidfs.catalog.coverage
 import buildidfs.cli.service, buildidfs.cli.output, buildidfs.watch.up
 import buildidfs.store.store, buildidfs.mount.daemonize

@@ -31,9 +31,9 @@ def test_list_imports_no_other_command(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _LIST, tmp_path / "store"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     modules = run.stderr.splitlines()[-1].split()
-    assert "buildidfs.cli.list" in modules
+    assert "buildidfs.cli.contents" in modules
     ours = {name for name in modules if name.startswith("buildidfs.")}
-    expected = {"main", "common", "group", "output", "list", "table", "terminal"}
+    expected = {"main", "common", "contents", "group", "output", "table", "terminal"}
     assert {name for name in ours if name.startswith("buildidfs.cli.")} == {
         f"buildidfs.cli.{name}" for name in expected
     }

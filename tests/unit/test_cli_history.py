@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.cli.journal: points in time as people say them."""
+"""buildidfs.cli.history: points in time as people say them."""
 
 from __future__ import annotations
 

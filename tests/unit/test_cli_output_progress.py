@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.cli.progress: one line that fits, is honest, and obeys no name."""
+"""buildidfs.cli.output: one line that fits, is honest, and obeys no name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildidfs.cli import progress, terminal
+from buildidfs.cli import output, terminal
 from tests.support.terminals import on_terminal
 
 
@@ -28,7 +28,7 @@ def text(
     share: float | None = None, *, elapsed: float = 4.0, columns: int = 100, noun: str = "file",
 ) -> str:  # fmt: skip
     clock = Clock()
-    line = progress.Line("Capturing", noun, clock)
+    line = output.Line("Capturing", noun, clock)
     clock.now += elapsed
     return line.text(done, what, size, share, columns)
 
@@ -67,7 +67,7 @@ def test_line_fits_and_is_printable(what: str, columns: int, size: int) -> None:
 
 
 _PROGRAM = """
-from buildidfs.cli.progress import progress
+from buildidfs.cli.output import progress
 with progress("Capturing") as show:
     show(1, "/x\\x1b]0;title\\x07\\x9b5m\\n[bold]\\udcff-\\u00e9")
 print("done")
@@ -85,11 +85,11 @@ def test_terminal_gets_names_that_it_does_not_obey(locale: str, name: str) -> No
 
 
 def test_no_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress.progress("Capturing") as show:
+    with output.progress("Capturing") as show:
         assert show is None
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
-    with progress.progress("Capturing") as show:
+    with output.progress("Capturing") as show:
         assert show is None
 
 
@@ -98,7 +98,7 @@ def test_line_is_drawn_ten_times_a_second_at_most(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     clock = Clock()
-    line = progress.Line("Reading", "record", clock)
+    line = output.Line("Reading", "record", clock)
     for number in range(1000):
         line(number, "")
         clock.now += 0.001

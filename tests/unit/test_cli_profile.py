@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.cli.coverage: the table, its totals, and an answer about nothing."""
+"""buildidfs.cli.profile: the table, its totals, and an answer about nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.cli.show: an answer about a build ID that was seen at many places is bounded."""
+"""buildidfs.cli.lookup: an answer about a build ID that was seen at many places is bounded."""
 
 from __future__ import annotations
 

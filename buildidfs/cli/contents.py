@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contents of the store: ``buildidfs list``, ``containers``, ``add`` and ``get``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+from msgspec.structs import asdict
+
+from buildidfs.catalog.containers import Names
+from buildidfs.cli import table
+from buildidfs.cli.common import (
+    AnyPath,
+    BuildIdArgument,
+    ContainerArgument,
+    SeenPath,
+    Session,
+    container_option,
+    exit_status,
+    since_option,
+)
+from buildidfs.cli.output import (
+    counted,
+    json_line,
+    moment,
+    one_line,
+    path_fields,
+    printable,
+    report_scan,
+    size,
+)
+from buildidfs.cli.table import Column
+from buildidfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from buildidfs.catalog.artifacts import Conflict, Place
+    from buildidfs.catalog.containers import ContainerSummary
+    from buildidfs.model import Artifact, BuildId, Kind, Origin
+    from buildidfs.store import Container
+
+
+class _Listed(NamedTuple):
+    """The artifacts of a build ID, each with its newest sighting; the executable is the first."""
+
+    build_id: BuildId
+    artifacts: list[tuple[Artifact, Place]]
+
+    @property
+    def place(self) -> Place:
+        """Return the place of the executable, or else of the debug file."""
+        return self.artifacts[0][1]
+
+    @property
+    def last_seen_ns(self) -> int:
+        return max(place.last_seen_ns for _, place in self.artifacts)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return [artifact.kind for artifact, _ in self.artifacts]
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes of all artifacts; a file of two kinds counts once."""
+        return sum({artifact.digest: artifact.size for artifact, _ in self.artifacts}.values())
+
+
+_COLUMNS: Final[tuple[Column[_Listed], ...]] = (
+    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
+    Column("kinds", "KINDS", lambda row: row.kinds, table.KINDS),
+    Column("size", "SIZE", lambda row: row.size, table.SIZE, 90),
+    Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
+    Column("container", "CONTAINER", lambda row: row.place.container, table.LABEL),
+    Column("path", "PATH", lambda row: row.place.path, table.PATH),
+)
+
+
+@click.command(
+    "list",
+    short_help="List the build IDs in the store.",
+    epilog=exit_status(
+        [
+            "buildidfs list --path '*/libc.so.6'",
+            "buildidfs list --container web --since 2h --json",
+            "buildidfs list --kind debuginfo",
+            "buildidfs list --conflicts",
+        ],
+        {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
+    ),
+)
+@click.option(
+    "--path",
+    "glob",
+    metavar="GLOB",
+    type=SeenPath(),
+    help="Only files seen at a path of this pattern ('*/libc*').",
+)
+@container_option()
+@since_option
+@click.option(
+    "--kind",
+    type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
+    help="Only artifacts of this kind.",
+)
+@click.option(
+    "--conflicts", is_flag=True, help="Only artifacts with several variants, with all of them."
+)
+@table.options(_COLUMNS)
+@click.pass_obj
+def list_(
+    session: Session,
+    glob: str | None,
+    container: str | None,
+    since: int,
+    kind: str | None,
+    conflicts: bool,
+    layout: table.Layout,
+) -> None:
+    """List build IDs in the order of their arrival, with kinds, size, age and last place.
+
+    Each build ID has one line; with --json each artifact has one. With --conflicts the command
+    lists artifacts with several variants, the served one first, and the reason why it is served.
+    """
+    from buildidfs.catalog import artifacts
+
+    shown = False
+    with session.open_store() as store:
+        names = Names(store)
+        asked = artifacts.Asked(glob, container, kind, since)
+        if conflicts:
+            wanted = artifacts.origin_filter(store, asked)
+            for conflict in artifacts.conflicts(store, kind, wanted):
+                shown = True
+                (_conflict_as_json if layout.is_json else _conflict_as_text)(conflict, names)
+            sys.stdout.flush()
+            if not shown:
+                session.say_why_empty(artifacts.why_no_conflicts(store, asked))
+            return
+        rows = _rows(artifacts.artifacts(store, asked))
+        columns = table.named(_COLUMNS, names.short, lambda row: row.place.cgroup)
+        if layout.is_json:
+            shown = _as_json(layout.choose(columns, rows), names)
+        else:
+            shown = layout.print(columns, rows) > 0
+        if not shown:
+            session.say_why_empty(artifacts.why_no_artifacts(store, asked))
+
+
+def _rows(found: Iterable[tuple[BuildId, Artifact, Place]]) -> Iterator[_Listed]:
+    for build_id, group in groupby(found, lambda each: each[0]):
+        yield _Listed(build_id, [(artifact, record) for _, artifact, record in group])
+
+
+def _as_json(rows: Iterable[_Listed], names: Names) -> bool:
+    """Print an object for each artifact; return True if there is any."""
+    shown = False
+    for row in rows:
+        for artifact, place in row.artifacts:
+            shown = True
+            json_line(
+                {
+                    "build_id": row.build_id.hex(),
+                    "kind": artifact.kind.name.lower(),
+                    "sha256": artifact.digest.hex(),
+                    "size": artifact.size,
+                    "adopted": artifact.adopted,
+                    **names.fields(place.container, place.cgroup),
+                    "last_seen": place.last_seen_ns / 1e9,
+                    **path_fields(place.path),
+                }
+            )
+    sys.stdout.flush()
+    return shown
+
+
+def _container_fields(names: Names, origin: Origin) -> dict[str, object]:
+    return names.fields(origin.container, origin.cgroup)
+
+
+def _conflict_as_json(conflict: Conflict, names: Names) -> None:
+    json_line(
+        {
+            "build_id": conflict.build_id.hex(),
+            "kind": conflict.kind.name.lower(),
+            "variants": [
+                {
+                    "sha256": artifact.digest.hex(),
+                    "size": artifact.size,
+                    "quality": artifact.quality.name.lower(),
+                    "trust": artifact.trust.name.lower(),
+                    "first_seen": artifact.first_seen_ns / 1e9,
+                    "served": artifact.variant == conflict.served,
+                    "why": why,
+                    **(
+                        {"container": None, "path": None}
+                        if record is None
+                        else {
+                            **_container_fields(names, record.origin),
+                            **path_fields(record.origin.path),
+                        }
+                    ),
+                }
+                for artifact, why, record in conflict.variants
+            ],
+        }
+    )
+
+
+def _conflict_as_text(conflict: Conflict, names: Names) -> None:
+    sys.stdout.write(f"{conflict.build_id.hex():40}  {conflict.kind.name.lower()}\n")
+    for artifact, why, record in conflict.variants:
+        where = "" if record is None else printable(record.origin.path)
+        if record is not None and record.origin.container:
+            name = names.short(record.origin.container, record.origin.cgroup)
+            where += f"  ({one_line(name)})"
+        sys.stdout.write(
+            f"  {'' if artifact.variant == conflict.served else 'not '}served: {why}\n"
+            f"      {artifact.digest}  {size(artifact.size):>10}  {where}\n"
+        )
+
+
+_SHOWN: Final = 50
+_NS: Final = 1_000_000_000
+_GONE: Final = 5  # containers without any file left that are named
+
+_CONTAINER_COLUMNS: Final[tuple[Column[ContainerSummary], ...]] = (
+    Column("name", "NAME", lambda row: row.shown, table.LABEL),
+    Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
+    Column("image", "IMAGE", lambda row: row.image, table.LABEL, 100),
+    Column("first_seen", "FIRST SEEN", lambda row: int(row.first_seen * _NS), table.AGE, 120),
+    Column("last_seen", "SEEN", lambda row: int(row.last_seen * _NS), table.AGE),
+    Column("build_ids", "IDS", lambda row: row.build_ids, table.COUNT),
+    Column("removed", "REMOVED", lambda row: row.removed, table.COUNT, 160),
+    Column("size", "SIZE", lambda row: row.bytes, table.SIZE),
+    Column("executable", "BINARIES", lambda row: row.coverage.executable, table.SHARE, 140),
+    Column("symbols", "SYMBOLS", lambda row: row.coverage.symbols, table.SHARE),
+    Column("debuginfo", "DEBUGINFO", lambda row: row.coverage.debuginfo, table.SHARE, 140),
+)
+
+
+@click.command(
+    "containers",
+    short_help="List containers by name, with their captured files.",
+    epilog=exit_status(
+        [
+            "buildidfs containers",
+            "buildidfs containers shop/cart-7d9f",
+            "buildidfs containers --since 2h --json",
+            "buildidfs containers --all --sort -size",
+        ],
+        {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
+    ),
+)
+@click.argument("names", metavar="[NAME ...]", nargs=-1, type=ContainerArgument())
+@since_option
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help=f"List all, not only the {_SHOWN} seen last, and namespaces without a container.",
+)
+@table.options(_CONTAINER_COLUMNS)
+@click.pass_obj
+def containers(
+    session: Session, names: tuple[str, ...], since: int, all_: bool, layout: table.Layout
+) -> None:
+    """List the containers whose files were captured, the one seen last first.
+
+    The list includes containers that are gone, and scanned images and packages. NAME is the name of
+    a container, its pod (NAMESPACE/POD), its label, or the beginning of its ID. The names are those
+    that Docker, Podman, CRI-O or containerd had for it. A namespace without a container, such as
+    that of a service of systemd, is listed with --all, with --json, or if NAME is its label
+    (mnt:4026532177). Three columns show the shares of a container's build IDs that have an
+    executable, symbols, and debuginfo.
+    """
+    from buildidfs.catalog import containers as known
+    from buildidfs.errors import ArtifactMissing
+
+    with session.open_store() as store:
+        tests = [known.meant(store, name) for name in names]
+        unnamed, removals = 0, known.Removals(store)
+
+        def is_wanted(each: Container) -> bool:
+            nonlocal unnamed
+            if each.last_seen_ns < since or (tests and not any(t(each.label) for t in tests)):
+                return False
+            is_hidden = not (all_ or layout.is_json or tests) and known.is_bare(each)
+            unnamed += is_hidden
+            return not is_hidden
+
+        found, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN, removals)
+        rows = [known.summary(each) for each in found]
+        layout.print(_CONTAINER_COLUMNS, rows, asdict)
+        hidden = [counted(count - len(rows), "more container")] if count > len(rows) else []
+        if unnamed:
+            hidden.append(counted(unnamed, "namespace") + " without a container")
+        if hidden:
+            session.say_why_empty(f"{' and '.join(hidden)}, see --all")
+        if lost := sum(row.removed for row in rows):
+            ids = counted(lost, "build ID")
+            session.say_why_empty(f"{ids} of them removed to make room, see buildidfs journal")
+        if removals.gone and not tests:
+            which = ", ".join(list(removals.gone)[:_GONE])
+            more = ", ..." if len(removals.gone) > _GONE else ""
+            session.say_why_empty(
+                f"all files of {counted(len(removals.gone), 'other container')} removed to make"
+                f" room: {which}{more}"
+            )
+        if rows or unnamed:
+            return
+        when = f" since {moment(since)}" if since else ""
+        if why := next(filter(None, map(removals.why_gone, names)), ""):
+            raise ArtifactMissing(why)
+        if names:
+            raise ArtifactMissing(
+                f"no container {' or '.join(names)} was seen{when}; {known.last_ones(store)}"
+            )
+        session.say_why_empty(
+            f"no container was seen{when}; {known.last_ones(store)}"
+            if when
+            else "nothing was captured of a container yet: buildidfs scan proc, or buildidfs up"
+        )
+
+
+@click.command(
+    "add",
+    short_help="Capture single files.",
+    epilog=exit_status(
+        [
+            "buildidfs add ./a.out",
+            "buildidfs add --build-id 8e9fd827446c2406 firmware.elf",
+            "buildidfs add --kallsyms --build-id 8e9fd827446c2406 kallsyms.txt",
+        ],
+        {
+            2: "wrong usage: a build ID for several files",
+            3: "finished, but some files could not be captured",
+            10: "store error; 14 disk full",
+        },
+    ),
+)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
+@click.option("--build-id", "text", metavar="HEX", help="Give a file without a build ID this one.")
+@click.option("--kallsyms", is_flag=True, help="FILE is a copy of a kernel's /proc/kallsyms.")
+@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_obj
+def add(
+    session: Session, files: tuple[str, ...], text: str | None, kallsyms: bool, json_: bool
+) -> int:
+    """Capture single files: executables, debug files, modules, kernels.
+
+    The debug files of each binary are captured as well. They are looked for where debuggers look.
+    """
+    from buildidfs.ingest import scans
+    from buildidfs.model import BuildId
+
+    build_id = None if text is None else BuildId.from_hex(text)
+    if build_id is not None and len(files) > 1:
+        raise UsageError("--build-id is for one file; several cannot have the same")
+    if kallsyms and build_id is None:
+        raise UsageError("--kallsyms needs --build-id: symbols do not say of which kernel they are")
+    wanted = [os.fsencode(path) for path in files]
+    with session.capturing() as (store, show):
+        summary = scans.add(
+            store, session.settings, wanted, build_id=build_id, kallsyms=kallsyms, progress=show
+        )
+    return report_scan(summary, json_=json_, quiet=session.is_quiet)
+
+
+@click.command(
+    "get",
+    short_help="Write the bytes of a build ID to a file.",
+    epilog=exit_status(
+        [
+            "buildidfs get 8e9f -o libc.so.6",
+            "buildidfs get /app/server --container web -o server",
+            "buildidfs get --kind debuginfo 8e9fd827446c24067541ac5390e6f527fb5947bb > libc.debug",
+        ],
+        {
+            2: "a prefix that several build IDs share",
+            20: "the bytes do not match their digest; nothing is written",
+            30: "nothing is kept under that build ID",
+        },
+    ),
+)
+@click.argument("id_", metavar="ID|PATH", type=BuildIdArgument())
+@container_option("PATH means the file that was seen there in this container.")
+@click.option(
+    "--kind",
+    type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
+    help="Write the file of this kind.  [default: the executable, else any other]",
+)
+@click.option("-o", "--output", metavar="FILE", type=AnyPath(), help="Write to FILE.")
+@click.pass_obj
+def get(
+    session: Session, id_: str, container: str | None, kind: str | None, output: str | None
+) -> None:
+    """Write the bytes of a build ID (a unique prefix is enough), or of the file at PATH, verified
+    first.
+
+    FILE appears whole or not at all. The command refuses to write to a terminal.
+    """
+    from buildidfs.catalog import requested_id
+    from buildidfs.errors import UsageError
+    from buildidfs.store import export
+
+    if output is None and sys.stdout.isatty():
+        raise UsageError("not writing a binary to the terminal; use -o FILE")
+    with session.open_store() as store:
+        build_id = requested_id.build_id(store, id_, container)
+        artifact = requested_id.artifact(store, build_id, id_, kind)
+        if output is None:
+            export.to_stream(store, artifact, sys.stdout.buffer)
+        else:
+            export.to_file(store, artifact, output)

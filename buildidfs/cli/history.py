@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store over time: ``buildidfs journal``, ``stats`` and ``report``."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from buildidfs.answers import NOT_RUNNING
+from buildidfs.catalog import history
+from buildidfs.catalog.containers import Names, is_held
+from buildidfs.cli import table, terminal
+from buildidfs.cli.common import (
+    AnyPath,
+    SeenPath,
+    Session,
+    container_option,
+    exit_status,
+    namespaces_option,
+    since_option,
+)
+from buildidfs.cli.output import (
+    counted,
+    json_line,
+    limits,
+    moment,
+    one_line,
+    path_fields,
+    printable,
+    size,
+)
+from buildidfs.cli.table import Column
+from buildidfs.errors import needs_extra
+from buildidfs.store.index.locations import is_namespace
+from buildidfs.store.run_files import Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from buildidfs.answers import Container, Health, Missing, Overview, Share, Stats
+    from buildidfs.model import FileIdentity
+    from buildidfs.store import JournalRecord, Store
+
+    Row = JournalRecord | Lost
+
+
+_MOST_LABELS = 5
+
+
+class _Line(NamedTuple):
+    """A row of the journal in a table. ``files`` that were lost for the same reason share a row."""
+
+    row: Row
+    build_id: str | None
+    last_seen_ns: int
+    container: str
+    state: str
+    path: bytes
+    files: int
+    reason: str
+
+
+def _shown_path(line: _Line) -> bytes:
+    more = b" and %d more" % (line.files - 1) if line.files > 1 else b""
+    return (line.path or b"(no names kept)") + more
+
+
+def _columns(*, lost: bool) -> tuple[Column[_Line], ...]:
+    """Return the columns. If all rows are ``lost``, a narrow terminal shows their reasons instead
+    of build IDs.
+    """
+    return (
+        Column("last_seen", "SEEN", lambda line: line.last_seen_ns, table.AGE),
+        Column("container", "CONTAINER", lambda line: line.container, table.LABEL),
+        Column("build_id", "BUILD ID", lambda line: line.build_id, table.HEX, 120 * lost),
+        Column("state", "BYTES", lambda line: line.state, table.TEXT, 120 * lost),
+        Column("path", "PATH", _shown_path, table.PATH),
+        Column("reason", "REASON", lambda line: line.reason, table.LABEL, 0 if lost else 120),
+    )
+
+
+_COLUMNS: Final = _columns(lost=False)
+
+
+@click.command(
+    "journal",
+    short_help="Show the files that were seen, with place and time.",
+    epilog=exit_status(
+        [
+            "buildidfs journal --since 10m",
+            "buildidfs journal --since 1h --lost",
+            "buildidfs journal --path '*/libc.so.6' --container docker:0f5c3e8d1b2a",
+            "buildidfs journal --since 2026-11-22 --namespaces pid,uts --json",
+        ],
+        {
+            2: "not a time, or no such namespace",
+            11: "no store at that place; 13 unknown format",
+            20: "a row of the journal is damaged",
+        },
+    ),
+)
+@since_option
+@container_option()
+@click.option(
+    "--path",
+    "globs",
+    metavar="GLOB",
+    type=SeenPath(),
+    multiple=True,
+    help="Only files seen at a path of this pattern.",
+)
+@namespaces_option
+@click.option("--lost", is_flag=True, help="Only lost files, with the reason.")
+@table.options(_COLUMNS)
+@click.pass_obj
+def journal(
+    session: Session,
+    since: int,
+    container: str | None,
+    globs: tuple[str, ...],
+    names: tuple[str, ...] | None,
+    lost: bool,
+    layout: table.Layout,
+) -> None:
+    """Show the build IDs that were seen, with path, container and time, by the time of the last
+    sighting.
+
+    A line without bytes in the store says missing, removed if a limit has removed them, or noted if
+    there was no room and the host still had the file at that path. A line says lost, with the
+    reason, if the watch saw a file and could not capture it.
+    """
+    labels = set[str]()
+    with session.open_store() as store:
+        called = Names(store)
+        columns = table.named(_columns(lost=lost), called.short, _group)
+        wanted = history.journal_filter(store, globs, container, names)
+        lines = _lines(store, history.journal_rows(store, since, lost), wanted, names, labels)
+        if not layout.print(columns, lines, partial(_fields, names, called)):
+            session.say_why_empty(
+                _why_empty(store, since, lost, {called.short(label) for label in labels})
+            )
+
+
+def _lines(
+    store: Store,
+    rows: Iterable[Row],
+    wanted: Callable[[Row], bool],
+    names: tuple[str, ...] | None,
+    labels: set[str],
+) -> Iterator[_Line]:
+    """Yield the wanted rows; add the labels of a few containers of unwanted rows to ``labels``."""
+    for row in rows:
+        label = history.row_container(row, names)
+        if not wanted(row):
+            if len(labels) < _MOST_LABELS:
+                labels.add(label)
+        elif isinstance(row, Lost):
+            yield _Line(
+                row, row.build_id or None, row.time_ns, label, "lost", row.raw_path, row.count,
+                row.reason,
+            )  # fmt: skip
+        else:
+            held = is_held(store, row.build_id)
+            state = "missing"
+            if held:
+                state = "held"
+            elif row.removed is not None:
+                state = "removed"
+            elif row.noted is not None:
+                state = "noted"
+            yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
+
+
+def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
+    """Return the reason why no row was shown.
+
+    ``since`` is the start of the shown time. ``labels`` are those of some containers whose rows
+    were not wanted.
+    """
+    if labels:
+        some = ", ".join(sorted(label or "the host" for label in labels))
+        return f"no row matches; the journal has rows of {some}"
+    last = history.last_in_journal(store, lost=lost)
+    if not last and lost:
+        return "no watch on this store has lost a file"
+    scans = "buildidfs list shows what scans have captured"
+    if not last:
+        return (
+            "the journal is empty: only watch writes what it sees there (buildidfs up starts one);"
+            f" {scans}"
+        )
+    what = "lost" if lost else "seen by a watch"
+    return f"nothing was {what} since {moment(since)}, the last time was {moment(last)}; {scans}"
+
+
+def _group(line: _Line) -> bytes:
+    return b"" if isinstance(line.row, Lost) else line.row.cgroup
+
+
+def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[str, object]:
+    row = line.row
+    if isinstance(row, Lost):
+        return {
+            "build_id": row.build_id or None,
+            **path_fields(row.raw_path),
+            "held": False,
+            "lost": row.reason,
+            "count": row.count,
+            **called.fields(row.container),
+            "mnt_ns_id": row.mnt_ns_id,
+            "host": row.host,
+            "last_seen": row.time_ns / 1e9,
+        }
+    return {
+        "build_id": row.build_id.hex(),
+        "held": line.state == "held",
+        "removed": None if row.removed is None else row.removed.time,
+        "noted": None if row.noted is None else _identity(row.noted),
+        "lost": None,
+        **history.sighted_fields(row, row, names, called),
+        "boot_id": row.boot.hex(),
+    }
+
+
+def _identity(identity: FileIdentity) -> dict[str, int]:
+    """Return the JSON fields that identify a file; times in nanoseconds."""
+    return {
+        "dev": identity.dev,
+        "ino": identity.ino,
+        "size": identity.size,
+        "mtime_ns": identity.mtime_ns,
+        "ctime_ns": identity.ctime_ns,
+    }
+
+
+@click.command(
+    "stats",
+    short_help="Show the size of the store and its coverage of this host.",
+    epilog=exit_status(
+        ["buildidfs stats", "buildidfs stats --json | jq .coverage"],
+        {11: "no store at that place; 13 unknown format"},
+    ),
+)
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def stats(session: Session, json_: bool) -> None:
+    """Count the build IDs, files and bytes in the store, and its coverage of this host.
+
+    Coverage is the share of the build IDs in use by running processes that the store has. Only
+    processes that may be inspected count.
+    """
+    from buildidfs.watch import status
+
+    with session.open_store() as store, session.progress("Counting", "process") as show:
+        found = status.stats(store, session.settings.retention, show)
+    if json_:
+        json_line(found)
+        return
+    _say_of_store(found)
+    if found.jit_maps:
+        processes = counted(found.jit_maps, "process")
+        _say("JIT names", f"of {processes}, {size(found.jit_bytes)}: see buildidfs jit")
+    _say_of_host(found)
+
+
+def _say_of_store(found: Stats) -> None:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.artifacts.items() if count)
+    _say("store", printable(os.fsencode(found.store)))
+    _say("build IDs", f"{found.build_ids} ({kinds or 'nothing yet'})")
+    if found.adopted:
+        _say(" ", f"{found.adopted} adopted: of programs without a build ID")
+    if found.ambiguous:
+        _say(" ", f"{found.ambiguous} of unrelated programs each, not served: see list --conflicts")
+    _say(
+        "blobs",
+        f"{found.blobs}, {size(found.blob_bytes)}; on the disk {size(found.stored_bytes)},"
+        f" index {size(found.index_bytes)}; free {size(found.free_bytes)}",
+    )
+    _say("kept", f"{limits(found)}; {counted(found.pins, 'pin')}")
+    _say("origins", str(found.origins))
+
+
+def _say_of_host(found: Stats) -> None:
+    """Print how many files running processes have open or mapped, and the share that the
+    store has.
+    """
+    from buildidfs.linux import credentials, machine
+
+    processes = counted(found.host_processes, "process")
+    _say(
+        "host",
+        f"{processes} with {counted(found.host_files, 'file')} open or mapped"
+        f" ({counted(found.host_references, 'reference')}); ELF files: {found.host_elf_files},"
+        f" {counted(found.host_build_ids, 'distinct build ID')}",
+    )
+    for reason, count in found.host_without_build_id.items():
+        _say(" ", f"{count} without a build ID: {reason}")
+    spot = machine.blind_spot()
+    if spot is not None:
+        _say(" ", f"{spot.unseen}: {spot.remedy}")
+    if found.host_refused:
+        lacking = credentials.missing_for_scan()
+        why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
+        refused = counted(found.host_refused, "process")
+        _say(" ", f"{refused} could not be looked at, or only in part{why}")
+    if found.host_silent:
+        _say(" ", found.host_silent)
+    seen = found.host_processes - found.host_unseen
+    of_those = f", of {seen} of {processes} only" if found.host_unseen else ""
+    share = f" ({found.coverage:.1%})" if found.host_build_ids else ""
+    covered = f"{found.host_build_ids_held} of {counted(found.host_build_ids, 'build ID')}"
+    _say("coverage", f"{covered}{share}{of_those}")
+
+
+def _say(label: str, text: str) -> None:
+    terminal.say(text, label=label, indent=11)
+
+
+_CONTAINERS: Final = 20
+_BUILD_IDS: Final = 10
+
+
+@click.command(
+    "report",
+    short_help="Report coverage, missing files, growth and health.",
+    epilog=exit_status(
+        ["buildidfs report", "buildidfs report --html report.html"],
+        {
+            2: "FILE cannot be written, or --html without the extra buildidfs[serve]",
+            11: "no store at that place; 13 unknown format",
+        },
+    ),
+)
+@click.option("--html", metavar="FILE", type=AnyPath(), help="Write a page for browsers to FILE.")
+@click.pass_obj
+def report(session: Session, html: str | None) -> None:
+    """Report coverage by container and image, missing files with the remedy, growth and health.
+
+    The report is the first page of `serve`. It names only files and containers that every user may
+    know, so it can be shared.
+    """
+    from buildidfs.serve.page import overview as page
+
+    with session.open_store() as store, session.progress("Counting", "build ID") as progress:
+        taken = page.take(store, session.settings, progress)
+    if html is None:
+        _print(taken)
+        return
+    from buildidfs.store import export
+
+    with needs_extra("serve"):
+        text = page.as_html(taken)
+    export.data_to_file(text, html)
+
+
+def _print(taken: Overview) -> None:
+    held = taken.store
+    limit = "" if held.limit_bytes is None else f" of {size(held.limit_bytes)}"
+    terminal.say(
+        f"{counted(held.build_ids, 'build ID')} in {counted(held.blobs, 'file')}:"
+        f" {size(held.stored_bytes)}{limit}, index {size(held.index_bytes)};"
+        f" {size(held.free_bytes)} free"
+    )
+    rows = [("the whole store", taken.coverage)]
+    if taken.host.build_ids:
+        rows.append(("the host", taken.host))
+    named = [each for each in taken.containers if not _is_bare(each)]
+    rows += [(each.name, each.coverage) for each in named[:_CONTAINERS]]
+    rows += [(f"image {each.image}", each.coverage) for each in taken.images[:_CONTAINERS]]
+    click.echo(f"{'IDS':>7} {'BINARIES':>8} {'SYMBOLS':>8} {'DEBUGINFO':>9}  OF")
+    for name, share in rows:
+        click.echo(f"{_shares(share)}  {one_line(name)}")
+    if not taken.coverage.build_ids:
+        click.echo("nothing is captured in this store yet: buildidfs scan proc, or buildidfs up")
+    bare = len(taken.containers) - len(named)
+    others = taken.left_out + max(len(named) - _CONTAINERS, 0)
+    hidden = [counted(others, "more container")] if others else []
+    hidden += [counted(bare, "namespace") + " without a container"] if bare else []
+    if hidden:
+        terminal.say(f"and {' and '.join(hidden)}, see buildidfs containers --all")
+    _print_missing(taken.missing)
+    _print_health(taken.health)
+
+
+def _print_missing(missing: Missing) -> None:
+    for reason in missing.reasons:
+        finding = reason.finding
+        terminal.say(f"{counted(reason.count, 'build ID')}: {one_line(finding.why)}")
+        terminal.say(one_line(finding.remedy), label="    remedy", indent=12)
+        if finding.command:
+            terminal.say(one_line(finding.command), label="    run", indent=12)
+    shown = missing.build_ids[:_BUILD_IDS]
+    if shown:
+        click.echo("for example:")
+    for each in shown:
+        where = one_line(each.container) or "the host"
+        text = f"{one_line(each.path)} in {where}: {each.reason}"
+        terminal.say(text, label=f"    {each.build_id[:12]}", indent=18)
+
+
+def _is_bare(container: Container) -> bool:
+    return is_namespace(container.label) and container.name == container.label
+
+
+def _shares(share: Share) -> str:
+    parts = (share.executable, share.symbols, share.debuginfo)
+    widths = (8, 8, 9)
+    shown = [
+        f"{part:{width}.1%}" if share.build_ids else f"{'-':>{width}}"
+        for part, width in zip(parts, widths, strict=True)
+    ]
+    return f"{share.build_ids:7} {' '.join(shown)}"
+
+
+def _print_health(health: Health) -> None:
+    terminal.say(f"capture {health.verdict.value}: watch {one_line(health.mode)}{_counts(health)}")
+    for finding in health.findings:
+        text = f"{finding.reason}; {finding.remedy}"
+        terminal.say(f"    {one_line(text)}", indent=4)
+    for each in health.losses:
+        text = f"{each.count} lost: {one_line(each.reason)}; {one_line(each.remedy)}"
+        terminal.say(f"    {text}", indent=4)
+
+
+def _counts(health: Health) -> str:
+    """Return the counts of a watch; empty if none runs, or it has not reported any."""
+    if health.since is None:
+        return "" if health.mode != NOT_RUNNING else ", buildidfs up starts it"
+    return (
+        f" since {moment(int(health.since * 1e9))}: {health.captured} captured,"
+        f" {health.lost} lost, {health.waiting} waiting"
+    )
