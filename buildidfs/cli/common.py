@@ -97,7 +97,7 @@ class Session:
             terminal.complain(one_line(why))
 
     def progress(self, description: str, noun: str = "file") -> AbstractContextManager[Line | None]:
-        """Return a line of progress if one is wanted, see `progress.progress`.
+        """Return a line of progress if one is wanted, see `output.progress`.
 
         With -v there is no line: log messages show more, and would mix with it.
         """

@@ -24,13 +24,13 @@ from buildidfs.cli.common import (
 from buildidfs.cli.output import counted, json_line, moment, one_line, path_fields, printable, size
 from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
-from buildidfs.watch import running
 
 if TYPE_CHECKING:
     from buildidfs.answers import Facts, PrivateVariant
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
     from buildidfs.catalog.history import Place
+    from buildidfs.watch import running
 
 
 def _package(row: Mapper) -> str | None:
@@ -192,6 +192,8 @@ def where(
     if live:
         if id_ is None and glob is None and not deleted:
             raise click.UsageError("--live wants an ID, a PATH, --path or --deleted")
+        from buildidfs.watch import running
+
         asked = running.Asked(id_, glob, container, deleted)
         return _print_mappers(session, asked, layout)
     if glob is not None or deleted:
@@ -210,6 +212,8 @@ def where(
 
 def _print_mappers(session: Session, asked: running.Asked, layout: table.Layout) -> int:
     """Print the processes that map the requested files, and return the exit status."""
+    from buildidfs.watch import running
+
     mappers, refused = running.who_maps(session.settings, asked)
     names = Names(running=True)
     columns = table.named(_MAPPERS, names.short, lambda mapper: mapper.cgroup)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from buildidfs.catalog.containers import Names
 from buildidfs.catalog.coverage import Coverage, Row
 from buildidfs.catalog.remedies import NOT_CAPTURED
-from buildidfs.cli import coverage as command
+from buildidfs.cli import profile as command
 from buildidfs.cli.table import Layout
 from buildidfs.model import BuildId, Quality
 
