@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -44,6 +45,18 @@ _HOSTNAME_HELP: Final = (
     " $NODE_NAME, or the name of the host]"
 )
 
+
+def _form_log(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Choose the form of log lines. The lines have the name of the command."""
+    if value is not None:
+        from buildidfs import log
+
+        log.setup(log.verbosity(), journald="JOURNAL_STREAM" in os.environ, form=value)
+    # A command that does not log has not imported it.
+    if ctx.parent is not None and (module := sys.modules.get("buildidfs.log")) is not None:
+        module.rename(ctx.info_name)
+
+
 GLOBAL_OPTIONS: Final = (
     click.Option(
         ["--store"], metavar="DIR", envvar="BUILDIDFS_STORE", help=_STORE_HELP, type=_Directory()
@@ -52,6 +65,13 @@ GLOBAL_OPTIONS: Final = (
     click.Option(["--hostname"], metavar="NAME", help=_HOSTNAME_HELP),
     click.Option(["-v", "--verbose"], count=True, help="Log each step; -vv logs everything."),
     click.Option(["-q", "--quiet"], count=True, help="Print errors only."),
+    click.Option(
+        ["--log-format"],
+        type=click.Choice(["text", "json"]),
+        help="The form of log lines: text, or one JSON object a line.  [default: text]",
+        expose_value=False,
+        callback=_form_log,
+    ),
 )
 """The options of the program. They may precede or follow the command."""
 
@@ -167,7 +187,7 @@ def _take_global_options(command: click.Command) -> None:
         if taken.isdisjoint(option.opts):
             late = copy.copy(option)
             late.hidden, late.expose_value, late.envvar = True, False, None
-            late.callback = _override
+            late.callback = option.callback or _override
             command.params.append(late)
 
 

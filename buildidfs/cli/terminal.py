@@ -84,6 +84,10 @@ def say(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> No
 
 def complain(text: str) -> None:
     """Print a message on standard error, after the name of the program."""
+    log = sys.modules.get("buildidfs.log")  # a command that does not log has not imported it
+    if log is not None and log.is_json():
+        log.report(text)
+        return
     say(f"buildidfs: {text}", err=True)
 
 

@@ -15,6 +15,7 @@ Threads start when the first file has to be read, because a usual scan finds onl
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from buildidfs.ingest.staging import Outcome as Staging
     from buildidfs.model import BuildId, FileIdentity, Sighting
     from buildidfs.store import CommitResult, Outcome
+
+_log = logging.getLogger(__name__)
 
 
 _MOST_EARLY: Final = 8
@@ -260,16 +263,21 @@ class Pipeline(ABC):
 
     def _take(self, job: Job, outcome: Staging) -> None:
         """Continue with the result of staging a file."""
+        path = job.sighting.origin.path
         if isinstance(outcome, NewCapture):
+            _log.debug("%s: staged, build ID %s", path, outcome.build_id)
             self._committer.add(outcome, job, self._entries(outcome, job))
             return
         jobs = self._finished(job)
         if isinstance(outcome, NewSeen):
+            _log.debug("%s: not staged, for want of room", path)
             self._noted(jobs, outcome.build_id)
         elif isinstance(outcome, NewAbsence):
+            _log.debug("%s: not staged, without a build ID", path)
             self._committer.add_rows(absent=[outcome])
             self._absent(jobs, outcome)
         else:
+            _log.debug("%s: not staged: %s", path, outcome.reason)
             self._unreadable(jobs, outcome)
 
     def _settled(
@@ -286,6 +294,11 @@ class Pipeline(ABC):
             self._forgotten(sighting)
 
     def _committed(self, capture: NewCapture, job: Job, outcome: Outcome) -> None:
+        result = "new bytes" if outcome.new_blob else "known bytes"
+        if outcome.gone or outcome.noted or outcome.refused:
+            result = outcome.refused or "no bytes"
+        path, build_id = job.sighting.origin.path, capture.build_id
+        _log.debug("%s: committed, build ID %s, %s", path, build_id, result)
         if outcome.gone:
             self._gone(job, capture.build_id)
             return
@@ -316,11 +329,8 @@ class Pipeline(ABC):
             self._count(held=1)
             return
         self._count(captured=1)
-        import logging  # a scan that finds only known files does not need it
-
-        log = logging.getLogger(__name__)
-        if log.isEnabledFor(logging.INFO):
-            log.info("captured %s (%s)", printable(capture.sighting.origin.path), capture.build_id)
+        path = printable(capture.sighting.origin.path)
+        _log.info("captured %s (%s)", path, capture.build_id)
 
     def _count(self, **more: int) -> None:
         """Add to the counts of these names."""

@@ -40,8 +40,10 @@ PACKAGE_PATH: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.ab
 """The directory that this package is imported from."""
 
 _MAIN: Final = """
-import sys
+import os, sys
 sys.path[:0] = sys.argv[1].split("\\n")
+if "BUILDIDFS_LOG" in os.environ:
+    __import__("buildidfs.log", fromlist=("adopt",)).adopt(sys.argv[2])
 __import__(sys.argv[2], fromlist=("main",)).main(sys.argv[3:])
 """
 _PAUSE_S: Final = 0.01

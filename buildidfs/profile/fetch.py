@@ -185,7 +185,8 @@ def main(words: Sequence[str]) -> None:
     settings and the options.
     """
     fd, path = words
-    log.setup(0, journald="JOURNAL_STREAM" in os.environ)
+    if not log.is_set_up():
+        log.setup(0, journald="JOURNAL_STREAM" in os.environ)
     with socket.socket(fileno=int(fd)) as pipe:
         introduction = pipe.recv(agent.INTRODUCTION_MAX)
         if not introduction:

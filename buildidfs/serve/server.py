@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from buildidfs import errors
+from buildidfs import log as logs
 from buildidfs.backoff import Attempts, Backoff
 from buildidfs.errors import BuildIdFsError, MountError
 from buildidfs.fleet.tiered_store import TieredStore
@@ -272,6 +273,7 @@ class _Owner:
     def _work(self, number: int, writing: int) -> None:
         """Run a worker in its process."""
         try:
+            logs.rename(f"serve-worker-{number}")
             syscalls.end_with(self._owner, signal.SIGTERM)
             for signal_number in END_SIGNALS:
                 signal.signal(signal_number, signal.SIG_DFL)

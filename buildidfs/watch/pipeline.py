@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from buildidfs.shares import Share
     from buildidfs.watch.sightings import LiveSightings
 
+
+_log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
 """Seconds that a filesystem may take for an answer."""
@@ -174,6 +177,7 @@ class Live(Pipeline):
                     continue
                 reason = "there was no room, and it was deleted before the next look"
             self._count(let_go=1)
+            _log.debug("%s: let go: %s", pending.sighting.origin.path, reason)
             self._keep_id(pending.file, pending)
             if self.counters.store_error:
                 self._committer.lost()
@@ -304,6 +308,8 @@ class Live(Pipeline):
             pending.tries += 1
             self._count(retried=1)
             self._keep_id(pending.file, pending)
+        path = pending.sighting.origin.path
+        _log.debug("%s: tried later, in %.3g s: %s", path, wait, reason or "it is too early")
         self._pending.give_back(pending, wait, reason)
 
     # --- results for a file -------------------------------------------------------------------
@@ -331,6 +337,7 @@ class Live(Pipeline):
         """
         for job in jobs:
             pending = job.pending
+            _log.debug("%s: only noted, for want of room", job.sighting.origin.path)
             is_known = is_recorded and job is jobs[0]
             if not is_known and (pending is None or not pending.noted):
                 self._committer.see(job.sighting, build_id, noted=True)
@@ -379,6 +386,7 @@ class Live(Pipeline):
         scans again.
         """
         for job in [each for of in jobs for each in self._finished(of)]:
+            _log.debug("%s: not committed: %s", job.sighting.origin.path, error)
             self._keep_id(job.file, job.pending)
             pending = job.pending
             if pending is not None:
@@ -478,7 +486,9 @@ class CaughtFiles:
     def take(self, caught: Caught, fd: int) -> None:
         """Take over one file, which is open at ``fd`` (O_PATH); -1 if only its data is known."""
         sighting = self._sightings.of(caught, fd)
+        _log.debug("%s: received, pid %d", caught.path, caught.pid)
         if not self._listener.is_wanted(sighting):
+            _log.debug("%s: dropped by --container or --exclude", caught.path)
             self._closer.close([fd])
         elif caught.build_id is not None:
             self._live.note(sighting, caught.build_id)
@@ -510,6 +520,7 @@ class CaughtFiles:
                     self._listener.look_at(caught.pid, self._sightings.share(caught.place))
                 return self._sightings.reached(each, caught, fd)
 
+            _log.debug("%s: known, build ID %s", caught.path, known.build_id)
             again = seen_again(self._memo, sighting, known, at_new_place)
             self._live.seen(again.sighting, known.build_id)
         self._closer.close([fd])
@@ -536,6 +547,7 @@ class CaughtFiles:
         file = PendingFile(
             PinnedFile(sighting, fd), build_id, caught.key, now, slow=slow, share=share
         )
+        _log.debug("%s: waits for its copy, build ID %s", caught.path, build_id)
         self._live.let_go(self._pending.put(file))
         self._listener.look_at(caught.pid, share)
 
@@ -551,6 +563,7 @@ class CaughtFiles:
 
     def _not_opened(self, caught: Caught, sighting: Sighting, error: OSError) -> None:
         self._listener.forget(caught.key)
+        _log.debug("%s: not opened: %s", caught.path, error.strerror)
         if error.errno in DENIED:
             # A scan has other ways.
             self._listener.look_at(caught.pid, self._sightings.share(caught.place))

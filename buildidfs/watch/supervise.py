@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import errors
+from buildidfs import log as logs
 from buildidfs.backoff import Attempts, Backoff
 from buildidfs.errors import IncompleteError
 from buildidfs.linux import child as processes
@@ -37,8 +37,6 @@ _END_S = 5.0
 # A watch with restrictions says so when it ends.
 _ENDED_WELL = frozenset((0, IncompleteError.exit_code))
 
-# The prefix that `log.setup` puts before a message, and sd-daemon(3) before that.
-_LINE = re.compile(r"(?:<\d>)?(?:buildidfs: )?(?:(debug|info|warning|error|critical): )?(.*)")
 RETRY: Final = signal.SIGUSR1
 """The signal that makes a supervisor start at once all programs that do not run."""
 
@@ -178,13 +176,16 @@ class SupervisedProgram:
             self._pass_on(line)
 
     def _pass_on(self, line: bytes) -> None:
-        found = _LINE.match(line[:_MOST_OF_A_LINE].decode("utf-8", "backslashreplace").strip())
-        if found is None or not found[2]:
+        text = line[:_MOST_OF_A_LINE].decode("utf-8", "backslashreplace").strip()
+        text = text if text.isprintable() else repr(text)[1:-1]
+        found = logs.parsed(text)
+        if not found.message:
             return
-        text = found[2] if found[2].isprintable() else repr(found[2])[1:-1]
-        level = logging.getLevelName((found[1] or "info").upper())
-        log.log(level, "%s: %s", self.program.name, text)
-        self._last_line = text
+        if found.complete:
+            logs.relay(found)
+        else:
+            log.log(found.level, "%s: %s", self.program.name, found.message)
+        self._last_line = found.message
 
     def _ended(self) -> None:
         process, self._process = self._process, None

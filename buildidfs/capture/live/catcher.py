@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from buildidfs import log
 from buildidfs.capture.live import first_touch, process_table, protocol
 from buildidfs.capture.live.event_rings import Rings
 from buildidfs.capture.live.grabber import Lookout, State
@@ -68,6 +69,7 @@ _LOOKOUTS: Final = 2
 _REPLACE_S: Final = 0.05
 _GUARD_S: Final = 0.02
 _IDLE_GUARD_S: Final = 0.1
+_LOG_S: Final = 1.0  # for the last lines of the log
 _URGENT: Final = 2  # above the identifier thread, which has 1
 
 
@@ -239,6 +241,7 @@ class Catcher:
             # If one of the threads were missing, files would be missed: so the catcher ends, to be
             # restarted.
             _log.exception("a fault of the catcher")
+            log.finish(_LOG_S)
             os._exit(1)
         return True
 
@@ -305,6 +308,7 @@ def main(argv: Sequence[str]) -> None:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     threads.reserve_descriptors(_DESCRIPTORS)
+    log.write_in_background()
     try:
         syscalls.end_with(owner, signal.SIGKILL)
         cgroup_fd = os.open(argv[2], os.O_RDONLY | os.O_DIRECTORY) if argv[2] else -1
@@ -319,6 +323,8 @@ def main(argv: Sequence[str]) -> None:
         supervised.report_failure(sock, errno.EPERM, str(error))
     else:
         _run(catcher, sock)
+    finally:
+        log.finish(_LOG_S)
 
 
 def _run(catcher: Catcher, sock: socket.socket) -> None:

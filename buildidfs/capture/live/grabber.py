@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import resource
 import stat
@@ -22,6 +23,7 @@ from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+from buildidfs import log
 from buildidfs.capture.live import process_table
 from buildidfs.capture.live.admission import FairShare
 from buildidfs.capture.live.first_touch import decode_touch
@@ -84,6 +86,19 @@ def _end_in_listing(pid_fd: int, record: Mapped) -> int:
 
 def _directory(pid_fd: int) -> bytes:
     return b"/proc/self/fd/%d" % pid_fd
+
+
+_log = logging.getLogger(__name__)
+# A constant, because even the test of a logger takes too long for each mapping. `log.adopt` has
+# run before this module is imported.
+_TRACES: Final = log.is_debug()
+
+
+_DROPPED: Final = "dropped, because the share of its container or user is used up"
+
+
+def _trace(record: Mapped, text: str) -> None:
+    _log.debug("%s: %s, pid %d", record.path, text, record.pid)
 
 
 # A mapping, the home of its process, and an O_PATH descriptor of the file. Instead of the
@@ -414,6 +429,8 @@ class Lookout:
             if state.touches.skips(record, home):
                 return
         if not state.silent.is_calm and self._shuns(record):
+            if _TRACES:
+                _trace(record, "looked up by path only, because its process does not answer")
             if self._admits(record, home, known_user(record.pid)):
                 state.grips.put((record, home, state.held.borrow(home), NoAnswer()))
             return
@@ -421,6 +438,8 @@ class Lookout:
             found = state.files.find(record) if home.is_known else None
             if found is not None:
                 self._recognise(record, home, *found)
+                if _TRACES:
+                    _trace(record, "known")
                 return
         elif state.shares.is_pressed:
             # events were lost, so its container must be looked up in case it floods
@@ -429,6 +448,8 @@ class Lookout:
             if home.mnt not in (0, state.host) and state.shares.is_exhausted(home.share):
                 home = self._known(record, home)
                 if home.mnt != state.host and state.shares.is_exhausted(home.share):
+                    if _TRACES:
+                        _trace(record, _DROPPED)
                     state.shares.drop(home.share, home, record.path)
                     return
         try:
@@ -440,10 +461,14 @@ class Lookout:
             except FileNotFoundError:
                 fd = self._open_later(record, home)
         except OSError as error:
+            if _TRACES:
+                _trace(record, f"not pinned ({error.strerror}), given to the identifier")
             if error.errno in _GONE or self._admits(record, home, known_user(record.pid)):
                 state.grips.put((record, home, state.held.borrow(home), error))
         else:
             if fd >= 0:
+                if _TRACES:
+                    _trace(record, "pinned, given to the identifier")
                 state.grips.put((record, home, fd, None))
 
     def _charge(self, pid: int, seconds: float) -> None:
@@ -482,12 +507,16 @@ class Lookout:
         link = task + b"/" + procfs.map_file_name(record.start, end)
         identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
+            if _TRACES:
+                _trace(record, "dropped, because it is no regular file")
             return -1
         file = file_key(identity)
         if home.is_known:
             key = place_key(home.mnt_ns_id, file, record.path)
             if key in self._state.met:
                 self._recognise(record, home, identity.ctime_ns, key)
+                if _TRACES:
+                    _trace(record, "known")
                 if is_hosts:
                     self._state.files.add(record, identity, key)
                 return -1
@@ -529,6 +558,8 @@ class Lookout:
                 if fd >= 0:
                     identity = statx.identity(fd, ask=False)
                     if place_key(home.mnt_ns_id, file_key(identity), record.path) in state.met:
+                        if _TRACES:
+                            _trace(record, "known")
                         return -1
                     user = state.users.of(fd, identity, record.pid)
                 is_admitted = self._admits(record, home, user)
@@ -571,6 +602,8 @@ class Lookout:
             if home.mnt == self._state.host or shares.admit(home.share, is_copy=is_copy):
                 return True
             share = home.share
+        if _TRACES:
+            _trace(record, _DROPPED)
         shares.drop(share, home, record.path)
         return False
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from buildidfs.formats.perf.records import Mapped
     from buildidfs.model import FileIdentity
 
+_log = logging.getLogger(__name__)
+_NOT_SENT: Final = "%s: too many files wait, and it has no build ID: not sent, pid %d"
 _REMEMBERED: Final = 1024
 _AT_ONCE: Final = 1024
 _MOST_HELD: Final = 256
@@ -117,6 +120,7 @@ class Settler:
             return
         key = place_key(home.mnt_ns_id, file_key(identity), record.path)
         if key in self._state.met:
+            _log.debug("%s: known, pid %d", record.path, record.pid)
             self._done.append(fd)
         else:
             self._send(record, home, identity, fd, key)
@@ -172,8 +176,11 @@ class Settler:
             else:
                 state.counts.unpinned += 1
                 if build_id is None:
+                    _log.debug(_NOT_SENT, record.path, record.pid)
                     return
             state.counts.caught += 1
+        what = "sent" if is_pinned else "too many files wait, so only its build ID is sent"
+        _log.debug("%s: %s, pid %d", record.path, what, record.pid)
         state.outbox.put(message, fd, share)
 
     def _user(self, fd: int, identity: FileIdentity, pid: int) -> int:
@@ -212,6 +219,7 @@ class Settler:
             self._missed.clear()
         self._missed.add(what)
         reason = error.strerror or str(error)
+        _log.debug("%s: missed, pid %d: %s", record.path, record.pid, reason)
         message = Missed(
             record.pid, record.path, reason, error.errno or 0, process_table.known_place(home)
         )

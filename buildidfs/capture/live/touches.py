@@ -12,8 +12,11 @@ file is kept: if a touch shows that its file has changed since, the record is lo
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Final
+
+from buildidfs import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from buildidfs.capture.live.first_touch import FirstTouch, Touch
     from buildidfs.capture.live.process_table import Home
     from buildidfs.formats.perf.records import Mapped
+
+_log = logging.getLogger(__name__)
+_TRACES: Final = log.is_debug()  # see `grabber`
 
 _REMEMBERED: Final = 1 << 14
 _MOST_STATES: Final = 8  # of one file that is recognised
@@ -60,6 +66,8 @@ class Touches:
 
     def add(self, touch: Touch) -> None:
         """Take a touch, before the records of mappings are read."""
+        if _TRACES:
+            _log.debug("the kernel's program reports inode %d of %d:%d", touch.inode, *touch.dev)
         with self._lock:
             place = touch.dev, touch.inode, touch.mnt_ns_id
             self._waiting.setdefault(place, []).append(touch)
@@ -71,6 +79,8 @@ class Touches:
         if len(self._young) >= self._most:
             self._old, self._young = self._young, {}
         self._young[record.dev, record.inode] = record, home, skips
+        if _TRACES and skips:
+            _log.debug("%s: known to the kernel's program, pid %d", record.path, record.pid)
         return skips
 
     def recognise(self, record: Mapped, home: Home, ctime_ns: int, place_key: bytes) -> None:
@@ -109,6 +119,8 @@ class Touches:
         for touch in same:
             if len(known.keys) < _MOST_STATES:
                 known.keys.add(touch.key)
+                if _TRACES:
+                    _log.debug("the kernel's program knows inode %d from now on", touch.inode)
                 self._program.know(touch.key)
         return bool(same)
 
