@@ -12,9 +12,9 @@ from pathlib import Path
 
 from buildidfs.capture.live.protocol import Caught, Message
 from buildidfs.watch.client import Watcher
-from tests.support import quiet
 from tests.support.clients import Argument, run, tool
 from tests.support.waiting import lines, until
+from tests.support.watching import followed
 
 # Says which mount namespace it is in, by the number that is never reused, and by that which is;
 # then does what its arguments say, one after the other.
@@ -151,9 +151,12 @@ class Catches:
         self._lock = threading.Lock()
         self._held: list[Held] = []
         self._others: list[Message] = []
-        quiet.expect_alone()
-        self.watcher = Watcher(self._receive, self.ended.append)
-        self.ready = self.watcher.start()
+        with contextlib.ExitStack() as stack:
+            group = stack.enter_context(followed())
+            cgroup = "" if group is None else os.fspath(group)
+            self.watcher = Watcher(self._receive, self.ended.append, cgroup)
+            self.ready = self.watcher.start()
+            self._followed = stack.pop_all()
 
     def __enter__(self) -> Catches:
         return self
@@ -161,6 +164,7 @@ class Catches:
     def __exit__(self, *exception: object) -> None:
         self.gate.set()
         self.watcher.close()
+        self._followed.close()
         self.drop()
 
     def drop(self) -> None:

@@ -4,7 +4,8 @@
 A watch opens each file that is executed anywhere, so a mount that another test has made is busy
 for a moment, and a namespace lives longer than its processes. A test marked ``watch`` runs while no
 other such test runs, nor one marked ``unwatched``; those run beside each other and beside all
-others. A test that fails beside a watch says so first.
+others. A test that fails beside a watch says so first. A watch that follows only the control group
+of its test needs no marker.
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ def recording_turn(options: Sequence[object]) -> Iterator[None]:
         os.close(fd)
 
 
-def expect_alone() -> None:
-    """Fail a test that watches the host and is not marked so; no other program is concerned."""
-    if "PYTEST_CURRENT_TEST" in os.environ and not HOST.is_alone:
-        pytest.fail("this test watches the host: mark it with pytest.mark.watch")
+def has_host() -> bool:
+    """Return True if this process may watch the whole host: no test runs, or one marked ``watch``.
+
+    Watches of other tests follow only the control group of `tests.support.own_group`.
+    """
+    return "PYTEST_CURRENT_TEST" not in os.environ or HOST.is_alone
 
 
 def watches() -> dict[int, str]:
@@ -122,7 +125,8 @@ def explain(report: pytest.TestReport) -> None:
 
 def _is_watch(words: list[bytes]) -> bool:
     command = [place for place, word in enumerate(words[:4]) if word.endswith(b"buildidfs")]
-    return bool(command) and b"watch" in words[command[0] + 1 :]
+    own = words[command[0] + 1 :] if command else []
+    return b"watch" in own and b"--cgroup" not in own
 
 
 def _ancestors(pid: int) -> list[int]:

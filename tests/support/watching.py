@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from buildidfs.store.run_files import present
 from tests.support import quiet
 from tests.support.mounts import COMMAND, start
+from tests.support.own_group import own_group
 from tests.support.shortlife import Expected, Result, compare
 from tests.support.waiting import until
 
@@ -168,6 +169,16 @@ class Watcher:
 
 
 @contextlib.contextmanager
+def followed() -> Iterator[Path | None]:
+    """Make the control group that a watch is to follow; None for the whole host."""
+    if quiet.has_host() or os.geteuid() != 0:
+        yield None
+        return
+    with own_group() as group:
+        yield group
+
+
+@contextlib.contextmanager
 def watching(
     store: Path,
     *options: str,
@@ -177,13 +188,18 @@ def watching(
 ) -> Iterator[Watcher]:
     """Run ``watch`` on a store, from when it says it is ready; expect that it ends with ``code``.
 
+    It follows the processes of this test, unless the test is marked ``watch``: then, the host.
     With ``is_measured`` its memory is that of a watch that a user starts.
     The log is beside the store. Whatever happens, no process of it outlives the block.
     """
-    quiet.expect_alone()
     log = Path(f"{store}.log")
-    with contextlib.closing(Told()) as told, log.open("wb") as output:
-        words = [*command, "--store", store, "watch", *options]
+    with (
+        followed() as group,
+        contextlib.closing(Told()) as told,
+        log.open("wb") as output,
+    ):
+        scope = [] if group is None or "--cgroup" in options else ["--cgroup", os.fspath(group)]
+        words = [*command, "--store", store, "watch", *scope, *options]
         environ = {**os.environ, "NOTIFY_SOCKET": told.address}
         process = start(words, output.fileno(), environ, is_new=is_measured)
         watcher = Watcher(store, process, log, told, code)
