@@ -19,8 +19,8 @@ from buildidfs import config
 from buildidfs.ingest import scans
 from buildidfs.store import Store
 from buildidfs.store.blobs import files
-from tests.support.crashing import OPERATIONS, Crashes
-from tests.support.powercuts import PowerCuts
+from tests.support.filesystems.powercuts import PowerCuts
+from tests.support.harness.crashing import OPERATIONS, Crashes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

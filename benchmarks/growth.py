@@ -25,8 +25,8 @@ from benchmarks.stores import captured, opened_ids, synthetic
 from benchmarks.watch import watched
 from buildidfs.store import Store
 from buildidfs.store.retention.eviction import Policy
-from tests.support.crowding import Crowd
-from tests.support.smallfs import Lowest, odd_files, small_filesystem
+from tests.support.containers.crowding import Crowd
+from tests.support.filesystems.smallfs import Lowest, odd_files, small_filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,7 +207,7 @@ def _filled(bench: Bench, name: str, point: Path, odd: Path) -> Iterator[Row]:
 
 
 def _scan(store: Path, *paths: str) -> dict[str, int]:
-    from tests.support.mounts import COMMAND
+    from tests.support.harness.mounts import COMMAND
 
     done = subprocess.run(
         [*COMMAND, "--store", store, "scan", "tree", "--json", *paths],

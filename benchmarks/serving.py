@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Final
 from benchmarks import stores
 from benchmarks.bench import Bench, Unusable
 from benchmarks.report import Row
-from tests.support.clients import run, tool
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.mounts import COMMAND
-from tests.support.servers import Server, free_port, serving
+from tests.support.clients.tools import run, tool
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.harness.mounts import COMMAND
+from tests.support.servers.serving import Server, free_port, serving
 
 if TYPE_CHECKING:
     from benchmarks.bench import Benchmark

@@ -2,9 +2,10 @@
 """``buildidfs watch``: what it captures of programs that are gone at once, and what it costs.
 
 Each item is a new executable and shared object, alone on a filesystem in a mount namespace, all of
-which is destroyed when the program ends after a millisecond (tests/support/shortlife.py). Bytes are
-compared. Costs to the host are measured with and without a watch in turns; the watch is started and
-ended in between, because the kernel would still write records for one that is merely stopped.
+which is destroyed when the program ends after a millisecond
+(tests/support/containers/shortlife.py). Bytes are compared. Costs to the host are measured with and
+without a watch in turns; the watch is started and ended in between, because the kernel would still
+write records for one that is merely stopped.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import msgspec
 from benchmarks.bench import HERE, Bench, Benchmark, compile_c, require, run, timed
 from benchmarks.mounts import buildidfs
 from benchmarks.report import Row
-from tests.support.flooding import beside, flooding
-from tests.support.shortlife import (
+from tests.support.containers.flooding import beside, flooding
+from tests.support.containers.shortlife import (
     CONFIGS,
     Expected,
     Result,
@@ -32,7 +33,7 @@ from tests.support.shortlife import (
     compare,
     compare_perf_cache,
 )
-from tests.support.watching import Watcher, watching
+from tests.support.harness.watching import Watcher, watching
 
 _LOADED = ("host", "tmpfs", "overlay", "crun")
 _LARGE = 20_000_000

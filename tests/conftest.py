@@ -3,7 +3,7 @@
 
 Tests that need root, FUSE or the host's own mount namespace say so with a marker. They are
 skipped only where the machine cannot have it; a missing program is a failure, because ``make test``
-installs it. ``make test`` runs them in several processes (`tests.support.distribution`).
+installs it. ``make test`` runs them in several processes (`tests.support.harness.distribution`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import pytest
 
 from buildidfs.linux import mounts as linux_mounts
 from buildidfs.linux import namespaces
-from tests.support import mounts, quiet
-from tests.support.commands import ROOT
-from tests.support.scans import own_namespaces
+from tests.support.clients.commands import ROOT
+from tests.support.harness import mounts, quiet
+from tests.support.harness.scans import own_namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return the number of workers for ``-n auto``."""
-    from tests.support.distribution import workers
+    from tests.support.harness.distribution import workers
 
     return workers()
 
@@ -71,7 +71,7 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker where the scheduler looks for the tests that take turns."""
-    from tests.support import distribution
+    from tests.support.harness import distribution
 
     place = node.config.stash.get(_TURNS, None)
     if place is None:
@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Return the scheduler of ``--dist loadscope``; the others are those of xdist."""
     if config.getoption("dist") != "loadscope":
         return None
-    from tests.support.distribution import ByModule
+    from tests.support.harness.distribution import ByModule
 
     return ByModule(config, log, config.stash[_TURNS])
 
@@ -112,7 +112,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests in a worker."""
     if hasattr(config, "workerinput"):
-        from tests.support import distribution
+        from tests.support.harness import distribution
 
         distribution.prepare(items, Path(config.workerinput[distribution.PLACE]))
 

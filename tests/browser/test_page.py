@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store import Store
-from tests.support import pagestore
-from tests.support.browser import Browser, browsing
-from tests.support.commands import ROOT
-from tests.support.elfwriter import TEXT, elf_file
-from tests.support.mounts import BuildIdFs
-from tests.support.pagestore import COMPLETE, HOSTILE, STRIPPED, TWICE
-from tests.support.servers import Server, serving
-from tests.support.waiting import until
+from tests.support.clients.browser import Browser, browsing
+from tests.support.clients.commands import ROOT
+from tests.support.elf.elfwriter import TEXT, elf_file
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers import pagestore
+from tests.support.servers.pagestore import COMPLETE, HOSTILE, STRIPPED, TWICE
+from tests.support.servers.serving import Server, serving
 
 AXE = ROOT / ".venv/axe/node_modules/axe-core/axe.min.js"
 PAGES = {

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.clients import Result, nm, run, tool
-from tests.support.commands import ROOT
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import build_id_of
-from tests.support.servers import Server, serving
-from tests.support.waiting import until
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import Result, nm, run, tool
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import Server, serving
 
 MODULES = ROOT / ".venv/axe/node_modules"
 NODE = MODULES / ".bin/node"

@@ -15,8 +15,8 @@ from buildidfs.formats.archive.common import Damaged, Member
 from buildidfs.formats.container import engine_records, oci
 from buildidfs.formats.container.oci import LayerNames
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
-from tests.support.sources import Bytes, ar_member, deb, entry
-from tests.support.sources import tar as tarred
+from tests.support.filesystems.sources import Bytes, ar_member, deb, entry
+from tests.support.filesystems.sources import tar as tarred
 
 if TYPE_CHECKING:
     from buildidfs.model import ContainerNames

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.fuzz.targets import TARGETS
-from tests.support.clients import run
+from tests.support.clients.tools import run
 
 if TYPE_CHECKING:
     from tests.fuzz.target import Target

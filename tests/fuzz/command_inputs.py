@@ -22,8 +22,8 @@ from buildidfs.store.blobs.zstd import FrameWriter
 from tests.fuzz import compound_files, elf_mutation
 from tests.fuzz.own_formats import store
 from tests.fuzz.target import MEGABYTE, Target, filled, scratch
-from tests.support.elfwriter import DWARF, TEXT, elf_file
-from tests.support.perfwriter import CALLCHAIN, USUAL, PerfWriter
+from tests.support.elf.elfwriter import DWARF, TEXT, elf_file
+from tests.support.elf.perfwriter import CALLCHAIN, USUAL, PerfWriter
 
 _INTERNAL: Final = 1
 _OF_BOTH: Final = (

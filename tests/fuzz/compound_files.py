@@ -15,9 +15,9 @@ from buildidfs.formats.archive import seekable_zstd
 from buildidfs.formats.elf import core, header
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
-from tests.support.corewriter import AT_PHDR, AT_SYSINFO_EHDR, PAGE, Mapped, core_file
-from tests.support.elfwriter import PT_NOTE, SHT_NOTE, Section, elf_file, note
-from tests.support.filereader import FileReader
+from tests.support.elf.corewriter import AT_PHDR, AT_SYSINFO_EHDR, PAGE, Mapped, core_file
+from tests.support.elf.elfwriter import PT_NOTE, SHT_NOTE, Section, elf_file, note
+from tests.support.filesystems.filereader import FileReader
 
 # --- core files ----------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from buildidfs.linux import mounts
 from buildidfs.model import BuildId
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
-from tests.support.elfwriter import PT_NOTE, SHT_NOTE, Section, build_id_note, elf_file, note
-from tests.support.filereader import FileReader
+from tests.support.elf.elfwriter import PT_NOTE, SHT_NOTE, Section, build_id_note, elf_file, note
+from tests.support.filesystems.filereader import FileReader
 
 # --- ELF -----------------------------------------------------------------------------------------
 

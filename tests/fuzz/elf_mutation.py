@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from buildidfs.formats.elf.identify import HEAD_SIZE, ElfFile, classify, describe, identify
 from buildidfs.model import Absence, BuildId
-from tests.support.elfwriter import (
+from tests.support.elf.elfwriter import (
     DWARF,
     DYNSYM,
     ET_EXEC,
@@ -29,7 +29,7 @@ from tests.support.elfwriter import (
     gdb_scripts,
     note,
 )
-from tests.support.filereader import FileReader
+from tests.support.filesystems.filereader import FileReader
 
 BUILD_ID: Final = bytes(range(20))
 

@@ -13,8 +13,8 @@ from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.formats.elf.sections import Sections, functions
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
-from tests.support import godebug, gowriter
-from tests.support.elfwriter import (
+from tests.support.elf import godebug, gowriter
+from tests.support.elf.elfwriter import (
     SHF_ALLOC,
     SHF_COMPRESSED,
     SHT_DYNSYM,
@@ -23,8 +23,8 @@ from tests.support.elfwriter import (
     Section,
     elf_file,
 )
-from tests.support.filereader import FileReader
-from tests.support.kernels import bzimage_file, unified_file
+from tests.support.elf.kernels import bzimage_file, unified_file
+from tests.support.filesystems.filereader import FileReader
 
 # --- tables of Go --------------------------------------------------------------------------------
 

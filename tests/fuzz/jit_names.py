@@ -11,8 +11,8 @@ from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf import jit
 from buildidfs.model import Kind
 from tests.fuzz.target import MEGABYTE, Target, filled
-from tests.support.filereader import FileReader
-from tests.support.jit import dump, load, move
+from tests.support.elf.jit import dump, load, move
+from tests.support.filesystems.filereader import FileReader
 
 
 def _check_map(text: bytes) -> None:

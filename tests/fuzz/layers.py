@@ -22,10 +22,10 @@ from buildidfs.formats.budget import STEP_BYTES
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import PUBLIC_ACCESS, Trust
 from tests.fuzz.target import MEGABYTE, Target, refusal, scratch
-from tests.support.elfwriter import elf_file
-from tests.support.scans import Memory
-from tests.support.sources import entry
-from tests.support.sources import tar as tarred
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems.sources import entry
+from tests.support.filesystems.sources import tar as tarred
+from tests.support.harness.scans import Memory
 
 _ELF: Final = elf_file(build_id=b"\xab" * 20)
 _PIECE: Final = 4 << 20

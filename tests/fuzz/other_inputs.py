@@ -33,8 +33,8 @@ from buildidfs.mount import mountpoint
 from tests.fuzz import elf_mutation
 from tests.fuzz.own_formats import store
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.scans import Memory
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.harness.scans import Memory
 
 # --- compressed files ----------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from buildidfs.view import View, nodes
 from buildidfs.view.attributes import NeedsReading
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal, scratch
-from tests.support.captures import capture, sighting
+from tests.support.harness.captures import capture, sighting
 
 T = TypeVar("T")
 

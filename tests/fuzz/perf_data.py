@@ -22,8 +22,8 @@ from buildidfs.formats.perf import (
 )
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
-from tests.support.filereader import FileReader
-from tests.support.perfwriter import CALLCHAIN, READ, USUAL, PerfWriter, sample_of
+from tests.support.elf.perfwriter import CALLCHAIN, READ, USUAL, PerfWriter, sample_of
+from tests.support.filesystems.filereader import FileReader
 
 # --- perf.data -----------------------------------------------------------------------------------
 

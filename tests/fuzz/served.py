@@ -15,8 +15,8 @@ from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.serve import messages, symbolication
 from buildidfs.serve.page import upload
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
-from tests.support.elfwriter import Section, elf_file
-from tests.support.filereader import FileReader
+from tests.support.elf.elfwriter import Section, elf_file
+from tests.support.filesystems.filereader import FileReader
 
 # --- line tables ---------------------------------------------------------------------------------
 

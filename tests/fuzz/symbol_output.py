@@ -14,9 +14,9 @@ from buildidfs.formats.kallsyms import Kallsyms
 from buildidfs.formats.perf import script_output
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled
-from tests.support.corewriter import PAGE, Mapped, core_file, file_table
-from tests.support.elfwriter import elf_file, note
-from tests.support.filereader import FileReader
+from tests.support.elf.corewriter import PAGE, Mapped, core_file, file_table
+from tests.support.elf.elfwriter import elf_file, note
+from tests.support.filesystems.filereader import FileReader
 
 # --- the notes of a core file --------------------------------------------------------------------
 

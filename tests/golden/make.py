@@ -31,7 +31,7 @@ from buildidfs.model import (
     Trust,
 )
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
-from tests.support import elfwriter as elf
+from tests.support.elf import elfwriter as elf
 
 SECOND = 1_000_000_000
 NOW = 1_700_000_000 * SECOND

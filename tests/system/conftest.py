@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import mounts, programs
-from tests.support.commands import ROOT
-from tests.support.mounts import BuildIdFs
-from tests.support.vanished import Vanished, vanished
-from tests.support.warm import Warm
+from tests.support.clients.commands import ROOT
+from tests.support.containers.vanished import Vanished, vanished
+from tests.support.elf import programs
+from tests.support.harness import mounts
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.warm import Warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.clients import run
-from tests.support.commands import ROOT
-from tests.support.elfwriter import DWARF, ET_REL, TEXT, elf_file
-from tests.support.mounts import COMMAND
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run
+from tests.support.elf.elfwriter import DWARF, ET_REL, TEXT, elf_file
+from tests.support.harness.mounts import COMMAND
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 FIRST, SECOND = "a1" * 20, "a2" * 20
 

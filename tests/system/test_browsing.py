@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
-from tests.support.browsed import see, seen_in
-from tests.support.callers import Who, calling
-from tests.support.captures import capture
-from tests.support.clients import run, tool
-from tests.support.containers import container
-from tests.support.elfwriter import TEXT, elf_file
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import sha256
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.containers.ephemeral import container
+from tests.support.elf.elfwriter import TEXT, elf_file
+from tests.support.elf.programs import sha256
+from tests.support.harness.browsed import see, seen_in
+from tests.support.harness.callers import Who, calling
+from tests.support.harness.captures import capture
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

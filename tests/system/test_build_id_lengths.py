@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, programs
-from tests.support.vanished import Vanished, vanished
+from tests.support.clients import tools
+from tests.support.containers.vanished import Vanished, vanished
+from tests.support.elf import programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,21 +32,21 @@ def odd(request: pytest.FixtureRequest, scratch: Path) -> Iterator[Vanished]:
 
 
 def test_debuggers(odd: Vanished) -> None:
-    result = clients.gdb("bt", debug=odd.debug, arguments=["-c", odd.core])
+    result = tools.gdb("bt", debug=odd.debug, arguments=["-c", odd.core])
     assert re.search(r"exe_static_stuck .* at .*/hot\.c:\d+", result.out), str(result)
-    stack = clients.eu_stack(odd.core, odd.debug)
+    stack = tools.eu_stack(odd.core, odd.debug)
     assert "lib_static_stuck" in stack.out, str(stack)
     assert "/libhot.c:" in stack.out, str(stack)
 
 
 def test_debuginfod(odd: Vanished) -> None:
     for binary in odd.program.binaries:
-        result = clients.debuginfod_find(odd.url, "debuginfo", binary.build_id)
+        result = tools.debuginfod_find(odd.url, "debuginfo", binary.build_id)
         assert result.rc == 0, str(result)
 
 
 def test_perf(odd: Vanished) -> None:
-    result = clients.perf_report(odd.mount, odd.profile)
+    result = tools.perf_report(odd.mount, odd.profile)
     assert result.rc == 0, str(result)
     # of longer IDs the kernel tells perf nothing, so no cache can help
     if len(odd.program.exe.build_id) <= 2 * LONGEST_OF_THE_KERNEL:

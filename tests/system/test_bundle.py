@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bundles import rewrite
-from tests.support.clients import run, tool
-from tests.support.crashing import Ledger, make_files
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.perfwriter import PerfWriter
+from tests.support.clients.tools import run, tool
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.bundles import rewrite
+from tests.support.harness.crashing import Ledger, make_files
+from tests.support.harness.mounts import COMMAND, BuildIdFs
 
 _ROOT = Path(__file__).resolve().parents[2]
 

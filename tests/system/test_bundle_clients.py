@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, cores
-from tests.support.bundles import rewrite
-from tests.support.clients import Argument, run, tool
-from tests.support.elfwriter import DWARF, TEXT, Section, elf_file
-from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.tools import Argument, run, tool
+from tests.support.elf import cores
+from tests.support.elf.elfwriter import DWARF, TEXT, Section, elf_file
+from tests.support.harness.bundles import rewrite
+from tests.support.harness.mounts import COMMAND, BuildIdFs, is_mountpoint
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.programs import Program
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
+    from tests.support.elf.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -37,7 +38,7 @@ def _words(command: list[Argument]) -> str:
     return shlex.join(map(str, command))
 
 
-def _elsewhere(directory: Path, bundle: Path, command: list[Argument]) -> clients.Result:
+def _elsewhere(directory: Path, bundle: Path, command: list[Argument]) -> tools.Result:
     """What a command prints in a mount namespace in which a bundle is mounted, and no store is.
 
     ``MOUNT`` in the command stands for where.
@@ -65,10 +66,10 @@ def test_perf_report_is_the_same(directory: Path, gone: Vanished) -> None:
     bundle = directory / "profile.tar.zst"
     gone.buildidfs("bundle", gone.profile, "-o", bundle, check=False)
     report: list[Argument] = ["report", "--stdio", "--no-children", "-i", gone.profile]
-    here = run([clients.perf_tool(), "--buildid-dir", gone.mount / "perf", *report], check=True)
+    here = run([tools.perf_tool(), "--buildid-dir", gone.mount / "perf", *report], check=True)
     assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", here.out), str(here)
     there = _elsewhere(
-        directory, bundle, [clients.perf_tool(), "--buildid-dir", "MOUNT/perf", *report]
+        directory, bundle, [tools.perf_tool(), "--buildid-dir", "MOUNT/perf", *report]
     )
     assert there.rc == 0, str(there)
     assert _numbers(there.out) == _numbers(here.out)
@@ -77,7 +78,7 @@ def test_perf_report_is_the_same(directory: Path, gone: Vanished) -> None:
 @pytest.fixture(scope="module")
 def core_bundle(scratch: Path, gone: Vanished) -> Path:
     """What the core file of the container needs."""
-    bundle = scratch / "bundle-clients.tar.zst"
+    bundle = scratch / "bundle-tools.tar.zst"
     gone.buildidfs("bundle", gone.core, "-o", bundle, check=False)
     return bundle
 

@@ -16,15 +16,15 @@ from buildidfs.bundle import collect
 from buildidfs.store import Store
 from buildidfs.store.bundle import BundleFile
 from buildidfs.symbolize import programs
-from tests.support.clients import Result, nm, run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import SOURCE_DIR, build_id_of
+from tests.support.clients.tools import Result, nm, run, tool
+from tests.support.elf.programs import SOURCE_DIR, build_id_of
+from tests.support.harness.mounts import BuildIdFs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from buildidfs.formats.bundle_archive import Manifest
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
 
 _FILES = {"hot.c", "work.h"}
 
@@ -162,7 +162,7 @@ def test_the_bundle_is_what_it_was_else(directory: Path, buildidfs: BuildIdFs) -
 @pytest.mark.root
 @pytest.mark.fuse
 def test_it_can_be_mounted(directory: Path, buildidfs: BuildIdFs) -> None:
-    from tests.support.mounts import is_mountpoint
+    from tests.support.harness.mounts import is_mountpoint
 
     program = compiled(directory)
     buildidfs("add", program)

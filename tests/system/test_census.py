@@ -12,8 +12,9 @@ import pytest
 from buildidfs.capture.process import inventory
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.model import BuildId
-from tests.support import echo, silentfs
-from tests.support.children import running
+from tests.support.elf import echo
+from tests.support.filesystems import silentfs
+from tests.support.harness.children import running
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

@@ -17,11 +17,11 @@ from buildidfs.fleet.bucket import Bucket, Limits
 from buildidfs.fleet.filters import Filter
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
-from tests.support.captures import capture, commit
-from tests.support.ceph import Ceph, ceph
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND
-from tests.support.waiting import until
+from tests.support.clients.commands import ROOT
+from tests.support.harness.captures import capture, commit
+from tests.support.harness.mounts import COMMAND
+from tests.support.harness.waiting import until
+from tests.support.servers.ceph import Ceph, ceph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

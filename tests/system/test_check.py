@@ -17,15 +17,15 @@ import pytest
 
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
-from tests.support import damages
-from tests.support.captures import capture, read_blob
-from tests.support.children import copied_cat
-from tests.support.clients import run, tool, unmount
-from tests.support.commands import ROOT
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.jit import jit_process
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.programs import build_id_of
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.elf.jit import jit_process
+from tests.support.elf.programs import build_id_of
+from tests.support.harness import damages
+from tests.support.harness.captures import capture, read_blob
+from tests.support.harness.children import copied_cat
+from tests.support.harness.mounts import COMMAND, BuildIdFs
 
 SIZE = 40_000
 

@@ -33,10 +33,10 @@ from buildidfs.profile.repair import repair
 from buildidfs.profile.why import Explainer
 from buildidfs.store import Store
 from buildidfs.symbolize.addresses import Symbolizer
-from tests.support.captures import capture, sighting
-from tests.support.mounts import BuildIdFs
-from tests.support.perfwriter import PerfWriter
-from tests.support.servers import Server, serving
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.captures import capture, sighting
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.servers.serving import Server, serving
 from tests.system.test_serve_symbols import debug_id
 from tests.unit.test_ingest_aliases import htl
 

@@ -22,12 +22,12 @@ from click.testing import CliRunner
 from buildidfs import config
 from buildidfs.cli.main import cli
 from buildidfs.store import Store
-from tests.support.captures import capture, sighting
-from tests.support.elfwriter import ET_REL, elf_file
-from tests.support.mounts import BuildIdFs
-from tests.support.restricted import as_nobody
-from tests.support.scans import without_privileges
-from tests.support.terminals import on_terminal
+from tests.support.clients.terminals import on_terminal
+from tests.support.elf.elfwriter import ET_REL, elf_file
+from tests.support.harness.captures import capture, sighting
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.restricted import as_nobody
+from tests.support.harness.scans import without_privileges
 
 BUILD_ID = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947bb")
 NEIGHBOUR = bytes.fromhex("8e9fd827446c24067541ac5390e6f527fb5947cc")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.programs import SOURCE_DIR, line_of
+from tests.support.clients import tools
+from tests.support.elf.programs import SOURCE_DIR, line_of
 
 if TYPE_CHECKING:
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -34,7 +34,7 @@ print(program.main_thread().stack_trace())
 
 
 def test_stack_and_types_of_a_core_file(gone: Vanished) -> None:
-    result = clients.drgn(SCRIPT, gone.core, gone.debug)
+    result = tools.drgn(SCRIPT, gone.core, gone.debug)
     assert result.rc == 0, str(result)
     assert "struct work {\n\tunsigned long seed;" in result.out, str(result)
     for name, file, marker in (
@@ -48,7 +48,7 @@ def test_stack_and_types_of_a_core_file(gone: Vanished) -> None:
 def test_types_that_dwz_moved_to_the_common_file(dwz_gone: Vanished) -> None:
     supplement = dwz_gone.program.supplement
     assert supplement is not None
-    result = clients.drgn(SCRIPT, dwz_gone.core, dwz_gone.debug)
+    result = tools.drgn(SCRIPT, dwz_gone.core, dwz_gone.debug)
     assert result.rc == 0, str(result)
     assert "struct work {\n\tunsigned long seed;" in result.out, str(result)
     assert f"{supplement.build_id}/debug" in result.out, str(result)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import SOURCE_DIR, build_id_of, line_of, sha256
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf.programs import SOURCE_DIR, build_id_of, line_of, sha256
+from tests.support.harness.mounts import BuildIdFs
 
 if TYPE_CHECKING:
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -27,7 +27,7 @@ PLACES = (
 
 
 def test_without_the_mount_there_are_no_lines(gone: Vanished) -> None:
-    result = clients.eu_stack(gone.core, gone.core.parent / "no-mount-here")
+    result = tools.eu_stack(gone.core, gone.core.parent / "no-mount-here")
     assert SOURCE_DIR not in result.out, str(result)
 
 
@@ -40,7 +40,7 @@ def test_stack_by_debuginfod(gone: Vanished) -> None:
 
 @pytest.mark.parametrize("name", ["debug", "."])
 def test_stack_of_a_program_shortened_by_dwz(dwz_gone: Vanished, name: str) -> None:
-    result = clients.eu_stack(dwz_gone.core, dwz_gone.mount / name)
+    result = tools.eu_stack(dwz_gone.core, dwz_gone.mount / name)
     for place in PLACES:
         assert place in result.out, str(result)
 
@@ -48,7 +48,7 @@ def test_stack_of_a_program_shortened_by_dwz(dwz_gone: Vanished, name: str) -> N
 def test_types_that_dwz_moved_to_the_common_file_by_debuginfod(dwz_gone: Vanished) -> None:
     supplement = dwz_gone.program.supplement
     assert supplement is not None
-    result = clients.debuginfod_find(dwz_gone.url, "debuginfo", supplement.build_id)
+    result = tools.debuginfod_find(dwz_gone.url, "debuginfo", supplement.build_id)
     assert sha256(Path(result.out.strip())) == sha256(supplement.path), str(result)
 
 
@@ -66,7 +66,7 @@ def test_readelf_reads_the_debug_file(gone: Vanished) -> None:
 
 def test_unknown_build_id_is_a_miss_not_an_error(gone: Vanished) -> None:
     unknown = "00" * 20
-    result = clients.debuginfod_find(gone.url, "debuginfo", unknown)
+    result = tools.debuginfod_find(gone.url, "debuginfo", unknown)
     assert result.rc == 1, str(result)
     assert "No such file or directory" in result.err, str(result)
     with pytest.raises(FileNotFoundError):
@@ -77,7 +77,7 @@ def test_unknown_build_id_is_a_miss_not_an_error(gone: Vanished) -> None:
 
 def test_any_spelling_of_the_url(gone: Vanished) -> None:
     for url in (f"file://{gone.mount}/", f"file://localhost{gone.mount}"):
-        result = clients.debuginfod_find(url, "executable", gone.program.exe.build_id)
+        result = tools.debuginfod_find(url, "executable", gone.program.exe.build_id)
         assert result.rc == 0, str(result)
 
 
@@ -88,13 +88,13 @@ def test_one_section_by_debuginfod(gone: Vanished, directory: Path) -> None:
         (".text", gone.program.lib.shipped),
     ):
         expected = directory / "expected"
-        clients.run(
-            [clients.tool("objcopy"), "--dump-section", f"{name}={expected}", file, "/dev/null"],
+        tools.run(
+            [tools.tool("objcopy"), "--dump-section", f"{name}={expected}", file, "/dev/null"],
             check=True,
         )
-        result = clients.debuginfod_find(gone.url, "section", gone.program.lib.build_id, name)
+        result = tools.debuginfod_find(gone.url, "section", gone.program.lib.build_id, name)
         assert Path(result.out.strip()).read_bytes() == expected.read_bytes(), result
-    result = clients.debuginfod_find(gone.url, "section", gone.program.lib.build_id, ".none")
+    result = tools.debuginfod_find(gone.url, "section", gone.program.lib.build_id, ".none")
     assert result.rc != 0
 
 

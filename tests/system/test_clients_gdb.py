@@ -9,36 +9,36 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.programs import SOURCE_DIR, line_of
+from tests.support.clients import tools
+from tests.support.elf.programs import SOURCE_DIR, line_of
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
 
 def test_core_file_finds_its_executable_by_build_id(gone: Vanished) -> None:
-    result = clients.gdb("info inferiors", debug=gone.debug, arguments=["-c", gone.core])
+    result = tools.gdb("info inferiors", debug=gone.debug, arguments=["-c", gone.core])
     assert f"{gone.exe}/elf" in result.out, str(result)
 
 
 def test_the_mount_itself_serves_as_debug_file_directory(gone: Vanished) -> None:
-    result = clients.gdb("bt", debug=gone.mount, arguments=["-c", gone.core])
+    result = tools.gdb("bt", debug=gone.mount, arguments=["-c", gone.core])
     place = f"exe_static_stuck .* at {SOURCE_DIR}/hot.c:{line_of('exe_stuck')}"
     assert re.search(place, result.out), str(result)
 
 
 def test_types_that_dwz_moved_to_the_common_file(dwz_gone: Vanished) -> None:
-    result = clients.gdb("ptype struct work", debug=dwz_gone.debug, arguments=["-c", dwz_gone.core])
+    result = tools.gdb("ptype struct work", debug=dwz_gone.debug, arguments=["-c", dwz_gone.core])
     assert re.search(r"type = struct work \{\s+unsigned long seed;", result.out), str(result)
     assert "gnu_debugaltlink" not in result.text, str(result)
 
 
 def test_executable_in_the_mount_finds_its_debug_file(gone: Vanished) -> None:
-    result = clients.gdb("info line lib_static_hot", debug=gone.debug, arguments=[gone.lib / "elf"])
+    result = tools.gdb("info line lib_static_hot", debug=gone.debug, arguments=[gone.lib / "elf"])
     assert re.search(r'Line \d+ of "/build/hot-1\.0/libhot\.c" starts at address', result.out), str(
         result
     )
@@ -53,7 +53,7 @@ def test_debug_file_alone_serves_an_executable_that_is_elsewhere(
     buildidfs("scan", "tree", alone)
     with buildidfs.mounted() as mount:
         stripped = [program.exe.shipped]
-        result = clients.gdb("info line main", debug=mount / "debug", arguments=stripped)
+        result = tools.gdb("info line main", debug=mount / "debug", arguments=stripped)
     assert re.search(r'Line \d+ of "/build/hot-1\.0/hot\.c" starts at address', result.out), str(
         result
     )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.programs import line_of
+from tests.support.clients import tools
+from tests.support.elf.programs import line_of
 
 if TYPE_CHECKING:
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -22,7 +22,7 @@ def test_whole_stack_when_the_library_is_named(gone: Vanished) -> None:
     libraries = gone.core.parent / "libraries"
     libraries.mkdir()
     (libraries / "libhot.so").symlink_to(gone.lib / "elf")
-    result = clients.lldb(
+    result = tools.lldb(
         f"settings set target.debug-file-search-paths {gone.debug}",
         f"settings set target.exec-search-paths {libraries}",
         f"target create {gone.exe}/elf --core {gone.core}",
@@ -37,7 +37,7 @@ def test_whole_stack_when_the_library_is_named(gone: Vanished) -> None:
 
 
 def test_debug_file_is_found_by_build_id(gone: Vanished) -> None:
-    result = clients.lldb(
+    result = tools.lldb(
         f"settings set target.debug-file-search-paths {gone.debug}",
         f"target create {gone.lib}/elf",
         "image list",

@@ -11,37 +11,38 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, programs
-from tests.support.clients import run, tool
-from tests.support.elsewhere import kernel_report
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf import programs
+from tests.support.servers.elsewhere import kernel_report
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
 
-def _assert_hot_functions(result: clients.Result) -> None:
+def _assert_hot_functions(result: tools.Result) -> None:
     assert result.rc == 0, str(result)
     assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), str(result)
     assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), str(result)
 
 
 def test_without_the_mount_there_are_no_names(gone: Vanished) -> None:
-    result = clients.perf_report(gone.core.parent / "no-mount-here", gone.profile)
+    result = tools.perf_report(gone.core.parent / "no-mount-here", gone.profile)
     assert result.rc == 0, str(result)
     assert "static_hot" not in result.out, str(result)
 
 
 def test_symfs_at_the_mount(gone: Vanished) -> None:
     options = ["--symfs", gone.mount, "--stdio", "--no-children", "-i", gone.profile]
-    _assert_hot_functions(run([clients.perf_tool(), "report", *options]))
+    _assert_hot_functions(run([tools.perf_tool(), "report", *options]))
 
 
 def test_annotate_disassembles(gone: Vanished) -> None:
     tool("objdump")
-    result = clients.perf(
+    result = tools.perf(
         gone.mount, "annotate", "--stdio", "-i", gone.profile, "-s", "exe_static_hot"
     )
     instructions = re.findall(r"^ +\d+\.\d+ +: +[0-9a-f]+:", result.out, re.MULTILINE)
@@ -49,13 +50,13 @@ def test_annotate_disassembles(gone: Vanished) -> None:
 
 
 def test_source_lines(gone: Vanished) -> None:
-    result = clients.perf_report(gone.mount, gone.profile, "-s", "srcline")
+    result = tools.perf_report(gone.mount, gone.profile, "-s", "srcline")
     for file in ("hot.c", "libhot.c"):
         assert re.search(rf"\d%  {file}:\d+", result.out), str(result)
 
 
 def test_call_chains_unwound_by_dwarf_reach_main(gone: Vanished) -> None:
-    result = clients.perf(gone.mount, "script", "-i", gone.unwound, "-F", "ip,sym")
+    result = tools.perf(gone.mount, "script", "-i", gone.unwound, "-F", "ip,sym")
     chains = [re.findall(r"[0-9a-f]+ (\w+)", chain) for chain in result.out.split("\n\n")]
     for leaf in ("exe_static_hot", "lib_static_hot"):
         assert any(chain[:1] == [leaf] and "main" in chain for chain in chains), str(result)
@@ -70,12 +71,12 @@ def test_vdso(buildidfs: BuildIdFs, stripped: Path) -> None:
         buildidfs.scan(pid)
         event = ["-e", "cpu-clock", "-F", "997", "-p", str(pid), "--", tool("sleep"), "0.3"]
         record = [*cache, "record", "--no-buildid-mmap", "-o", data]
-        run([clients.perf_tool(), *record, *event], check=True)
+        run([tools.perf_tool(), *record, *event], check=True)
     named = r"\[vdso\] +\[\.\] __vdso_clock_gettime"
-    without = clients.perf_report(buildidfs.store.parent / "no-mount-here", data)
+    without = tools.perf_report(buildidfs.store.parent / "no-mount-here", data)
     assert not re.search(named, without.out), str(without)
     with buildidfs.mounted() as mount:
-        result = clients.perf_report(mount, data)
+        result = tools.perf_report(mount, data)
     assert re.search(named, result.out), str(result)
 
 
@@ -85,7 +86,7 @@ def test_kernel_symbols_of_another_host(buildidfs: BuildIdFs) -> None:
     directory = buildidfs.store.parent
     data = directory / "perf.data"
     copy = [tool("dd"), "if=/dev/zero", "of=/dev/null", "bs=64k", "count=20000"]
-    assert clients.perf_record(data, copy).rc == 0
+    assert tools.perf_record(data, copy).rc == 0
     buildidfs("scan", "proc", check=False)
     named = r"dd +\[kernel\.kallsyms\] +\[k\] [a-z_]\w*"
     without = kernel_report(directory / "no-mount-here", data)
@@ -96,7 +97,7 @@ def test_kernel_symbols_of_another_host(buildidfs: BuildIdFs) -> None:
 
 
 def test_archive_holds_real_files(gone: Vanished) -> None:
-    result = clients.perf(gone.mount, "archive", gone.profile)
+    result = tools.perf(gone.mount, "archive", gone.profile)
     assert result.rc == 0, str(result)
     with tarfile.open(f"{gone.profile}.tar.bz2") as archive:
         members = {member.name: member for member in archive}
@@ -118,8 +119,8 @@ def test_another_binary_at_the_same_path_of_the_host(gone: Vanished) -> None:
             place = Path(gone.app) / part
             place.parent.mkdir(parents=True)
             shutil.copy2(tool(impostor), place)
-        result = clients.perf_report(gone.mount, gone.profile)
-        stack = clients.eu_stack(gone.core, gone.debug)
+        result = tools.perf_report(gone.mount, gone.profile)
+        stack = tools.eu_stack(gone.core, gone.debug)
     finally:
         shutil.rmtree(top)
     _assert_hot_functions(result)
@@ -130,9 +131,9 @@ def test_recording_into_the_mount_is_harmless(gone: Vanished) -> None:
     # Without build IDs in the mmap records perf fills its cache when it ends.
     data = gone.core.parent / "perf.plain"
     options = ["-o", data, "-e", "cpu-clock", "--", tool("true")]
-    result = clients.perf(gone.mount, "record", *options)
+    result = tools.perf(gone.mount, "record", *options)
     assert result.rc == 0, str(result)
-    assert run([clients.perf_tool(), "buildid-list", "-i", data]).rc == 0
+    assert run([tools.perf_tool(), "buildid-list", "-i", data]).rc == 0
 
 
 def test_debug_file_without_executable_does_not_crash_it(
@@ -145,5 +146,5 @@ def test_debug_file_without_executable_does_not_crash_it(
     buildidfs("scan", "tree", alone)
     with buildidfs.mounted() as mount:
         assert (mount / gone.program.exe.build_id / "debug").exists()
-        result = clients.perf_report(mount, gone.profile)
+        result = tools.perf_report(mount, gone.profile)
     assert result.rc == 0, str(result)

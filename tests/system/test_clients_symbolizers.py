@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.clients import run, tool
-from tests.support.programs import SOURCE_DIR, line_of
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf.programs import SOURCE_DIR, line_of
 
 if TYPE_CHECKING:
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -29,23 +29,23 @@ def test_addr2line_inside_the_mount(gone: Vanished) -> None:
     assert SOURCE_DIR not in elsewhere.out, str(elsewhere)
 
 
-@pytest.mark.parametrize("names", [("llvm-symbolizer",), clients.RECENT_LLVM_SYMBOLIZER])
+@pytest.mark.parametrize("names", [("llvm-symbolizer",), tools.RECENT_LLVM_SYMBOLIZER])
 def test_llvm_symbolizer_with_the_executable(gone: Vanished, names: tuple[str, ...]) -> None:
     address = f"0x{gone.program.exe.address('exe_static_hot'):x}"
     executable = f"--obj={gone.program.exe.shipped}"
-    result = clients.llvm_symbolizer(gone.debug, executable, address, names=names)
+    result = tools.llvm_symbolizer(gone.debug, executable, address, names=names)
     assert result.out.startswith(ANSWER), str(result)
     nothing = gone.debug / "nothing"
-    without = clients.llvm_symbolizer(nothing, executable, address, names=names)
+    without = tools.llvm_symbolizer(nothing, executable, address, names=names)
     assert SOURCE_DIR not in without.out, str(without)
 
 
 def test_llvm_symbolizer_with_the_build_id_alone(gone: Vanished) -> None:
     # since LLVM 15
-    names = clients.RECENT_LLVM_SYMBOLIZER
+    names = tools.RECENT_LLVM_SYMBOLIZER
     address = f"0x{gone.program.exe.address('exe_static_hot'):x}"
     build_id = f"--build-id={gone.program.exe.build_id}"
-    result = clients.llvm_symbolizer(gone.debug, build_id, address, names=names)
+    result = tools.llvm_symbolizer(gone.debug, build_id, address, names=names)
     assert result.out.startswith(ANSWER), str(result)
-    without = clients.llvm_symbolizer(gone.debug / "nothing", build_id, address, names=names)
+    without = tools.llvm_symbolizer(gone.debug / "nothing", build_id, address, names=names)
     assert SOURCE_DIR not in without.out, str(without)

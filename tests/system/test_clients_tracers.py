@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import programs
-from tests.support.clients import run, tool
-from tests.support.programs import line_of
+from tests.support.clients.tools import run, tool
+from tests.support.elf import programs
+from tests.support.elf.programs import line_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
-from tests.support import elfwriter
+from tests.support.elf import elfwriter
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

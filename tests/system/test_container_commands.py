@@ -14,12 +14,12 @@ import pytest
 from buildidfs.model import BuildId, ContainerNames, Kind, Quality
 from buildidfs.serve.page.overview import container_page
 from buildidfs.store import Store
-from tests.support import packages
-from tests.support.captures import capture, commit, sighting
-from tests.support.clients import Argument, run, tool
-from tests.support.elfwriter import elf_file
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.waiting import lines
+from tests.support.clients.tools import Argument, run, tool
+from tests.support.containers import packages
+from tests.support.elf.elfwriter import elf_file
+from tests.support.harness.captures import capture, commit, sighting
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.harness.waiting import lines
 
 SECOND = 1_000_000_000
 SERVER, LIBRARY, OTHER = (BuildId(bytes([number]) * 20) for number in (0xA1, 0xA2, 0xB1))

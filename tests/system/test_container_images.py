@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.clients import Argument, run, tool
-from tests.support.commands import ROOT
-from tests.support.containers import Container, container
-from tests.support.engines import EngineNotes
-from tests.support.mounts import COMMAND, BuildIdFs
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import Argument, run, tool
+from tests.support.containers.engines import EngineNotes
+from tests.support.containers.ephemeral import Container, container
+from tests.support.harness.mounts import COMMAND, BuildIdFs
 
 if TYPE_CHECKING:
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

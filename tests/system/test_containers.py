@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.clients import tool
-from tests.support.containers import KINDS, container
-from tests.support.programs import SOURCE_DIR, build_id_of, line_of, sha256
-from tests.support.vanished import Vanished, vanished
+from tests.support.clients import tools
+from tests.support.clients.tools import tool
+from tests.support.containers.ephemeral import KINDS, container
+from tests.support.containers.vanished import Vanished, vanished
+from tests.support.elf.programs import SOURCE_DIR, build_id_of, line_of, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -50,7 +50,7 @@ def test_bytes_are_those_of_the_container(ended: Vanished) -> None:
             ("debug", binary.debug),
             ("debuginfo", binary.debug),
         ):
-            clients.run([clients.tool("cmp"), directory / name, original], check=True)
+            tools.run([tools.tool("cmp"), directory / name, original], check=True)
         got = ended.buildidfs("get", binary.build_id, "-o", ended.core.parent / "got")
         assert got.rc == 0
         assert sha256(ended.core.parent / "got") == sha256(binary.shipped)
@@ -83,7 +83,7 @@ def test_gdb_resolves_lines_of_a_live_process(ended: Vanished) -> None:
 
 
 def test_gdb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
-    result = clients.gdb("bt", debug=ended.debug, arguments=["-c", ended.core])
+    result = tools.gdb("bt", debug=ended.debug, arguments=["-c", ended.core])
     # behind one frame of libc, or three in newer ones
     assert re.search(rf"#[13] .* exe_static_stuck .* at {_at('exe_stuck')}", result.out), str(
         result
@@ -92,7 +92,7 @@ def test_gdb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
 
 
 def test_gdb_resolves_the_libraries_of_a_core_file_by_debuginfod(ended: Vanished) -> None:
-    result = clients.gdb(
+    result = tools.gdb(
         "bt",
         settings=["set debuginfod enabled on"],
         arguments=["-c", ended.core],
@@ -107,23 +107,23 @@ def test_gdb_resolves_the_libraries_of_a_core_file_by_debuginfod(ended: Vanished
 
 
 def test_perf_names_the_hot_functions(ended: Vanished) -> None:
-    result = clients.perf_report(ended.mount, ended.profile)
+    result = tools.perf_report(ended.mount, ended.profile)
     assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), str(result)
     assert re.search(r"hot +libhot\.so +\[\.\] lib_static_hot", result.out), str(result)
 
 
 def test_elfutils_resolves_lines(ended: Vanished) -> None:
     address = ended.program.exe.address("exe_static_hot")
-    result = clients.eu_addr2line(ended.exe / "elf", ended.debug, address)
+    result = tools.eu_addr2line(ended.exe / "elf", ended.debug, address)
     assert result.out.splitlines()[0] == "exe_static_hot", str(result)
     assert result.out.splitlines()[1].startswith(f"{_at('exe_entry')}:"), str(result)
-    stack = clients.eu_stack(ended.core, ended.debug)
+    stack = tools.eu_stack(ended.core, ended.debug)
     for place in (_at("exe_stuck"), _at("lib_stuck", "libhot.c"), _at("main_stuck")):
         assert f"{place}:" in stack.out, str(stack)
 
 
 def test_lldb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
-    result = clients.lldb(
+    result = tools.lldb(
         f"settings set target.debug-file-search-paths {ended.debug}",
         f"target create {ended.exe}/elf --core {ended.core}",
         "bt",
@@ -136,14 +136,14 @@ def test_lldb_resolves_lines_of_a_core_file(ended: Vanished) -> None:
 def test_readelf_reads_it(ended: Vanished) -> None:
     for binary in ended.program.binaries:
         assert build_id_of(ended.mount / binary.build_id / "elf") == binary.build_id
-    symbols = clients.run([clients.tool("readelf"), "-sW", ended.exe / "debug"])
+    symbols = tools.run([tools.tool("readelf"), "-sW", ended.exe / "debug"])
     assert " exe_static_hot" in symbols.out, symbols
 
 
 def test_debuginfod_find_gets_it(ended: Vanished) -> None:
     for binary in ended.program.binaries:
         for kind, original in (("executable", binary.shipped), ("debuginfo", binary.debug)):
-            result = clients.debuginfod_find(ended.url, kind, binary.build_id)
+            result = tools.debuginfod_find(ended.url, kind, binary.build_id)
             assert result.rc == 0, str(result)
             assert sha256(Path(result.out.strip())) == sha256(original)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crashing import OPERATIONS, Crashes, Operation
-from tests.support.powercuts import PowerCuts
+from tests.support.filesystems.powercuts import PowerCuts
+from tests.support.harness.crashing import OPERATIONS, Crashes, Operation
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, debugforms
-from tests.support.clients import nm, run, tool
-from tests.support.programs import build_id_of
+from tests.support.clients import tools
+from tests.support.clients.tools import nm, run, tool
+from tests.support.elf import debugforms
+from tests.support.elf.programs import build_id_of
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -91,7 +92,7 @@ def test_mini_debuginfo(buildidfs: BuildIdFs, directory: Path) -> None:
     app, data = directory / "app", directory / "perf.data"
     app.mkdir()
     program = debugforms.program(app, Path(shutil.copy2(copy, app)))
-    assert clients.perf_record(data, [program]).rc == 0
+    assert tools.perf_record(data, [program]).rc == 0
     buildidfs("scan", "tree", app)
     shutil.rmtree(app)
     assert variants(buildidfs, build_id_of(copy)) == [
@@ -99,13 +100,13 @@ def test_mini_debuginfo(buildidfs: BuildIdFs, directory: Path) -> None:
         ("debuginfo", "dynsym"),
     ]
     with buildidfs.mounted() as mount:
-        report = clients.perf_report(mount, data)
+        report = tools.perf_report(mount, data)
         for function in ("hidden", "exported"):
             assert re.search(rf"libparts\.so +\[\.\] {function}\b", report.out), str(report)
             at = address(full, function) + 4
-            line = clients.eu_addr2line(copy, mount / "debug", at)
+            line = tools.eu_addr2line(copy, mount / "debug", at)
             assert line.out.startswith(f"{function}\n"), str(line)
-            symbol = clients.gdb(f"info symbol {at}", debug=mount / "debug", arguments=[copy])
+            symbol = tools.gdb(f"info symbol {at}", debug=mount / "debug", arguments=[copy])
             assert f"{function} + 4 in section .text" in symbol.out, str(symbol)
         lint = run([tool("eu-elflint"), "--gnu-ld", "-d", mount / build_id_of(copy) / "debug"])
         assert lint.rc == 0, str(lint)
@@ -151,7 +152,7 @@ def test_compressed_sections(buildidfs: BuildIdFs, directory: Path, form: str) -
     full.unlink()
     with buildidfs.mounted() as mount:
         assert (mount / build_id / "elf").read_bytes() == compressed
-        source = clients.gdb(f"info line *{at}", debug=mount / "debug", arguments=[stripped])
+        source = tools.gdb(f"info line *{at}", debug=mount / "debug", arguments=[stripped])
         if form == "zstd" and "zstd" in source.text:
             pytest.skip("this gdb knows no zstd")
         assert re.search(r'Line \d+ of "parts\.c"', source.out), str(source)
@@ -173,7 +174,7 @@ def test_dwz_file(
     with buildidfs.mounted() as mount:
         found = mount / "debug/.dwz" / supplement.name
         assert found.read_bytes() == supplement.path.read_bytes()
-        types = clients.gdb(
+        types = tools.gdb(
             "ptype struct work", debug=mount / "debug", arguments=[dwz_program.exe.shipped]
         )
         assert "struct shape shape;" in types.out, str(types)
@@ -202,9 +203,9 @@ def test_split_dwarf(buildidfs: BuildIdFs, directory: Path) -> None:
         assert not (mount / build_id / "other.dwp").exists()
         assert {"elf.dwp", "debug.dwp"} <= {path.name for path in (mount / build_id).iterdir()}
         for binary in (stripped, mount / build_id / "elf"):
-            types = clients.gdb("ptype struct part", debug=mount / "debug", arguments=[binary])
+            types = tools.gdb("ptype struct part", debug=mount / "debug", arguments=[binary])
             assert "char *name;" in types.out, str(types)
-            found = clients.lldb(
+            found = tools.lldb(
                 f"settings set target.debug-file-search-paths {mount}/debug",
                 f"target create {binary}",
                 f"image lookup -v -a {at:#x}",

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import restricted
-from tests.support.clients import Argument, Result, run, tool, unmount
-from tests.support.commands import ROOT
-from tests.support.forbidding import forbidding
-from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
-from tests.support.restricted import as_nobody, limited, unshared, without
-from tests.support.terminals import on_terminal
-from tests.support.waiting import lines, until
+from tests.support.clients.commands import ROOT
+from tests.support.clients.terminals import on_terminal
+from tests.support.clients.tools import Argument, Result, run, tool, unmount
+from tests.support.harness import restricted
+from tests.support.harness.forbidding import forbidding
+from tests.support.harness.mounts import COMMAND, BuildIdFs, is_mountpoint
+from tests.support.harness.restricted import as_nobody, limited, unshared, without
+from tests.support.harness.waiting import lines, until
 
 pytestmark = pytest.mark.root
 

@@ -13,24 +13,24 @@ import pytest
 
 from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import capture, commit, sighting
-from tests.support.children import cat_program, copied_cat
-from tests.support.commands import ROOT
-from tests.support.corewriter import Mapped, core_file
-from tests.support.elfwriter import elf_file
-from tests.support.jit import jit_process
-from tests.support.manuals import formatted, indent
-from tests.support.perfwriter import PerfWriter
-from tests.support.programs import build_id_of
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.commands import ROOT
+from tests.support.clients.manuals import formatted, indent
+from tests.support.elf.corewriter import Mapped, core_file
+from tests.support.elf.elfwriter import elf_file
+from tests.support.elf.jit import jit_process
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.captures import capture, commit, sighting
+from tests.support.harness.children import cat_program, copied_cat
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 # Keys that are data: reasons, kinds, namespaces.
 _COUNTS = {"absent", "artifacts", "host_without_build_id", "namespaces"}

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from buildidfs.store import Store
-from tests.support.captures import capture, sighting
-from tests.support.clients import run, tool
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.perfwriter import PerfWriter
-from tests.support.restricted import as_nobody
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.captures import capture, sighting
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.harness.restricted import as_nobody
 
 
 @pytest.fixture(scope="module")

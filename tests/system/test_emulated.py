@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import moved
-from tests.support.clients import tool
-from tests.support.mounts import BuildIdFs
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.tools import tool
+from tests.support.elf import moved
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.mounts import COMMAND
-from tests.support.realengines import ENGINES, real_engine
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.containers.realengines import ENGINES, real_engine
+from tests.support.harness.mounts import COMMAND
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

@@ -12,14 +12,14 @@ import pytest
 
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.store import Store
-from tests.support.captures import capture, commit, sighting
-from tests.support.elfwriter import elf_file
-from tests.support.perfwriter import PerfWriter
+from tests.support.elf.elfwriter import elf_file
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.captures import capture, commit, sighting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 WEB, DB, LARGE, SMALL = (f"docker:{digit * 12}" for digit in "abcd")
 PROGRAMS = [BuildId(bytes([number]) * 20) for number in range(1, 11)]

@@ -23,10 +23,8 @@ import pytest
 
 from buildidfs.cli.main import cli
 from buildidfs.linux.sdnotify import Inbox
-from tests.support import clients, packages
-from tests.support.children import copied_cat
-from tests.support.clients import Result, run, tool
-from tests.support.commands import (
+from tests.support.clients import tools
+from tests.support.clients.commands import (
     ROOT,
     calling,
     client_directory,
@@ -34,14 +32,17 @@ from tests.support.commands import (
     program_directory,
     script,
 )
-from tests.support.elfwriter import ET_REL, elf_file
-from tests.support.mounts import BuildIdFs, is_mountpoint
-from tests.support.programs import line_of
-from tests.support.servers import Server, free_port
-from tests.support.waiting import until
+from tests.support.clients.tools import Result, run, tool
+from tests.support.containers import packages
+from tests.support.elf.elfwriter import ET_REL, elf_file
+from tests.support.elf.programs import line_of
+from tests.support.harness.children import copied_cat
+from tests.support.harness.mounts import BuildIdFs, is_mountpoint
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import Server, free_port
 
 if TYPE_CHECKING:
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
 
 EXAMPLES = ROOT / "examples"
 UNITS = (
@@ -81,7 +82,7 @@ def programs(scratch: Path) -> Path:
 
 @pytest.mark.client
 def test_gdbinit_is_understood() -> None:
-    shown = clients.gdb(
+    shown = tools.gdb(
         "show debug-file-directory", "show debuginfod urls",
         arguments=["-ix", EXAMPLES / "gdbinit"],
     )  # fmt: skip
@@ -98,10 +99,10 @@ def test_gdbinit_resolves_a_core_file(gone: Vanished, tmp_path: Path) -> None:
     text = (EXAMPLES / "gdbinit").read_text()
     here = tmp_path / "gdbinit"
     here.write_text(text.replace("/buildid", str(gone.mount)))
-    unaided = clients.gdb("bt", arguments=["-c", gone.core])
+    unaided = tools.gdb("bt", arguments=["-c", gone.core])
     assert "hot.c" not in unaided.out
     # of the executable and of the library, which gdb 13 finds through debuginfod only
-    resolved = clients.gdb("bt", arguments=["-ix", here, "-c", gone.core])
+    resolved = tools.gdb("bt", arguments=["-ix", here, "-c", gone.core])
     assert re.search(rf"exe_static_stuck .* at .*hot\.c:{line_of('exe_stuck')}\b", resolved.out)
     assert re.search(rf"lib_static_stuck .* at .*libhot\.c:{line_of('lib_stuck')}\b", resolved.out)
 
@@ -207,7 +208,7 @@ def test_core_of_a_gone_container(gone: Vanished, tmp_path: Path) -> None:
     (name,) = [path.name for path in (gone.mount / "containers").iterdir()]
     listed = run([example], env=env, check=True)
     assert re.fullmatch(rf"\d{{4}}-\S+Z {re.escape(name)}\n", listed.out), listed
-    arguments: list[clients.Argument] = [f"{gone.app}/bin/hot", gone.core]
+    arguments: list[tools.Argument] = [f"{gone.app}/bin/hot", gone.core]
     for spelled in (name, name.partition(":")[2][1:]):
         done = run([example, spelled, *arguments], env=env, check=True)
         place = rf"lib_static_stuck .* at .*libhot\.c:{line_of('lib_stuck')}\b"

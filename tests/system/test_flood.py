@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.flooding import CONTAINER, beside, flooding
-from tests.support.imitating import USER, container_and_imitation, entering
-from tests.support.shortlife import ShortLife
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.containers.flooding import CONTAINER, beside, flooding
+from tests.support.containers.imitating import USER, container_and_imitation, entering
+from tests.support.containers.shortlife import ShortLife
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.watching import Watcher
+    from tests.support.harness.watching import Watcher
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
 

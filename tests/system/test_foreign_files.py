@@ -25,14 +25,15 @@ from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, BuildId
 from buildidfs.store import Store
-from tests.support import echo, opens
-from tests.support.children import running
-from tests.support.clients import run, tool
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.scans import Memory, own_namespaces, scan
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool
+from tests.support.elf import echo
+from tests.support.filesystems import opens
+from tests.support.harness.children import running
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.harness.scans import Memory, own_namespaces, scan
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 pytestmark = pytest.mark.root
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from tests.support import clients, godebug
-from tests.support.clients import run, tool
-from tests.support.goprograms import HOT_LINE, GoTools, Symbol, large_source
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf import godebug
+from tests.support.elf.goprograms import HOT_LINE, GoTools, Symbol, large_source
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -85,16 +86,16 @@ def test_clients_name_functions_files_and_lines(
         (at,) = (
             each.address for each in functions_in(debug.read_bytes()) if each.name == "main.hotloop"
         )
-        without = clients.eu_addr2line(program, mount / "nothing", at)
+        without = tools.eu_addr2line(program, mount / "nothing", at)
         assert not re.search(r"hotloop|hot\.go", without.out), str(without)
         # A function that needs no check of the stack begins with the code of its first line.
         line = f"(?:{HOT_LINE}|{HOT_LINE + 1})"
         place = rf"hot\.go:{line}\b"
         for result in (
-            clients.eu_addr2line(program, files, at),
+            tools.eu_addr2line(program, files, at),
             run([tool("addr2line"), "-f", "-e", debug, f"0x{at:x}"]),
-            clients.llvm_symbolizer(files, f"--obj={program}", f"0x{at:x}"),
-            clients.lldb(
+            tools.llvm_symbolizer(files, f"--obj={program}", f"0x{at:x}"),
+            tools.lldb(
                 f"settings set target.debug-file-search-paths {files}",
                 f"target create {program}",
                 f"image lookup -v -a 0x{at:x}",
@@ -102,7 +103,7 @@ def test_clients_name_functions_files_and_lines(
         ):
             assert "main.hotloop" in result.out, str(result)
             assert re.search(place, result.out), str(result)
-        shown = clients.gdb(
+        shown = tools.gdb(
             f"info symbol {at}", f"info line *{at}", "info line main.hotloop",
             debug=files, arguments=[program],
         )  # fmt: skip
@@ -121,15 +122,15 @@ def test_perf_names_samples_of_a_program_that_is_gone(
     copy.write_bytes(program.read_bytes())
     copy.chmod(0o755)
     buildidfs("add", copy)
-    assert clients.perf_record(data, [tool("timeout"), "0.3", copy]).rc == 124
+    assert tools.perf_record(data, [tool("timeout"), "0.3", copy]).rc == 124
     copy.unlink()
     made(buildidfs, build_id)
     named = r"app +\[\.\] main\.(hotloop|mixed)\b"
-    without = clients.perf_report(directory / "no-mount-here", data)
+    without = tools.perf_report(directory / "no-mount-here", data)
     assert not re.search(named, without.out), str(without)
     with buildidfs.mounted() as mount:
-        report = clients.perf_report(mount, data)
-        lines = clients.perf(mount, "annotate", "--stdio", "-l", "-i", data, "main.hotloop")
+        report = tools.perf_report(mount, data)
+        lines = tools.perf(mount, "annotate", "--stdio", "-l", "-i", data, "main.hotloop")
     assert re.search(named, report.out), str(report)
     assert lines.rc == 0, str(lines)
 
@@ -140,7 +141,7 @@ def test_perf_names_samples_of_a_program_without_a_build_id(
     """Its debug file has the ID that the store has adopted for it."""
     program, data, repaired = (directory / name for name in ("app", "perf.data", "repaired.data"))
     go.build(program, go.source(), identified=False)
-    assert clients.perf_record(data, [tool("timeout"), "0.3", program]).rc == 124
+    assert tools.perf_record(data, [tool("timeout"), "0.3", program]).rc == 124
     buildidfs("add", program)
     program.unlink()
     (row,) = (json.loads(line) for line in buildidfs("list", "--json").out.splitlines()[:1])
@@ -148,9 +149,9 @@ def test_perf_names_samples_of_a_program_without_a_build_id(
     buildidfs("repair", data, "-o", repaired)
     named = r"app +\[\.\] main\.(hotloop|mixed)\b"
     with buildidfs.mounted() as mount:
-        without = clients.perf_report(mount, data)
+        without = tools.perf_report(mount, data)
         assert not re.search(named, without.out), str(without)
-        report = clients.perf_report(mount, repaired)
+        report = tools.perf_report(mount, repaired)
     assert re.search(named, report.out), str(report)
 
 

@@ -18,15 +18,15 @@ from buildidfs.serve.page import api, overview
 from buildidfs.store import Store
 from buildidfs.store.run_files import present
 from buildidfs.watch import metrics
-from tests.support.clients import run, tool
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from buildidfs.answers import Overview
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 FOLLOWING = {"mode": "following", "degraded": [], "losses": [], "captured": 7}
 LOSS = {"reason": "not copied within 30 s", "container": "docker:ab", "count": 3, "recent": 3}

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import programs
-from tests.support.clients import run, tool
-from tests.support.containers import root_filesystem
-from tests.support.programs import build_id_of
+from tests.support.clients.tools import run, tool
+from tests.support.containers.ephemeral import root_filesystem
+from tests.support.elf import programs
+from tests.support.elf.programs import build_id_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Binary, Program
+    from tests.support.elf.programs import Binary, Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

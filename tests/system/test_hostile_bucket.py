@@ -22,16 +22,17 @@ import zstandard
 from buildidfs.fleet import objects
 from buildidfs.fleet.bucket import Bucket
 from buildidfs.model import BuildId, Kind
-from tests.support import elfwriter, memory
-from tests.support.mounts import COMMAND, BuildIdFs, start
-from tests.support.objectstorage import FLOODS, ObjectStorage, object_storage
-from tests.support.servers import serving
-from tests.support.waiting import until
+from tests.support.elf import elfwriter
+from tests.support.harness import memory
+from tests.support.harness.mounts import COMMAND, BuildIdFs, start
+from tests.support.harness.waiting import until
+from tests.support.servers.objectstorage import FLOODS, ObjectStorage, object_storage
+from tests.support.servers.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.mounts import Process
+    from tests.support.harness.mounts import Process
 
 pytestmark = pytest.mark.fuse
 

@@ -28,17 +28,17 @@ from buildidfs.formats.elf.other_ids import code_hash, describe, htlhash
 from buildidfs.store import Store
 from buildidfs.view import blank
 from tests.fuzz import decoders, elf_mutation
-from tests.support import mapper
-from tests.support.children import running
-from tests.support.clients import Argument, run, tool
-from tests.support.elfwriter import DWARF, TEXT, altlink, debuglink, elf_file, gdb_scripts
-from tests.support.filereader import FileReader
-from tests.support.mounts import COMMAND
+from tests.support.clients.tools import Argument, run, tool
+from tests.support.elf import mapper
+from tests.support.elf.elfwriter import DWARF, TEXT, altlink, debuglink, elf_file, gdb_scripts
+from tests.support.filesystems.filereader import FileReader
+from tests.support.harness.children import running
+from tests.support.harness.mounts import COMMAND
 
 if TYPE_CHECKING:
     from buildidfs.model import Absence
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, programs
-from tests.support.clients import run, tool, unmount
-from tests.support.containers import root_filesystem
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.containers.ephemeral import root_filesystem
+from tests.support.elf import programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 
@@ -112,12 +113,12 @@ def test_an_impostor_in_perfs_directory_does_not_hide_the_real_one(
     with programs.running(stripped / "app/bin/hot", "spin") as pid:
         buildidfs.scan(pid)
         data = buildidfs.store.parent / "perf.data"
-        clients.perf_record(data, [tool("sleep"), "0.2"], "-p", str(pid))
+        tools.perf_record(data, [tool("sleep"), "0.2"], "-p", str(pid))
     shutil.rmtree(stripped)
     with buildidfs.mounted() as mount:
         linked = mount / f"perf/.build-id/{real[:2]}/{real[2:]}/elf"
         run([tool("cmp"), linked, program.exe.shipped], check=True)
-        result = clients.perf_report(mount, data)
+        result = tools.perf_report(mount, data)
     assert "exe_static_hot" in result.out, str(result)
 
 

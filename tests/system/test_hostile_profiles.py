@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.perfwriter import PerfWriter
+from tests.support.clients.tools import run, tool
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.mounts import BuildIdFs
 
 _COMMANDS = (
     ("coverage",),

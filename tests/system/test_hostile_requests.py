@@ -29,10 +29,10 @@ import pytest
 from buildidfs.linux import syscalls
 from buildidfs.model import Kind
 from buildidfs.store import Store
-from tests.support.captures import capture, sighting
-from tests.support.clients import run, tool
-from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.harness.captures import capture, sighting
+from tests.support.harness.mounts import COMMAND, BuildIdFs, is_mountpoint
+from tests.support.harness.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

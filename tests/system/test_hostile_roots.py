@@ -23,13 +23,14 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.model import Trust
-from tests.support import echo, opens
-from tests.support.children import running
-from tests.support.clients import run, tool
-from tests.support.elfwriter import DWARF, elf_file
-from tests.support.mounts import mount_points
-from tests.support.scans import Memory, Scan, own_namespaces, scan
-from tests.support.swapping import Swapper
+from tests.support.clients.tools import run, tool
+from tests.support.elf import echo
+from tests.support.elf.elfwriter import DWARF, elf_file
+from tests.support.filesystems import opens
+from tests.support.filesystems.swapping import Swapper
+from tests.support.harness.children import running
+from tests.support.harness.mounts import mount_points
+from tests.support.harness.scans import Memory, Scan, own_namespaces, scan
 
 pytestmark = pytest.mark.root
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.burning import burner, container, recording, user_samples
-from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.tools import run, tool
+from tests.support.containers.burning import burner, container, recording, user_samples
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 pytestmark = [
     pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.client, pytest.mark.slow,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import jit
-from tests.support.burning import recording
-from tests.support.jit import Jit, container, jit_samples
-from tests.support.mounts import BuildIdFs
-from tests.support.waiting import until
-from tests.support.watching import Watcher, watching
+from tests.support.containers.burning import recording
+from tests.support.elf import jit
+from tests.support.elf.jit import Jit, container, jit_samples
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import Watcher, watching
 
 pytestmark = [
     pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.client, pytest.mark.fuse,

@@ -21,12 +21,12 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.ingest import StoreMemo
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import SECOND, capture, sighting
-from tests.support.children import copied_cat, running
-from tests.support.clients import run, tool
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.tools import run, tool
+from tests.support.harness.captures import SECOND, capture, sighting
+from tests.support.harness.children import copied_cat, running
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 HELD, GONE = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 20)
 NOW = time.time_ns()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.catches import Program, started
-from tests.support.clients import LLDB, Argument, nm, run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import build_id_of
-from tests.support.waiting import until
+from tests.support.clients.tools import LLDB, Argument, nm, run, tool
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.catches import Program, started
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 

@@ -12,19 +12,20 @@ import pytest
 
 from buildidfs.model import Digest
 from buildidfs.store import Store
-from tests.support import clients, programs
-from tests.support.clients import run, tool
-from tests.support.commands import ROOT
-from tests.support.containers import container
-from tests.support.elfwriter import DYNSYM, SYMTAB, TEXT, elf_file
-from tests.support.mounts import COMMAND
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool
+from tests.support.containers.ephemeral import container
+from tests.support.elf import programs
+from tests.support.elf.elfwriter import DYNSYM, SYMTAB, TEXT, elf_file
+from tests.support.harness.mounts import COMMAND
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -58,7 +59,7 @@ def test_names_that_were_missing_a_moment_before(
         for place in places:
             assert place.stat().st_size > 0
         assert exe in os.listdir(mount)
-        result = clients.debuginfod_find(f"file://{mount}", "debuginfo", exe)
+        result = tools.debuginfod_find(f"file://{mount}", "debuginfo", exe)
         assert result.rc == 0, str(result)
 
 

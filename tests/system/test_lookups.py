@@ -17,12 +17,12 @@ from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.capture.process.process import Ways
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import NOW, SECOND, capture, sighting
-from tests.support.children import cat_program, copied_cat, private_cat
-from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import build_id_of
-from tests.support.scans import without_privileges
+from tests.support.clients.tools import run, tool
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
+from tests.support.harness.children import cat_program, copied_cat, private_cat
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.scans import without_privileges
 
 OLD, NEW, LOST = (BuildId(bytes([number]) * 20) for number in (0x01, 0x0E, 0x10))
 DOCKER = {"cgroup": b"/docker/" + b"01" * 32, "container": "docker:010101010101", "apart": 0x22}
@@ -182,7 +182,7 @@ def test_who_runs_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = BuildIdFs(directory)
     cat = own_cat(directory / "cat")
     build_id = build_id_of(cat)
-    monkeypatch.setattr("tests.support.children.cat_program", lambda: cat)
+    monkeypatch.setattr("tests.support.harness.children.cat_program", lambda: cat)
     (directory / "there").mkdir()
     with (
         copied_cat(directory / "here") as here,
@@ -222,7 +222,7 @@ def test_who_runs_it_on_other_kernels(
 ) -> None:
     cat = own_cat(directory / "cat")
     wanted = build_id_of(cat)
-    monkeypatch.setattr("tests.support.children.cat_program", lambda: cat)
+    monkeypatch.setattr("tests.support.harness.children.cat_program", lambda: cat)
     with copied_cat(directory / "copy") as child:
         found = list(Mappers(lambda build_id, _: build_id.hex() == wanted, ways=Ways(**ways)))
     assert [each.pid for each in found if isinstance(each, Mapper)] == [child.pid]
@@ -232,7 +232,7 @@ def test_prefix_that_several_have_who_run(directory: Path, monkeypatch: pytest.M
     with contextlib.ExitStack() as stack:
         for name in ("one", "two"):
             cat = own_cat(directory / name)
-            monkeypatch.setattr("tests.support.children.cat_program", lambda cat=cat: cat)
+            monkeypatch.setattr("tests.support.harness.children.cat_program", lambda cat=cat: cat)
             stack.enter_context(copied_cat(directory / f"copy-{name}"))
         program = BuildIdFs(directory)
         done = program("where", "--live", PREFIX.hex(), check=False)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store.run_files import present
-from tests.support.clients import Result, run, tool
-from tests.support.commands import ROOT, calling, script
-from tests.support.mounts import BuildIdFs, is_mountpoint
-from tests.support.waiting import until
+from tests.support.clients.commands import ROOT, calling, script
+from tests.support.clients.tools import Result, run, tool
+from tests.support.harness.mounts import BuildIdFs, is_mountpoint
+from tests.support.harness.waiting import until
 
 UNITS = ("buildidfs.service", "buildidfs-watch.service", "buildidfs-scan.service",
          "buildidfs-scan.timer")  # fmt: skip

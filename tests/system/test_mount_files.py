@@ -20,11 +20,11 @@ import pytest
 
 from buildidfs.model import ByteRange, Kind, Quality, Trust
 from buildidfs.store import Store, coordination
-from tests.support.captures import NOW, SECOND, capture, sighting
-from tests.support.clients import tool
+from tests.support.clients.tools import tool
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.fuse
 

@@ -22,16 +22,16 @@ from buildidfs.linux.sdnotify import Inbox
 from buildidfs.mount import mountpoint
 from buildidfs.store import Store, coordination
 from buildidfs.store.run_files import present
-from tests.support.captures import capture
-from tests.support.clients import run, tool, unmount
-from tests.support.mounts import is_mountpoint
-from tests.support.restricted import as_nobody
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.harness.captures import capture
+from tests.support.harness.mounts import is_mountpoint
+from tests.support.harness.restricted import as_nobody
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.fuse
 

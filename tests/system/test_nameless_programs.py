@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store import Store
-from tests.support.clients import go_version, run, tool
-from tests.support.watching import watching
+from tests.support.clients.tools import go_version, run, tool
+from tests.support.harness.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.support import clients, debugforms, images, packages
-from tests.support.clients import Argument, run, tool
-from tests.support.programs import build_id_of
+from tests.support.clients import tools
+from tests.support.clients.tools import Argument, run, tool
+from tests.support.containers import images, packages
+from tests.support.elf import debugforms
+from tests.support.elf.programs import build_id_of
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 # What both programs have: enough of it, or dwz leaves it where it is.
 _HEADER = """\
@@ -115,7 +117,7 @@ def test_types_that_two_programs_share(
             shutil.copyfile(program, copied)
             debug = (mount / build_id / "debug").read_bytes()
             assert debug == debug_path(packed.root, build_id).read_bytes()
-            found = clients.gdb(
+            found = tools.gdb(
                 f"ptype struct shared_{packed.token}", f"ptype struct only_in_{program.name}",
                 debug=mount / "debug", arguments=[copied],
             )  # fmt: skip
@@ -213,5 +215,5 @@ def test_a_dwp_file_is_kept_with_its_owner(buildidfs: BuildIdFs, tmp_path: Path,
     run([tool("objcopy"), "--strip-all", library, stripped], check=True)
     with buildidfs.mounted() as mount:
         assert (mount / build_id / "elf.dwp").read_bytes() == package.read_bytes()
-        found = clients.gdb("ptype struct part", debug=mount / "debug", arguments=[stripped])
+        found = tools.gdb("ptype struct part", debug=mount / "debug", arguments=[stripped])
         assert "char *name;" in found.out, str(found)

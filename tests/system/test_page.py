@@ -15,12 +15,12 @@ from urllib.parse import quote
 import pytest
 
 from buildidfs.store import Store
-from tests.support import pagestore
-from tests.support.mounts import BuildIdFs
-from tests.support.openapi import faults
-from tests.support.pagestore import COMPLETE, EVIL, HOSTILE, PLAIN, PRIVATE, STRIPPED, TWICE
-from tests.support.servers import Server, serving
-from tests.support.waiting import until
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers import pagestore
+from tests.support.servers.openapi import faults
+from tests.support.servers.pagestore import COMPLETE, EVIL, HOSTILE, PLAIN, PRIVATE, STRIPPED, TWICE
+from tests.support.servers.serving import Server, serving
 
 pytestmark = pytest.mark.root
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.elfwriter import elf_file
+from tests.support.elf.elfwriter import elf_file
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 
 def test_right_again(directory: Path, buildidfs: BuildIdFs) -> None:

@@ -18,16 +18,16 @@ import pytest
 from buildidfs.formats.perf import headers
 from buildidfs.serve.page.upload import MOST_BYTES
 from buildidfs.store import Store
-from tests.support import pagestore
-from tests.support.clients import run
-from tests.support.corewriter import Mapped, core_file
-from tests.support.elfwriter import TEXT, elf_file
-from tests.support.mounts import BuildIdFs
-from tests.support.openapi import faults
-from tests.support.pagestore import COMPLETE, PRIVATE, SECRET, STRIPPED
-from tests.support.perfwriter import PerfWriter
-from tests.support.servers import Reply, Server, serving
-from tests.support.waiting import until
+from tests.support.clients.tools import run
+from tests.support.elf.corewriter import Mapped, core_file
+from tests.support.elf.elfwriter import TEXT, elf_file
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers import pagestore
+from tests.support.servers.openapi import faults
+from tests.support.servers.pagestore import COMPLETE, PRIVATE, SECRET, STRIPPED
+from tests.support.servers.serving import Reply, Server, serving
 
 pytestmark = pytest.mark.root
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import SOURCE_DIR, line_of
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf.programs import SOURCE_DIR, line_of
+from tests.support.harness.mounts import BuildIdFs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.support.clients import Argument
-    from tests.support.programs import Program
-    from tests.support.vanished import Vanished
+    from tests.support.clients.tools import Argument
+    from tests.support.containers.vanished import Vanished
+    from tests.support.elf.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -28,7 +28,7 @@ NOBODY = ("--reuid=65534", "--regid=65534", "--clear-groups")
 PLACE = f"{SOURCE_DIR}/hot.c:{line_of('exe_stuck')}"
 
 
-def _as_nobody(argv: Sequence[Argument], home: Path) -> clients.Result:
+def _as_nobody(argv: Sequence[Argument], home: Path) -> tools.Result:
     env = {name: str(home) for name in ("HOME", "XDG_CACHE_HOME", "DEBUGINFOD_CACHE_PATH")}
     return run([tool("setpriv"), *NOBODY, *argv], env=env, cwd="/")
 
@@ -54,7 +54,7 @@ def test_nobody_may_debug_what_everybody_could_read(gone: Vanished, borrowed: Pa
     assert f"{PLACE}:" in result.out, str(result)
     report = ["report", "--stdio", "--no-children", "-i", borrowed / "perf.data"]
     result = _as_nobody(
-        [clients.perf_tool(), "--buildid-dir", gone.mount / "perf", *report], borrowed
+        [tools.perf_tool(), "--buildid-dir", gone.mount / "perf", *report], borrowed
     )
     assert "exe_static_hot" in result.out, str(result)
 

@@ -18,13 +18,13 @@ import pytest
 from buildidfs.linux import machine
 from buildidfs.linux.credentials import effective_capabilities
 from buildidfs.store import Store
-from tests.support.children import copied_cat
-from tests.support.clients import Argument, Result, run, tool
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND
-from tests.support.pods import NAME, in_pod
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import Argument, Result, run, tool
+from tests.support.containers.pods import NAME, in_pod
+from tests.support.harness.children import copied_cat
+from tests.support.harness.mounts import COMMAND
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host]
 

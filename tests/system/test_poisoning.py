@@ -29,18 +29,18 @@ from buildidfs.formats.elf.other_ids import htlhash
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import Absence, BuildId, Kind
 from buildidfs.store import Store
-from tests.support import echo
-from tests.support.catches import Program as Probe
-from tests.support.children import cat_program, running
-from tests.support.clients import run, tool
-from tests.support.filereader import FileReader
-from tests.support.mounts import BuildIdFs
-from tests.support.scans import own_namespaces
-from tests.support.waiting import until
-from tests.support.watching import Watcher, watching
+from tests.support.clients.tools import run, tool
+from tests.support.elf import echo
+from tests.support.filesystems.filereader import FileReader
+from tests.support.harness.catches import Program as Probe
+from tests.support.harness.children import cat_program, running
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.scans import own_namespaces
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import Watcher, watching
 
 if TYPE_CHECKING:
-    from tests.support.clients import Argument
+    from tests.support.clients.tools import Argument
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 
@@ -99,7 +99,7 @@ class Capturing:
             scan(self.store, pid)
 
     def run(self, argv: Sequence[Argument]) -> None:
-        """Let a program run that answers as `tests.support.children.running` wants it to."""
+        """Run a program that answers as `tests.support.harness.children.running` expects."""
         with running(argv) as process:
             if self._watcher is None:
                 self.buildidfs.scan(process.pid)

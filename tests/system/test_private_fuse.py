@@ -16,16 +16,17 @@ import pytest
 
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.model import BuildId
-from tests.support import echo, userfs
-from tests.support.children import running
-from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, scan
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.elf import echo
+from tests.support.filesystems import userfs
+from tests.support.harness.children import running
+from tests.support.harness.scans import Memory, Scan, open_descriptors, own_namespaces, scan
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 if TYPE_CHECKING:
     import subprocess
 
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

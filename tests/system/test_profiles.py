@@ -20,13 +20,13 @@ from buildidfs.model import BuildId, FileIdentity, Kind, Origin, Sighting
 from buildidfs.profile import reading
 from buildidfs.profile.perf_data import Profile
 from buildidfs.store import NewSeen, Store
-from tests.support import programs
-from tests.support.burning import Burner, burner, container, recording, user_samples
-from tests.support.clients import perf_record, perf_tool, run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.perfwriter import PerfWriter
-from tests.support.waiting import lines, until
-from tests.support.watching import Watcher, watching
+from tests.support.clients.tools import perf_record, perf_tool, run, tool
+from tests.support.containers.burning import Burner, burner, container, recording, user_samples
+from tests.support.elf import programs
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import lines, until
+from tests.support.harness.watching import Watcher, watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.client, pytest.mark.slow]
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import packages
-from tests.support.commands import COMMAND
-from tests.support.elfwriter import elf_file
-from tests.support.terminals import on_terminal, terminal
+from tests.support.clients.commands import COMMAND
+from tests.support.clients.terminals import on_terminal, terminal
+from tests.support.containers import packages
+from tests.support.elf.elfwriter import elf_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 _FILES, _FEW = 900, 40
 

@@ -16,18 +16,18 @@ import pytest
 
 from buildidfs.fleet import objects
 from buildidfs.model import BuildId
-from tests.support import elfwriter
-from tests.support.clients import debuginfod_find
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND, BuildIdFs, start
-from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
-from tests.support.waiting import until
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import debuginfod_find
+from tests.support.elf import elfwriter
+from tests.support.harness.mounts import COMMAND, BuildIdFs, start
+from tests.support.harness.waiting import until
+from tests.support.servers.objectstorage import SECRET, ObjectStorage, object_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.clients import Argument
-    from tests.support.mounts import Process
+    from tests.support.clients.tools import Argument
+    from tests.support.harness.mounts import Process
 
 _FILES = 30
 

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import mounts
-from tests.support.callers import ACL_GROUP, ACL_USER, Caller, Who, calling_all, set_acl
-from tests.support.children import cat_program, running
-from tests.support.clients import tool
-from tests.support.elfwriter import DWARF, SYMTAB, TEXT, elf_file
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import build_id_of, sha256
-from tests.support.waiting import lines
+from tests.support.clients.tools import tool
+from tests.support.elf.elfwriter import DWARF, SYMTAB, TEXT, elf_file
+from tests.support.elf.programs import build_id_of, sha256
+from tests.support.harness import mounts
+from tests.support.harness.callers import ACL_GROUP, ACL_USER, Caller, Who, calling_all, set_acl
+from tests.support.harness.children import cat_program, running
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

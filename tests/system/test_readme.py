@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.clients import Result, run, tool
-from tests.support.commands import (
+from tests.support.clients.commands import (
     ROOT,
     calling,
     client_directory,
@@ -27,7 +26,8 @@ from tests.support.commands import (
     program_directory,
     script,
 )
-from tests.support.programs import Program, line_of
+from tests.support.clients.tools import Result, run, tool
+from tests.support.elf.programs import Program, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

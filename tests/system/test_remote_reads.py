@@ -23,19 +23,19 @@ from buildidfs.fleet.filters import Filter
 from buildidfs.fleet.push import Options, Pusher
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
-from tests.support import elfwriter
-from tests.support.clients import debuginfod_find, gdb
-from tests.support.mounts import COMMAND, BuildIdFs, start
-from tests.support.objectstorage import SECRET, ObjectStorage, object_storage
-from tests.support.servers import serving
-from tests.support.smallfs import small_filesystem
-from tests.support.waiting import until
+from tests.support.clients.tools import debuginfod_find, gdb
+from tests.support.elf import elfwriter
+from tests.support.filesystems.smallfs import small_filesystem
+from tests.support.harness.mounts import COMMAND, BuildIdFs, start
+from tests.support.harness.waiting import until
+from tests.support.servers.objectstorage import SECRET, ObjectStorage, object_storage
+from tests.support.servers.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.mounts import Process
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import Process
 
 pytestmark = pytest.mark.fuse
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store import Store
-from tests.support import pagestore
-from tests.support.captures import capture, commit, sighting
-from tests.support.clients import run
-from tests.support.commands import ROOT
-from tests.support.elfwriter import elf_file
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.terminals import on_terminal
+from tests.support.clients.commands import ROOT
+from tests.support.clients.terminals import on_terminal
+from tests.support.clients.tools import run
+from tests.support.elf.elfwriter import elf_file
+from tests.support.harness.captures import capture, commit, sighting
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.servers import pagestore
 
 
 @pytest.fixture

@@ -19,13 +19,14 @@ import pytest
 
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
-from tests.support import clients, packages
-from tests.support.children import running
-from tests.support.clients import run, tool, unmount
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.terminals import on_terminal
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.terminals import on_terminal
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.containers import packages
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.harness.children import running
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -492,7 +493,7 @@ def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -
 @pytest.mark.client
 def test_a_profile_pins_what_it_names(buildidfs: BuildIdFs, directory: Path) -> None:
     data = directory / "perf.data"
-    assert clients.perf_record(data, [tool("ls"), "/usr/bin"]).rc == 0
+    assert tools.perf_record(data, [tool("ls"), "/usr/bin"]).rc == 0
     buildidfs("scan", "tree", tool("ls"))
     buildidfs("pin", data)
     listed = objects(buildidfs("pin", "--list", "--json", "--name", data).out)

@@ -14,11 +14,11 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import BuildId, Origin
 from buildidfs.store import Store
-from tests.support import echo
-from tests.support.children import running
-from tests.support.clients import tool
-from tests.support.pids import running_as
-from tests.support.scans import Memory, open_descriptors, own_namespaces, scan
+from tests.support.clients.tools import tool
+from tests.support.elf import echo
+from tests.support.harness.children import running
+from tests.support.harness.pids import running_as
+from tests.support.harness.scans import Memory, open_descriptors, own_namespaces, scan
 
 # A watch keeps the namespaces of what has ended, and then their numbers are not used again.
 pytestmark = [pytest.mark.root, pytest.mark.unwatched]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store.placement import NOT_AS_MAPPED
-from tests.support import rewritten
-from tests.support.clients import perf_record, perf_report, perf_tool, run
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import Binary, build_id_of
+from tests.support.clients.tools import perf_record, perf_report, perf_tool, run
+from tests.support.elf import rewritten
+from tests.support.elf.programs import Binary, build_id_of
+from tests.support.harness.mounts import BuildIdFs
 from tests.system.test_symbolize import filtered
 
 pytestmark = [pytest.mark.client, pytest.mark.root]

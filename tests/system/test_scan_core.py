@@ -20,18 +20,18 @@ from buildidfs.formats.elf.core import VDSO, Unknown
 from buildidfs.model import BuildId
 from buildidfs.profile import cores
 from buildidfs.store import Store
-from tests.support import silentfs
-from tests.support.containers import container
-from tests.support.cores import crash, gcore, stuck, unstripped
-from tests.support.corewriter import PAGE, Mapped, core_file
-from tests.support.elfwriter import elf_file
-from tests.support.mounts import BuildIdFs
-from tests.support.waiting import until
+from tests.support.containers.ephemeral import container
+from tests.support.elf.cores import crash, gcore, stuck, unstripped
+from tests.support.elf.corewriter import PAGE, Mapped, core_file
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems import silentfs
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.support.clients import Result
-    from tests.support.programs import Program
-    from tests.support.vanished import Vanished
+    from tests.support.clients.tools import Result
+    from tests.support.containers.vanished import Vanished
+    from tests.support.elf.programs import Program
 
 pytestmark = pytest.mark.client
 

@@ -17,13 +17,13 @@ import pytest
 
 from buildidfs.ingest import scans
 from buildidfs.store import Store
-from tests.support.clients import run, tool, unmount
-from tests.support.elfwriter import TEXT, elf_file
-from tests.support.images import DockerRoot, whiteout
-from tests.support.programs import sha256
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.containers.images import DockerRoot, whiteout
+from tests.support.elf.elfwriter import TEXT, elf_file
+from tests.support.elf.programs import sha256
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.root
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, kernels, perfwriter
-from tests.support.clients import run, tool
-from tests.support.elsewhere import kernel_report
-from tests.support.programs import build_id_of
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf import kernels, perfwriter
+from tests.support.elf.programs import build_id_of
+from tests.support.servers.elsewhere import kernel_report
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -33,14 +34,14 @@ def profile(scratch: Path) -> Path:
     """A real profile of this kernel, copying zeros."""
     data = scratch / "kernel.perf.data"
     copy = [tool("dd"), "if=/dev/zero", "of=/dev/null", "bs=64k", "count=20000"]
-    assert clients.perf_record(data, copy).rc == 0
+    assert tools.perf_record(data, copy).rc == 0
     return data
 
 
 @pytest.fixture(scope="module")
 def running() -> str:
     """The build ID of this kernel, by perf."""
-    return run([clients.perf_tool(), "buildid-list", "--kernel"], check=True).out.strip()
+    return run([tools.perf_tool(), "buildid-list", "--kernel"], check=True).out.strip()
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def vmlinux(scratch: Path, running: str) -> Path:
     return kernels.vmlinux(scratch / "vmlinux", running, _TEXT_BYTES)
 
 
-def named(result: clients.Result) -> set[str]:
+def named(result: tools.Result) -> set[str]:
     """The functions of the kernel that a report has."""
     return set(re.findall(r"dd +\[kernel\.kallsyms\] +\[k\] ([a-z_]\w*)", result.out))
 
@@ -100,13 +101,13 @@ def test_functions_of_a_module(buildidfs: BuildIdFs, directory: Path) -> None:
     data = directory / "perf.data"
     data.write_bytes(profile_of_module(build_id))
     options = ["report", "--stdio", "--no-children", "-i", data]
-    assert "dummy_hot" not in run([clients.perf_tool(), *options]).out
+    assert "dummy_hot" not in run([tools.perf_tool(), *options]).out
     with buildidfs.mounted() as mount:
         assert (mount / build_id / "elf").read_bytes() == module.read_bytes()
-        report = clients.perf_report(mount, data)
+        report = tools.perf_report(mount, data)
         assert re.search(r"dummy +\[snd_dummy\] +\[k\] dummy_hot", report.out), str(report)
         # the same file, as a debugger finds it
-        symbols = clients.gdb("info address dummy_hot", arguments=[mount / build_id / "elf"])
+        symbols = tools.gdb("info address dummy_hot", arguments=[mount / build_id / "elf"])
         assert "dummy_hot" in symbols.out, str(symbols)
 
 

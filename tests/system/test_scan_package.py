@@ -16,17 +16,19 @@ import pytest
 
 from buildidfs.ingest import scans
 from buildidfs.store import Store
-from tests.support import clients, packages, programs
-from tests.support.clients import tool
-from tests.support.elfwriter import elf_file
-from tests.support.packages import PACKERS
-from tests.support.programs import sha256
-from tests.support.sources import deb, tar
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.tools import tool
+from tests.support.containers import packages
+from tests.support.containers.packages import PACKERS
+from tests.support.elf import programs
+from tests.support.elf.elfwriter import elf_file
+from tests.support.elf.programs import sha256
+from tests.support.filesystems.sources import deb, tar
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 Paths = dict[str, set[str]]
 
@@ -156,7 +158,7 @@ def test_gdb_finds_what_a_debuginfo_package_has(
     shutil.copytree(root / "usr/lib/debug", debuginfo / "usr/lib/debug")
     buildidfs("scan", "package", packages.rpm(debuginfo, tmp_path))
     with buildidfs.mounted() as mount:
-        result = clients.gdb(
+        result = tools.gdb(
             "info line main", "ptype struct work",
             debug=mount / "debug", arguments=[program.exe.shipped],
         )  # fmt: skip

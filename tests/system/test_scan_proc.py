@@ -22,18 +22,19 @@ from buildidfs.errors import StoreFull
 from buildidfs.ingest import Ingest, StoreMemo, Summary
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
-from tests.support import echo, silentfs
-from tests.support.captures import read_blob
-from tests.support.children import cat_program, running
-from tests.support.clients import run, tool, unmount
-from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, scan
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.elf import echo
+from tests.support.filesystems import silentfs
+from tests.support.harness.captures import read_blob
+from tests.support.harness.children import cat_program, running
+from tests.support.harness.scans import Memory, Scan, open_descriptors, own_namespaces, scan
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
     from buildidfs.capture.base import Memo
     from buildidfs.model import Origin
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.root
 

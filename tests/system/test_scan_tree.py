@@ -16,16 +16,17 @@ from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import BuildId, Trust
 from buildidfs.store import Store
-from tests.support import echo, silentfs
-from tests.support.children import running
-from tests.support.clients import run, tool, unmount
-from tests.support.elfwriter import elf_file
-from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, scan
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.elf import echo
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems import silentfs
+from tests.support.harness.children import running
+from tests.support.harness.scans import Memory, Scan, open_descriptors, own_namespaces, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.root
 

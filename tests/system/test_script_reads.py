@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.elfwriter import (
+from tests.support.elf.elfwriter import (
     DWARF,
     SHF_COMPRESSED,
     SYMTAB,
@@ -28,7 +28,7 @@ from tests.support.elfwriter import (
     Section,
     elf_file,
 )
-from tests.support.mounts import BuildIdFs
+from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

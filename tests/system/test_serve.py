@@ -20,11 +20,11 @@ import pytest
 
 from buildidfs import __version__
 from buildidfs.store import Store
-from tests.support import packages
-from tests.support.clients import run, tool
-from tests.support.elfwriter import DWARF, TEXT, Section, elf_file, gdb_scripts
-from tests.support.mounts import BuildIdFs
-from tests.support.servers import Server, serving
+from tests.support.clients.tools import run, tool
+from tests.support.containers import packages
+from tests.support.elf.elfwriter import DWARF, TEXT, Section, elf_file, gdb_scripts
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.servers.serving import Server, serving
 
 pytestmark = pytest.mark.root
 

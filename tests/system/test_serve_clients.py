@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clients, programs
-from tests.support.clients import Argument, Result, run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import SOURCE_DIR, Program, line_of, sha256
-from tests.support.servers import Server, free_port, serving
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.tools import Argument, Result, run, tool
+from tests.support.elf import programs
+from tests.support.elf.programs import SOURCE_DIR, Program, line_of, sha256
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import Server, free_port, serving
 
 pytestmark = [pytest.mark.root, pytest.mark.client]
 
@@ -52,7 +53,7 @@ def gone(scratch: Path, program: Program) -> Left:
         core = home / f"core.{pid}"
     with programs.running(binary, "spin") as pid:
         window = [tool("sleep"), "0.3"]
-        clients.perf_record(home / "perf.data", window, "-p", str(pid))
+        tools.perf_record(home / "perf.data", window, "-p", str(pid))
     buildidfs = BuildIdFs(home)
     buildidfs("scan", "tree", home / "root")
     libc = re.search(r"(/\S*/libc\.so\.6)", run([tool("ldd"), "/bin/true"]).out)
@@ -110,7 +111,7 @@ def test_largest_file_that_a_client_takes(gone: Left, env: dict[str, str]) -> No
 
 
 def test_gdb_has_the_whole_stack_of_a_core_file(gone: Left, env: dict[str, str]) -> None:
-    result = clients.gdb(
+    result = tools.gdb(
         "bt", settings=["set debuginfod enabled on"], arguments=["-c", gone.core], env=env
     )
     for function, place in PLACES:
@@ -130,7 +131,7 @@ def test_elfutils_have_stack_lines_and_sections(gone: Left, env: dict[str, str])
 def test_llvm_symbolizer_names_a_function(gone: Left, env: dict[str, str]) -> None:
     exe = gone.program.exe
     address = f"0x{exe.address('exe_static_hot'):x}"
-    found = tool(*clients.RECENT_LLVM_SYMBOLIZER)
+    found = tool(*tools.RECENT_LLVM_SYMBOLIZER)
     result = run([found, "--debuginfod", f"--build-id={exe.build_id}", address], env=env)
     assert f"exe_static_hot\n{SOURCE_DIR}/hot.c:" in result.out, str(result)
 
@@ -172,7 +173,7 @@ def test_perf_names_functions_from_files_of_the_server(
         (place / "elf").write_bytes(executable.read_bytes())
         (place / "debug").write_bytes(path.read_bytes())
         (home / binary.build_id[2:]).symlink_to(place)
-    argv = [clients.perf_tool(), "--buildid-dir", cache, "report", "--stdio", "--no-children"]
+    argv = [tools.perf_tool(), "--buildid-dir", cache, "report", "--stdio", "--no-children"]
     result = run([*argv, "-i", gone.profile], env=env)
     assert "exe_static_hot" in result.out, str(result)
     assert "lib_static_hot" in result.out, str(result)
@@ -181,7 +182,7 @@ def test_perf_names_functions_from_files_of_the_server(
 def test_lldb_finds_debuginfo_of_a_stripped_file(
     gone: Left, env: dict[str, str], tmp_path: Path
 ) -> None:
-    argv: list[Argument] = [tool("timeout"), "-k", "5", "60", tool(*clients.LLDB), "-x", "-b"]
+    argv: list[Argument] = [tool("timeout"), "-k", "5", "60", tool(*tools.LLDB), "-x", "-b"]
     commands = [
         f"settings append plugin.symbol-locator.debuginfod.server-urls {env['DEBUGINFOD_URLS']}",
         f"target create {gone.program.lib.shipped}",
@@ -191,7 +192,7 @@ def test_lldb_finds_debuginfo_of_a_stripped_file(
         argv += ["-o", command]
     result = run(argv, env={**env, "HOME": str(tmp_path)}, timeout=90)
     if "invalid" in result.err and "debuginfod" in result.err:
-        version = run([tool(*clients.LLDB), "--version"]).out
+        version = run([tool(*tools.LLDB), "--version"]).out
         pytest.skip(f"this lldb has no debuginfod: {version}")
     assert re.search(r"LineEntry: .*libhot\.c:\d+", result.out), str(result)
 
@@ -235,7 +236,7 @@ def test_debuginfod_of_elfutils_relays_us(gone: Left, server: Server, tmp_path: 
 
 def test_live_process_that_gdb_attaches_to(stripped: Path, env: dict[str, str]) -> None:
     with programs.running(stripped, "spin") as pid:
-        result = clients.gdb(
+        result = tools.gdb(
             "info functions exe_static_hot",
             settings=["set debuginfod enabled on"],
             arguments=["-p", str(pid)],

@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store import Store
-from tests.support.captures import capture
-from tests.support.clients import run, tool
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.servers import Client, Server, free_port, serving
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.harness.captures import capture
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import Client, Server, free_port, serving
 
 SMALL, LARGE, UNKNOWN = (bytes([n]) * 20 for n in range(0xB1, 0xB4))
 CONTENT = random.Random(2).randbytes(24 << 20)

@@ -15,15 +15,15 @@ import pytest
 
 from buildidfs.names import SOURCES_PREFIX
 from buildidfs.store import Store
-from tests.support import images, packages
-from tests.support.clients import Result, run, tool
-from tests.support.programs import build_id_of, gdb_script
-from tests.support.servers import Server, serving
-from tests.support.sources import entry
-from tests.support.waiting import until
+from tests.support.clients.tools import Result, run, tool
+from tests.support.containers import images, packages
+from tests.support.elf.programs import build_id_of, gdb_script
+from tests.support.filesystems.sources import entry
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import Server, serving
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.client]
 

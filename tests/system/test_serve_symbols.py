@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from buildidfs.serve import messages
-from tests.support.clients import nm, run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import build_id_of
-from tests.support.servers import Client, Server, serving
-from tests.support.waiting import until
+from tests.support.clients.tools import nm, run, tool
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import Client, Server, serving
 
 pytestmark = [pytest.mark.root, pytest.mark.client]
 

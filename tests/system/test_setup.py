@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
-from tests.support import clients
-from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import line_of
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf.programs import line_of
+from tests.support.harness.mounts import BuildIdFs
 
 if TYPE_CHECKING:
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -53,13 +53,13 @@ def test_plain_gdb_names_the_frames_of_a_gone_container(gone: Vanished, home: Pa
 
 
 def test_plain_perf_report_names_functions(gone: Vanished, home: Path) -> None:
-    report = [clients.perf_tool(), "report", "--stdio", "-i", gone.profile]
+    report = [tools.perf_tool(), "report", "--stdio", "-i", gone.profile]
     assert "static_hot" not in run(report).out
     gone.buildidfs("setup", "perf", "--write")
     named = run(report)
     for name in ("exe_static_hot", "lib_static_hot"):
         assert name in named.out, str(named)
-    recorded = run([clients.perf_tool(), "record", "-o", home / "new.data", "true"])
+    recorded = run([tools.perf_tool(), "record", "-o", home / "new.data", "true"])
     assert recorded.rc == 0, str(recorded)
     assert "ailed" not in recorded.err, str(recorded)
 

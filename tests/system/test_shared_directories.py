@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from buildidfs.store import Store
-from tests.support.clients import Result, run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.perfwriter import PerfWriter
-from tests.support.programs import build_id_of
+from tests.support.clients.tools import Result, run, tool
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.root
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
-from tests.support import captures
-from tests.support.clients import perf_tool
-from tests.support.shortlife import CONFIGS, ShortLife, compare, compare_perf_cache
-from tests.support.watching import watching
+from tests.support.clients.tools import perf_tool
+from tests.support.containers.shortlife import CONFIGS, ShortLife, compare, compare_perf_cache
+from tests.support.harness import captures
+from tests.support.harness.watching import watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
-    from tests.support.shortlife import Result
-    from tests.support.watching import Watcher
+    from tests.support.containers.shortlife import Result
+    from tests.support.harness.mounts import BuildIdFs
+    from tests.support.harness.watching import Watcher
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
 

@@ -16,18 +16,18 @@ from buildidfs.config import Settings
 from buildidfs.serve.page import overview
 from buildidfs.store import Store
 from buildidfs.store.run_files import present
-from tests.support.flooding import beside
-from tests.support.mounts import COMMAND
-from tests.support.servers import free_port
-from tests.support.shortlife import ShortLife
-from tests.support.silentprocesses import silent_processes
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.containers.flooding import beside
+from tests.support.containers.shortlife import ShortLife
+from tests.support.harness.mounts import COMMAND
+from tests.support.harness.silentprocesses import silent_processes
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
+from tests.support.servers.serving import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.clients import Argument
+    from tests.support.clients.tools import Argument
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.host]
 

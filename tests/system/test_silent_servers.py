@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
-from tests.support import echo, halffs
-from tests.support.children import running
-from tests.support.mounts import COMMAND, BuildIdFs, is_mountpoint
-from tests.support.programs import build_id_of
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.elf import echo
+from tests.support.elf.programs import build_id_of
+from tests.support.filesystems import halffs
+from tests.support.harness.children import running
+from tests.support.harness.mounts import COMMAND, BuildIdFs, is_mountpoint
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

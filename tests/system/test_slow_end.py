@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from buildidfs.watch.daemon import END_S, UNCOMMITTED
-from tests.support.clients import run, tool
-from tests.support.commands import ROOT
-from tests.support.mounts import COMMAND
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool
+from tests.support.harness.mounts import COMMAND
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
-from tests.support.crowding import Crowd
-from tests.support.smallfs import SPARSE, Lowest, odd_files, programs, small_filesystem
+from tests.support.containers.crowding import Crowd
+from tests.support.filesystems.smallfs import SPARSE, Lowest, odd_files, programs, small_filesystem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.root
 

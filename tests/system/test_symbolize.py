@@ -19,19 +19,19 @@ from buildidfs.model import BuildId
 from buildidfs.store import Store
 from buildidfs.symbolize import addresses, programs
 from buildidfs.symbolize.addresses import Symbolizer
-from tests.support import clients
-from tests.support.clients import nm, perf_record, perf_tool, run, tool
-from tests.support.commands import ROOT, calling
-from tests.support.containers import container
-from tests.support.elfwriter import DWARF, SYMTAB, TEXT, elf_file
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.programs import SOURCE_DIR, Binary, build_id_of, line_of
+from tests.support.clients import tools
+from tests.support.clients.commands import ROOT, calling
+from tests.support.clients.tools import nm, perf_record, perf_tool, run, tool
+from tests.support.containers.ephemeral import container
+from tests.support.elf.elfwriter import DWARF, SYMTAB, TEXT, elf_file
+from tests.support.elf.programs import SOURCE_DIR, Binary, build_id_of, line_of
+from tests.support.harness.mounts import COMMAND, BuildIdFs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.programs import Program
-    from tests.support.vanished import Vanished
+    from tests.support.containers.vanished import Vanished
+    from tests.support.elf.programs import Program
 
 pytestmark = pytest.mark.client
 
@@ -182,7 +182,7 @@ def test_debug_files_that_dwz_has_made_smaller(
     assert answer.startswith(f"{word} exe_static_hot {SOURCE_DIR}/hot.c:{line_of('exe_entry')}")
 
 
-@pytest.mark.parametrize("asked", [*PROGRAMS, clients.RECENT_LLVM_SYMBOLIZER[0]])
+@pytest.mark.parametrize("asked", [*PROGRAMS, tools.RECENT_LLVM_SYMBOLIZER[0]])
 @pytest.mark.parametrize(("form", "mark"), [("zstd", "ZSTD"), ("zlib-gnu", ".zdebug_line")])
 def test_compressed_debug_information_is_read_by_each_symbolizer(
     tmp_path: Path, program: Program, asked: str, form: str, mark: str
@@ -520,7 +520,7 @@ def test_hostile_files(tmp_path: Path, asked: str) -> None:
     run([tool("gcc"), "-g", "-o", good, tmp_path / "good.c"], check=True)
     data = good.read_bytes()
     build_id = bytes.fromhex(
-        clients.run([tool("readelf"), "-n", good]).out.split("Build ID: ")[1][:40]
+        tools.run([tool("readelf"), "-n", good]).out.split("Build ID: ")[1][:40]
     )
     for number in range(6):
         changed = bytearray(data.replace(build_id, bytes([number]) * 20))

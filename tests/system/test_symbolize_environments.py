@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.support.clients import nm, run, tool
-from tests.support.commands import ROOT
-from tests.support.environments import ENVIRONMENTS, USER, Environment, as_user, cgroup
-from tests.support.in_turn import Command, run_in_turn
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.programs import build_id_of
+from tests.support.clients.commands import ROOT
+from tests.support.clients.environments import ENVIRONMENTS, USER, Environment, as_user, cgroup
+from tests.support.clients.tools import nm, run, tool
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.in_turn import Command, run_in_turn
+from tests.support.harness.mounts import COMMAND, BuildIdFs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, cores
-from tests.support.clients import Result, run, tool
-from tests.support.containers import container, root_filesystem
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import SOURCE_DIR, build_id_of, line_of, sha256
-from tests.support.waiting import lines
+from tests.support.clients import tools
+from tests.support.clients.tools import Result, run, tool
+from tests.support.containers.ephemeral import container, root_filesystem
+from tests.support.elf import cores
+from tests.support.elf.programs import SOURCE_DIR, build_id_of, line_of, sha256
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.clients import Argument
-    from tests.support.containers import Container
-    from tests.support.programs import Program
+    from tests.support.clients.tools import Argument
+    from tests.support.containers.ephemeral import Container
+    from tests.support.elf.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -78,7 +79,7 @@ def left(request: pytest.FixtureRequest, scratch: Path, program: Program) -> Ite
         inside = _inside(running)
         profile = directory / "perf.data"
         target = ["-p", str(running.spin)]
-        assert clients.perf_record(profile, running.spinning(), *target).rc == 0
+        assert tools.perf_record(profile, running.spinning(), *target).rc == 0
         files = {"gcore": cores.gcore(running.stuck, directory)}
         name = running.label or _namespace(running.stuck)
         files["kernel"] = _crash(running, directory)
@@ -100,7 +101,7 @@ def _beside(pid: int, executable: str) -> Result:
     root = f"/proc/{pid}/root"
     settings = [f"set sysroot {root}", f"set debug-file-directory {root}/usr/lib/debug"]
     attach = [f"{root}{executable}", str(pid)]
-    result = clients.gdb(_BACKTRACE, "info sharedlibrary", settings=settings, arguments=attach)
+    result = tools.gdb(_BACKTRACE, "info sharedlibrary", settings=settings, arguments=attach)
     text = result.out.replace(root, "")
     return dataclasses.replace(result, out=text)
 
@@ -132,9 +133,7 @@ def _libraries(result: Result) -> list[str]:
 
 def _gdb(left: Left, core: Path, *settings: str) -> Result:
     sysroot = [f"set sysroot {left.root}", *settings]
-    return clients.gdb(
-        _BACKTRACE, "info sharedlibrary", settings=sysroot, arguments=[left.exe, core]
-    )
+    return tools.gdb(_BACKTRACE, "info sharedlibrary", settings=sysroot, arguments=[left.exe, core])
 
 
 @pytest.mark.parametrize("made_by", ["gcore", "kernel"])
@@ -175,7 +174,7 @@ def test_gdb_finds_debug_files_in_the_sysroot_alone(left: Left) -> None:
 
 
 def test_without_the_sysroot_there_are_no_lines(left: Left) -> None:
-    result = clients.gdb(_BACKTRACE, arguments=["-c", left.cores["kernel"]])
+    result = tools.gdb(_BACKTRACE, arguments=["-c", left.cores["kernel"]])
     assert SOURCE_DIR not in result.out, str(result)
 
 
@@ -192,7 +191,7 @@ def test_what_the_loader_was_asked_for_is_there(left: Left) -> None:
 
 def test_perf_names_the_hot_functions(left: Left) -> None:
     home = left.profile.parent / "no-cache-here"
-    argv: list[Argument] = [clients.perf_tool(), "--buildid-dir", home]
+    argv: list[Argument] = [tools.perf_tool(), "--buildid-dir", home]
     argv += ["report", "--symfs", left.root]
     result = run([*argv, "--stdio", "--no-children", "-i", left.profile])
     assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), str(result)
@@ -208,7 +207,7 @@ def test_perf_finds_debug_files_that_the_container_did_not_have(
     with container("tmpfs", program, directory / "container", debug="none") as running:
         buildidfs.scan(running.spin)
         target = ["-p", str(running.spin)]
-        assert clients.perf_record(profile, running.spinning(), *target).rc == 0
+        assert tools.perf_record(profile, running.spinning(), *target).rc == 0
         name = _namespace(running.stuck)
         running.destroy()
     buildidfs("add", program.exe.debug, program.lib.debug)
@@ -216,7 +215,7 @@ def test_perf_finds_debug_files_that_the_container_did_not_have(
         root = mount / "containers" / name / "root"
         listed = {path.name for path in root.rglob("*.debug")}
         assert not listed & {f"{each.build_id[2:]}.debug" for each in program.binaries}
-        argv = [clients.perf_tool(), "--buildid-dir", directory / "no-cache-here"]
+        argv = [tools.perf_tool(), "--buildid-dir", directory / "no-cache-here"]
         argv += ["report", "--symfs", root, "--stdio", "--no-children", "-i", profile]
         result = run(argv)
     assert re.search(r"hot +hot +\[\.\] exe_static_hot", result.out), str(result)
@@ -224,7 +223,7 @@ def test_perf_finds_debug_files_that_the_container_did_not_have(
 
 
 def test_lldb_resolves_the_whole_stack(left: Left) -> None:
-    result = clients.lldb(
+    result = tools.lldb(
         f"settings set target.debug-file-search-paths {left.mount}/debug",
         f"platform select --sysroot {left.root} remote-linux",
         f"target create {left.exe} --core {left.cores['gcore']}",
@@ -271,7 +270,7 @@ print(program.main_thread().stack_trace())
 
 
 def test_drgn_is_given_the_files_one_by_one(left: Left) -> None:
-    result = clients.drgn(_DRGN, left.cores["gcore"], left.root)
+    result = tools.drgn(_DRGN, left.cores["gcore"], left.root)
     assert result.rc == 0, str(result)
     read = re.findall(r"^(/\S+) (\S+)$", result.out, re.MULTILINE)
     assert len(read) >= 4, str(result)
@@ -350,7 +349,7 @@ def test_gdb_finds_libraries_by_names_that_were_links(program: Program, director
             "ld-2.31.so", "libc-2.31.so",
         ]  # fmt: skip
         settings = [f"set sysroot {root}", f"set debug-file-directory {mount}/debug"]
-        result = clients.gdb(
+        result = tools.gdb(
             _BACKTRACE,
             "info sharedlibrary",
             settings=settings,
@@ -405,7 +404,7 @@ def _attached(sysroot: Path, pid: int) -> Result:
         "set libthread-db-search-path $pdir",
     ]  # fmt: skip
     arguments: list[Argument] = [sysroot / "app/bin/hot", "-p", str(pid)]
-    result = clients.gdb("info sharedlibrary", settings=settings, arguments=arguments)
+    result = tools.gdb("info sharedlibrary", settings=settings, arguments=arguments)
     assert f"{sysroot}/lib/x86_64-linux-gnu/libc.so.6" in result.out, str(result)
     return result
 

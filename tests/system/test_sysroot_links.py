@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.catches import Program, started
-from tests.support.clients import run, tool
-from tests.support.mounts import BuildIdFs
-from tests.support.waiting import until
-from tests.support.watching import watching
+from tests.support.clients.tools import run, tool
+from tests.support.harness.catches import Program, started
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.harness.watching import watching
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 

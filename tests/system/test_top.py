@@ -12,15 +12,15 @@ import pytest
 
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
-from tests.support.captures import capture
-from tests.support.clients import tool
-from tests.support.commands import COMMAND
-from tests.support.terminals import terminal
+from tests.support.clients.commands import COMMAND
+from tests.support.clients.terminals import terminal
+from tests.support.clients.tools import tool
+from tests.support.harness.captures import capture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 ODD = "docker:\N{SNOWMAN}\x1b]0;x\x07"
 BEGIN, END = b"\x1b[?1049h", b"\x1b[?1049l"

@@ -20,15 +20,15 @@ from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import Artifact, BuildId, Kind
 from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
-from tests.support.clients import run, tool
-from tests.support.damages import with_new_index
-from tests.support.elfwriter import SYMTAB, TEXT, elf_file
-from tests.support.filereader import FileReader
+from tests.support.clients.tools import run, tool
+from tests.support.elf.elfwriter import SYMTAB, TEXT, elf_file
+from tests.support.filesystems.filereader import FileReader
+from tests.support.harness.damages import with_new_index
 
 if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Txn
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 PLACES = 6
 PHNUM_AT = 56

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, programs
-from tests.support.clients import run, tool, unmount
-from tests.support.mounts import BuildIdFs
-from tests.support.vanished import Vanished, vanished
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.containers.vanished import Vanished, vanished
+from tests.support.elf import programs
+from tests.support.harness.mounts import BuildIdFs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 
@@ -53,11 +54,11 @@ def hostile(scratch: Path, hostile_program: Program) -> Iterator[Vanished]:
         yield result
 
 
-def _debug_core(hostile: Vanished, debug: Path, marker: Path) -> clients.Result:
+def _debug_core(hostile: Vanished, debug: Path, marker: Path) -> tools.Result:
     """Open the core file; the safe path has nothing to do with the mount, it only has to be set."""
     marker.unlink(missing_ok=True)
     settings = ["add-auto-load-safe-path /nowhere"]
-    return clients.gdb("bt", debug=debug, settings=settings, arguments=["-c", hostile.core])
+    return tools.gdb("bt", debug=debug, settings=settings, arguments=["-c", hostile.core])
 
 
 def _section(path: Path) -> slice:
@@ -75,7 +76,7 @@ def test_gdb_does_run_scripts_of_a_trusted_directory(
     """The danger is real here: otherwise the tests below would pass for nothing."""
     marker.unlink(missing_ok=True)
     trust = f"add-auto-load-safe-path {hostile_program.exe.compiled.parent}"
-    clients.gdb("quit", settings=[trust], arguments=[hostile_program.exe.compiled])
+    tools.gdb("quit", settings=[trust], arguments=[hostile_program.exe.compiled])
     assert marker.exists()
 
 
@@ -104,7 +105,7 @@ def test_a_sysroot_is_not_trusted(hostile: Vanished, kept: Path, marker: Path) -
     root = kept / _spelled(hostile, "containers/{name}/root")
     # The safe path has nothing to do with the mount, but is set: what is trusted then is fixed.
     settings = [f"set sysroot {root}", "add-auto-load-safe-path /nowhere"]
-    result = clients.gdb(
+    result = tools.gdb(
         "bt",
         debug=kept / "debug",
         settings=settings,
@@ -169,13 +170,13 @@ def _runs_it(hostile: Vanished, mount: Path, marker: Path, where: str) -> bool:
     """Whether a gdb that trusts everything runs what is in a file it is pointed at."""
     marker.unlink(missing_ok=True)
     if where in _DIRECTORIES:
-        result = clients.gdb(
+        result = tools.gdb(
             "bt", debug=mount / where, settings=[_TRUST_ALL], arguments=["-c", hostile.core]
         )
         assert "exe_static_stuck" in result.out, str(result)
     else:
         path = mount / _spelled(hostile, where)
-        result = clients.gdb(f"file {path}", "info functions static_hot", settings=[_TRUST_ALL])
+        result = tools.gdb(f"file {path}", "info functions static_hot", settings=[_TRUST_ALL])
         assert "static_hot" in result.out, str(result)
     return marker.exists()
 
@@ -201,7 +202,7 @@ def test_only_the_section_reads_as_zeros(hostile: Vanished) -> None:
 
 def test_debuginfod_clients_get_zeros_too(hostile: Vanished) -> None:
     original = hostile.program.lib.debug
-    result = clients.debuginfod_find(hostile.url, "debuginfo", hostile.program.lib.build_id)
+    result = tools.debuginfod_find(hostile.url, "debuginfo", hostile.program.lib.build_id)
     assert result.rc == 0, str(result)
     got = Path(result.out.strip()).read_bytes()
     assert not any(got[_section(original)])

@@ -18,15 +18,15 @@ import pytest
 
 from buildidfs.fleet import objects
 from buildidfs.model import BuildId, Kind
-from tests.support import clients
-from tests.support.clients import eu_stack, gdb, perf_report, run, tool
-from tests.support.containers import container
-from tests.support.cores import gcore
-from tests.support.mounts import BuildIdFs
-from tests.support.networks import Networks, networks
-from tests.support.objectstorage import ObjectStorage, object_storage
-from tests.support.programs import SOURCE_DIR, Binary, Program, line_of
-from tests.support.servers import serving
+from tests.support.clients import tools
+from tests.support.clients.tools import eu_stack, gdb, perf_report, run, tool
+from tests.support.containers.ephemeral import container
+from tests.support.elf.cores import gcore
+from tests.support.elf.programs import SOURCE_DIR, Binary, Program, line_of
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.servers.networks import Networks, networks
+from tests.support.servers.objectstorage import ObjectStorage, object_storage
+from tests.support.servers.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,7 @@ def left(scratch: Path, heavy: Program) -> Iterator[Left]:
             host("scan", "proc", "--pid", str(running.spin), "--pid", str(running.stuck))
             made.core = gcore(running.stuck, home)
             target = ["-p", str(running.spin)]
-            sampled = clients.perf_record(made.profile, running.spinning(), *target)
+            sampled = tools.perf_record(made.profile, running.spinning(), *target)
             assert sampled.rc == 0, str(sampled)
             running.destroy()
             host("push", "--all", env=made.environ("a"))

@@ -21,20 +21,20 @@ import pytest
 
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence, present
-from tests.support.captures import capture
-from tests.support.children import copied_cat
-from tests.support.clients import Result, run, tool
-from tests.support.commands import ROOT, calling
-from tests.support.mounts import COMMAND, is_mountpoint
-from tests.support.restricted import as_nobody
-from tests.support.servers import free_port
-from tests.support.waiting import until
+from tests.support.clients.commands import ROOT, calling
+from tests.support.clients.tools import Result, run, tool
+from tests.support.harness.captures import capture
+from tests.support.harness.children import copied_cat
+from tests.support.harness.mounts import COMMAND, is_mountpoint
+from tests.support.harness.restricted import as_nobody
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.clients import Result
-    from tests.support.mounts import BuildIdFs
+    from tests.support.clients.tools import Result
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.fuse
 

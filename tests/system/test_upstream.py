@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients, programs
-from tests.support.clients import run, tool
-from tests.support.commands import ROOT
-from tests.support.elfwriter import DWARF, TEXT_SPLIT, Section, elf_file
-from tests.support.mounts import COMMAND, BuildIdFs
-from tests.support.servers import free_port, serving
-from tests.support.smallfs import small_filesystem
-from tests.support.upstreams import Handler, debuginfod, serving_files, upstream
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool
+from tests.support.elf import programs
+from tests.support.elf.elfwriter import DWARF, TEXT_SPLIT, Section, elf_file
+from tests.support.filesystems.smallfs import small_filesystem
+from tests.support.harness.mounts import COMMAND, BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import free_port, serving
+from tests.support.servers.upstreams import Handler, debuginfod, serving_files, upstream
 
 if TYPE_CHECKING:
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
 
 pytestmark = [pytest.mark.root, pytest.mark.client]
 
@@ -111,7 +112,7 @@ def test_fetch_for_a_profile(
 ) -> None:
     profile = directory / "perf.data"
     with programs.running(stripped, "spin") as pid:
-        clients.perf_record(profile, [tool("sleep"), "1"], "-p", str(pid))
+        tools.perf_record(profile, [tool("sleep"), "1"], "-p", str(pid))
     files = {
         f"{binary.build_id}/debuginfo": binary.debug.read_bytes() for binary in program.binaries
     }

@@ -17,20 +17,21 @@ import pytest
 
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
-from tests.support import clients, programs
-from tests.support.captures import capture
-from tests.support.clients import run, tool
-from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, elf_file
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import line_of
-from tests.support.upstreams import Handler, serving_files, upstream
-from tests.support.waiting import until
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.elf import programs
+from tests.support.elf.elfwriter import DWARF, TEXT, TEXT_SPLIT, elf_file
+from tests.support.elf.programs import line_of
+from tests.support.harness.captures import capture
+from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers.upstreams import Handler, serving_files, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.programs import Program
-    from tests.support.upstreams import Upstream
+    from tests.support.elf.programs import Program
+    from tests.support.servers.upstreams import Upstream
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 
@@ -240,7 +241,7 @@ def test_gdb_finds_the_debuginfo_that_it_opens(
     answers = serving_files({f"{build_id}/debuginfo": data for build_id, data in sent.items()})
     with upstream(answers) as server, mounted(buildidfs, server) as mountpoint:
         arguments = [stripped, "-c", directory / f"core.{pid}"]
-        shown = clients.gdb("bt", debug=mountpoint / "debug", arguments=arguments).out
+        shown = tools.gdb("bt", debug=mountpoint / "debug", arguments=arguments).out
         assert f"hot.c:{line_of('exe_stuck')}" in shown
         assert f"libhot.c:{line_of('lib_stuck')}" in shown
         assert set(server.requests.values()) == {1}

@@ -15,18 +15,18 @@ import pytest
 
 from buildidfs.model import BuildId
 from buildidfs.store import Store
-from tests.support.captures import capture
-from tests.support.clients import run, tool
-from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, elf_file
-from tests.support.servers import free_port, serving
-from tests.support.upstreams import Handler, debuginfod, serving_files, upstream
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.elf.elfwriter import DWARF, TEXT, TEXT_SPLIT, elf_file
+from tests.support.harness.captures import capture
+from tests.support.harness.waiting import until
+from tests.support.servers.serving import free_port, serving
+from tests.support.servers.upstreams import Handler, debuginfod, serving_files, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.programs import Program
-    from tests.support.servers import Client, Server
+    from tests.support.elf.programs import Program
+    from tests.support.servers.serving import Client, Server
 
 HELD, ID, UNKNOWN = (BuildId(bytes([number]) * 20) for number in (0xC1, 0xC2, 0xC3))
 DEBUG = elf_file([TEXT_SPLIT, DWARF], build_id=ID)

@@ -14,12 +14,12 @@ import pytest
 
 from buildidfs.model import BuildId
 from buildidfs.store import Store
-from tests.support import damages
-from tests.support.captures import capture
-from tests.support.elfwriter import TEXT, Section, elf_file
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.harness import damages
+from tests.support.harness.captures import capture
 
 if TYPE_CHECKING:
-    from tests.support.mounts import BuildIdFs
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.fuse
 

@@ -24,25 +24,25 @@ import pytest
 
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
-from tests.support.catches import Program as Probe
-from tests.support.children import copied_cat
-from tests.support.clients import run, tool
-from tests.support.commands import ROOT
-from tests.support.containers import container
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.imitating import control_group, entering
-from tests.support.mapped import SharedMapping, overlay
-from tests.support.mounts import COMMAND, loop_devices
-from tests.support.programs import build_id_of, sha256
-from tests.support.unable import unable
-from tests.support.waiting import lines, until
-from tests.support.watching import watching
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool
+from tests.support.containers.ephemeral import container
+from tests.support.containers.imitating import control_group, entering
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.elf.programs import build_id_of, sha256
+from tests.support.filesystems.mapped import SharedMapping, overlay
+from tests.support.harness.catches import Program as Probe
+from tests.support.harness.children import copied_cat
+from tests.support.harness.mounts import COMMAND, loop_devices
+from tests.support.harness.unable import unable
+from tests.support.harness.waiting import lines, until
+from tests.support.harness.watching import watching
 
 if TYPE_CHECKING:
     from buildidfs.store import JournalRecord
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
-    from tests.support.watching import Watcher
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
+    from tests.support.harness.watching import Watcher
 
 root = pytest.mark.root
 host = pytest.mark.host

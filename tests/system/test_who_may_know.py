@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.callers import ACL_USER, Caller, Walked, Who, calling_all, set_acl
-from tests.support.children import cat_program, running
-from tests.support.clients import run, tool
-from tests.support.elfwriter import DWARF, SYMTAB, TEXT, elf_file
-from tests.support.images import Layout, layer
-from tests.support.mounts import BuildIdFs
-from tests.support.programs import build_id_of, sha256
-from tests.support.sources import deb, entry, tar
+from tests.support.clients.tools import run, tool
+from tests.support.containers.images import Layout, layer
+from tests.support.elf.elfwriter import DWARF, SYMTAB, TEXT, elf_file
+from tests.support.elf.programs import build_id_of, sha256
+from tests.support.filesystems.sources import deb, entry, tar
+from tests.support.harness.callers import ACL_USER, Caller, Walked, Who, calling_all, set_acl
+from tests.support.harness.children import cat_program, running
+from tests.support.harness.mounts import BuildIdFs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

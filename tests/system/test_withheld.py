@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import clients
-from tests.support.children import cat_program, running
-from tests.support.clients import run, tool
-from tests.support.containers import container
-from tests.support.images import docker_save, layer
-from tests.support.programs import build_id_of, sha256
+from tests.support.clients import tools
+from tests.support.clients.tools import run, tool
+from tests.support.containers.ephemeral import container
+from tests.support.containers.images import docker_save, layer
+from tests.support.elf.programs import build_id_of, sha256
+from tests.support.harness.children import cat_program, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.mounts import BuildIdFs
-    from tests.support.programs import Program
+    from tests.support.elf.programs import Program
+    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client, pytest.mark.host]
 
@@ -61,7 +61,7 @@ def names(mount: Path, build_id: str) -> list[Path]:
 
 def function_at(mount: Path, file: Path, address: int) -> str:
     """What gdb calls the function at an address of a file."""
-    return clients.gdb(f"info symbol {address:#x}", debug=mount / "debug", arguments=[file]).out
+    return tools.gdb(f"info symbol {address:#x}", debug=mount / "debug", arguments=[file]).out
 
 
 def test_a_container_names_no_functions_of_the_hosts(
@@ -171,7 +171,7 @@ def test_a_dwz_file_of_an_image_names_nothing_in_debuginfo_of_the_hosts(
     wanted = "ptype struct work"
     with buildidfs.mounted() as mount:
         debug = mount / "debug"
-        names_in = clients.gdb(wanted, debug=debug, arguments=[exe.shipped])
+        names_in = tools.gdb(wanted, debug=debug, arguments=[exe.shipped])
         assert "forged" not in names_in.text, str(names_in)
         for path in names(mount, supplement.build_id)[:-1]:
             assert not path.exists(), path
@@ -179,7 +179,7 @@ def test_a_dwz_file_of_an_image_names_nothing_in_debuginfo_of_the_hosts(
         (variant,) = (mount / supplement.build_id / "variants").iterdir()
         assert variant.read_bytes() == forged
         buildidfs("add", supplement.path)
-        names_in = clients.gdb(wanted, debug=debug, arguments=[exe.shipped])
+        names_in = tools.gdb(wanted, debug=debug, arguments=[exe.shipped])
         assert "unsigned int rounds" in names_in.out, str(names_in)
 
 

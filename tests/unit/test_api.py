@@ -20,7 +20,7 @@ from buildidfs.errors import (
     StoreMissing,
     UsageError,
 )
-from tests.support.elfwriter import elf_file
+from tests.support.elf.elfwriter import elf_file
 
 ROOT = Path(__file__).resolve().parents[2]
 ID = BuildId.from_hex("8e9fd827446c24067541ac5390e6f527fb5947bb")

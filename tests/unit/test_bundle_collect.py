@@ -15,8 +15,8 @@ from buildidfs.formats import bundle_archive
 from buildidfs.model import BuildId, Digest, Kind, Quality
 from buildidfs.store import NewSeen, Store
 from buildidfs.store.blobs.zstd import FrameWriter
-from tests.support.captures import NOW, capture, sighting
-from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
+from tests.support.elf.elfwriter import DWARF, TEXT, altlink, elf_file
+from tests.support.harness.captures import NOW, capture, sighting
 
 _BUILD_ID = b"\x01" * 20
 _CONTENT = b"what only root may read" * 100

@@ -17,7 +17,7 @@ import zstandard
 from buildidfs.capture.archive import stream
 from buildidfs.capture.archive.stream import CannotDecompress, chunks, plain
 from buildidfs.formats.archive.common import Packing
-from tests.support.kernels import PACKERS
+from tests.support.elf.kernels import PACKERS
 
 COMPRESS: dict[Packing, Callable[[bytes], bytes]] = {
     Packing.GZIP: gzip.compress,

@@ -30,9 +30,9 @@ from buildidfs.model import (
     Sighting,
     Trust,
 )
-from tests.support.elfwriter import ET_REL, elf_file
-from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
-from tests.support.sources import entry, tar
+from tests.support.elf.elfwriter import ET_REL, elf_file
+from tests.support.filesystems.sources import entry, tar
+from tests.support.harness.scans import Memory, Scan, open_descriptors, remember, scan
 
 ID = BuildId(b"\xab" * 20)
 ELF = elf_file(build_id=ID)

@@ -20,9 +20,15 @@ from buildidfs.capture.base import Known, PinnedFile
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.model import Absence, BuildId, FileIdentity
-from tests.support.elfwriter import elf_file
-from tests.support.scans import Memory, nothing_left, open_descriptors, scan, without_privileges
-from tests.support.sources import ar_member, deb, entry, tar
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems.sources import ar_member, deb, entry, tar
+from tests.support.harness.scans import (
+    Memory,
+    nothing_left,
+    open_descriptors,
+    scan,
+    without_privileges,
+)
 
 ID = BuildId(b"\xcd" * 20)
 ELF = elf_file(build_id=ID)

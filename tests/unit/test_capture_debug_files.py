@@ -26,8 +26,8 @@ from buildidfs.capture.debug_files import (
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Kind
-from tests.support.clients import run, tool
-from tests.support.elfwriter import (
+from tests.support.clients.tools import run, tool
+from tests.support.elf.elfwriter import (
     DWARF,
     TEXT,
     TEXT_SPLIT,
@@ -37,7 +37,7 @@ from tests.support.elfwriter import (
     debuglink,
     elf_file,
 )  # fmt: skip
-from tests.support.scans import Memory, open_descriptors, without_privileges
+from tests.support.harness.scans import Memory, open_descriptors, without_privileges
 
 ID = BuildId(bytes.fromhex("0123456789abcdef0123456789abcdef01234567"))
 OTHER = BuildId(b"\xff" * 20)

@@ -19,11 +19,11 @@ from buildidfs.capture.image.scanner import ImageScanner
 from buildidfs.errors import UsageError
 from buildidfs.formats.container.oci import Platform
 from buildidfs.model import Absence, Trust
-from tests.support.children import needs_root
-from tests.support.elfwriter import elf_file
-from tests.support.images import LayerBlob, Layout, docker_save, layer
-from tests.support.scans import Memory, Scan, nothing_left, remember, scan
-from tests.support.sources import entry
+from tests.support.containers.images import LayerBlob, Layout, docker_save, layer
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems.sources import entry
+from tests.support.harness.children import needs_root
+from tests.support.harness.scans import Memory, Scan, nothing_left, remember, scan
 
 LNK, DIR = tarfile.LNKTYPE, tarfile.DIRTYPE
 AMD64 = Platform(os="linux", architecture="amd64")

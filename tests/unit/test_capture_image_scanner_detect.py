@@ -23,10 +23,10 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container.oci import Platform
 from buildidfs.model import PUBLIC_ACCESS, Trust
-from tests.support.elfwriter import elf_file
-from tests.support.images import DockerRoot, Layout, docker_save, layer
-from tests.support.scans import open_descriptors
-from tests.support.sources import entry, tar
+from tests.support.containers.images import DockerRoot, Layout, docker_save, layer
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems.sources import entry, tar
+from tests.support.harness.scans import open_descriptors
 
 if TYPE_CHECKING:
     from buildidfs.capture.image.layers import Image

@@ -16,10 +16,10 @@ import pytest
 from buildidfs.capture.live.event_rings import Rings
 from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped, Record
 from buildidfs.linux import perf_event
-from tests.support.children import cat_program, needs_root
-from tests.support.clients import run, tool
-from tests.support.scans import open_descriptors
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.harness.children import cat_program, needs_root
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 pytestmark = [pytest.mark.root, needs_root("events of the whole system")]
 

@@ -26,10 +26,11 @@ from buildidfs.linux import procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NamespaceSet
 from buildidfs.shares import Share, of_user
-from tests.support import echo, userfs
-from tests.support.children import running
-from tests.support.clients import tool
-from tests.support.scans import open_descriptors
+from tests.support.clients.tools import tool
+from tests.support.elf import echo
+from tests.support.filesystems import userfs
+from tests.support.harness.children import running
+from tests.support.harness.scans import open_descriptors
 
 CODE = mmap.PROT_READ | mmap.PROT_EXEC
 

@@ -20,11 +20,11 @@ from buildidfs.capture.live.process_table import Home, Tasks
 from buildidfs.formats.perf.records import Mapped
 from buildidfs.linux import mounts, namespaces
 from buildidfs.model import NamespaceSet
-from tests.support import silentfs
-from tests.support.children import cat_program, needs_root, private_cat
-from tests.support.clients import tool
-from tests.support.scans import open_descriptors, own_namespaces
-from tests.support.waiting import until
+from tests.support.clients.tools import tool
+from tests.support.filesystems import silentfs
+from tests.support.harness.children import cat_program, needs_root, private_cat
+from tests.support.harness.scans import open_descriptors, own_namespaces
+from tests.support.harness.waiting import until
 
 GONE = 4194303
 

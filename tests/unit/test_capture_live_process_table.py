@@ -14,9 +14,9 @@ from buildidfs.capture.live.process_table import Home, Tasks
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
 from buildidfs.model import NamespaceSet
-from tests.support.children import cat_program, needs_root, private_cat, running
-from tests.support.clients import tool
-from tests.support.scans import open_descriptors, own_namespaces
+from tests.support.clients.tools import tool
+from tests.support.harness.children import cat_program, needs_root, private_cat, running
+from tests.support.harness.scans import open_descriptors, own_namespaces
 
 HERE, THERE = NamespaceSet(mnt=10), NamespaceSet(mnt=11)
 GONE = 4194303

@@ -31,8 +31,8 @@ from buildidfs.capture.live.protocol import (
 )
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.shares import HOST, Share
-from tests.support.captures import identity
-from tests.support.scans import open_descriptors
+from tests.support.harness.captures import identity
+from tests.support.harness.scans import open_descriptors
 
 PLACE = Place(NamespaceSet(1, 2, 3, 4, 5, 6, 7), 1 << 63, b"/a/\xff", (1 << 64) - 1, chrooted=True)
 CAUGHT = Caught(b"k" * 16, 4711, 1 << 62, b"/bin/\xff\n", identity(scope=b"s" * 24), PLACE)

@@ -13,10 +13,10 @@ import pytest
 from buildidfs.capture.origin import container_names
 from buildidfs.capture.origin.container_names import EngineNames
 from buildidfs.model import NO_NAMES, ContainerNames
-from tests.support.captures import sighting
-from tests.support.engines import EngineNotes
-from tests.support.scans import open_descriptors
-from tests.support.waiting import until
+from tests.support.containers.engines import EngineNotes
+from tests.support.harness.captures import sighting
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 pytestmark = pytest.mark.root  # whose the notes have to be
 

@@ -13,10 +13,11 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.linux import statx
 from buildidfs.shares import of_user
 from buildidfs.store.index.place_shares import share_at
-from tests.support import echo, userfs
-from tests.support.children import running
-from tests.support.clients import run, tool
-from tests.support.scans import Memory, scan
+from tests.support.clients.tools import run, tool
+from tests.support.elf import echo
+from tests.support.filesystems import userfs
+from tests.support.harness.children import running
+from tests.support.harness.scans import Memory, scan
 
 GONE = 4194303
 USER = 4242

@@ -29,7 +29,9 @@ from buildidfs.capture.process.process import Process, Ways
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER, FileIdentity, Trust
-from tests.support.callers import (
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.filesystems.silentfs import served
+from tests.support.harness.callers import (
     ACL_GROUP,
     ACL_USER,
     Caller,
@@ -37,11 +39,9 @@ from tests.support.callers import (
     calling_all,
     set_acl,
 )
-from tests.support.captures import SECOND, identity
-from tests.support.children import cat_program, needs_root, private_cat, running
-from tests.support.clients import run, tool, unmount
-from tests.support.scans import open_descriptors
-from tests.support.silentfs import served
+from tests.support.harness.captures import SECOND, identity
+from tests.support.harness.children import cat_program, needs_root, private_cat, running
+from tests.support.harness.scans import open_descriptors
 
 CAPTURE = Path(path_access.__file__).parents[1]
 

@@ -15,10 +15,10 @@ from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.linux import mounts, statx
 from buildidfs.model import Kind, NamespaceSet, Standing, Trust
-from tests.support.captures import identity
-from tests.support.children import cat_program, needs_root, private_cat, running
-from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, debuglink, elf_file
-from tests.support.scans import Memory, Scan, scan
+from tests.support.elf.elfwriter import DWARF, TEXT, TEXT_SPLIT, debuglink, elf_file
+from tests.support.harness.captures import identity
+from tests.support.harness.children import cat_program, needs_root, private_cat, running
+from tests.support.harness.scans import Memory, Scan, scan
 
 DIGEST = b"0123456789abcdef" * 4
 HOST_MNT = 6

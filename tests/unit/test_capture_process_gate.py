@@ -14,8 +14,8 @@ import pytest
 from buildidfs.capture.process import gate as processes
 from buildidfs.capture.process.gate import NoAnswer, ProcessGate, described, owner_of
 from buildidfs.linux import procfs, threads
-from tests.support.userfs import UID
-from tests.support.waiting import until
+from tests.support.filesystems.userfs import UID
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pytest
 from buildidfs.capture import elf_file as capture_elf_file
 from buildidfs.capture.process import inventory
 from buildidfs.model import Absence, BuildId
-from tests.support.elfwriter import ET_REL, elf_file
+from tests.support.elf.elfwriter import ET_REL, elf_file
 
 
 def test_an_open_elf_file_is_found(tmp_path: Path) -> None:

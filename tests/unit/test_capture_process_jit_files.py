@@ -23,10 +23,10 @@ from buildidfs.store import Store
 from buildidfs.store.jit_maps import JitMaps
 from buildidfs.watch import jit
 from buildidfs.watch.jit import JitFollower
-from tests.support.clients import tool
-from tests.support.imitating import USER, container_and_imitation, entering
-from tests.support.jit import dump, load
-from tests.support.waiting import lines, until
+from tests.support.clients.tools import tool
+from tests.support.containers.imitating import USER, container_and_imitation, entering
+from tests.support.elf.jit import dump, load
+from tests.support.harness.waiting import lines, until
 
 pytestmark = [pytest.mark.root]
 

@@ -15,10 +15,10 @@ import pytest
 
 from buildidfs.capture.process.process import Moved, Process, Ways
 from buildidfs.linux import syscalls
-from tests.support import clients
-from tests.support.children import cat_program, copied_cat, needs_root, running
-from tests.support.elfwriter import elf_file
-from tests.support.scans import open_descriptors
+from tests.support.clients import tools
+from tests.support.elf.elfwriter import elf_file
+from tests.support.harness.children import cat_program, copied_cat, needs_root, running
+from tests.support.harness.scans import open_descriptors
 
 if TYPE_CHECKING:
     from buildidfs.model import Mapping
@@ -44,12 +44,12 @@ def library(tmp_path: Path) -> Path:
 
 
 def compile_library(source: Path, path: Path) -> None:
-    argv = [clients.tool("gcc"), "-shared", "-fPIC", "-Wl,--build-id", "-o", path, source]
-    clients.run(argv, check=True)
+    argv = [tools.tool("gcc"), "-shared", "-fPIC", "-Wl,--build-id", "-o", path, source]
+    tools.run(argv, check=True)
 
 
 def preloading(library: Path) -> list[str | Path]:
-    return [clients.tool("env"), f"LD_PRELOAD={library}", cat_program()]
+    return [tools.tool("env"), f"LD_PRELOAD={library}", cat_program()]
 
 
 def mapping_of(process: Process, path: Path) -> Mapping:

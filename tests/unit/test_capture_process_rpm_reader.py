@@ -19,7 +19,7 @@ from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.formats.budget import Budget, Spent
 from buildidfs.formats.package_notes import UNKNOWN, Package, RpmDatabase
 from tests.fuzz.other_inputs import COSTLY, rpm_database
-from tests.support.scans import open_descriptors
+from tests.support.harness.scans import open_descriptors
 
 COREUTILS = Package("coreutils", "9.4-1", "rpm")
 PATHS = [b"/none", b"/usr/bin/true"]

@@ -27,13 +27,21 @@ from buildidfs.errors import UsageError
 from buildidfs.formats.elf import identify
 from buildidfs.linux import machine, mounts, procfs
 from buildidfs.model import EVERYBODY, OWNER, BuildId, Kind, NamespaceSet, Trust
-from tests.support import moved, silentfs
-from tests.support.catches import Program, started
-from tests.support.children import cat_program, copied_cat, needs_root, running
-from tests.support.elfwriter import TEXT, TEXT_SPLIT, Section, debuglink, elf_file
-from tests.support.filereader import FileReader
-from tests.support.imitating import container_and_imitation
-from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
+from tests.support.containers.imitating import container_and_imitation
+from tests.support.elf import moved
+from tests.support.elf.elfwriter import TEXT, TEXT_SPLIT, Section, debuglink, elf_file
+from tests.support.filesystems import silentfs
+from tests.support.filesystems.filereader import FileReader
+from tests.support.harness.catches import Program, started
+from tests.support.harness.children import cat_program, copied_cat, needs_root, running
+from tests.support.harness.scans import (
+    Memory,
+    Scan,
+    open_descriptors,
+    own_namespaces,
+    remember,
+    scan,
+)
 
 ID = BuildId(b"\x33" * 20)
 VDSO = b"[vdso]"

@@ -14,8 +14,8 @@ import pytest
 from buildidfs.capture.archive import stream
 from buildidfs.capture.scan.kernel import KernelScanner, module_paths
 from buildidfs.model import BuildId, Kind, Trust
-from tests.support.elfwriter import ET_REL, TEXT, build_id_note, elf_file, note
-from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
+from tests.support.elf.elfwriter import ET_REL, TEXT, build_id_note, elf_file, note
+from tests.support.harness.scans import Memory, Scan, open_descriptors, remember, scan
 
 KERNEL = BuildId(b"\x11" * 20)
 MODULE = BuildId(b"\x22" * 20)

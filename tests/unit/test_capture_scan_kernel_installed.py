@@ -18,7 +18,7 @@ from buildidfs.capture.scan import kernel
 from buildidfs.capture.scan.kernel import InstalledKernels, KernelScanner
 from buildidfs.formats.elf import identify
 from buildidfs.model import Absence, BuildId, Kind, Trust
-from tests.support.elfwriter import (
+from tests.support.elf.elfwriter import (
     DWARF,
     ET_EXEC,
     ET_REL,
@@ -28,9 +28,16 @@ from tests.support.elfwriter import (
     build_id_note,
     elf_file,
 )
-from tests.support.filereader import FileReader
-from tests.support.kernels import PACKERS, bzimage_file, packed_vmlinux, unified_file
-from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
+from tests.support.elf.kernels import PACKERS, bzimage_file, packed_vmlinux, unified_file
+from tests.support.filesystems.filereader import FileReader
+from tests.support.harness.scans import (
+    Memory,
+    Scan,
+    open_descriptors,
+    own_namespaces,
+    remember,
+    scan,
+)
 
 KERNEL, OTHER, MODULE = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
 RELEASE = "6.1.0-1-test"

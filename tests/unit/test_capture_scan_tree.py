@@ -16,10 +16,10 @@ from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.formats.elf.other_ids import htlhash
 from buildidfs.linux import machine
 from buildidfs.model import EVERYBODY, OWNER, Absence, BuildId, NamespaceSet, Trust
-from tests.support.children import needs_root, private_cat
-from tests.support.elfwriter import ET_REL, elf_file
-from tests.support.filereader import FileReader
-from tests.support.scans import (
+from tests.support.elf.elfwriter import ET_REL, elf_file
+from tests.support.filesystems.filereader import FileReader
+from tests.support.harness.children import needs_root, private_cat
+from tests.support.harness.scans import (
     Memory,
     open_descriptors,
     own_namespaces,

@@ -18,13 +18,20 @@ from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Kind, Quality, Trust
 from buildidfs.store import Store
-from tests.support import debugforms
-from tests.support.children import private_cat
-from tests.support.clients import run, tool
-from tests.support.elfwriter import DWARF, ET_CORE, ET_REL, SYMTAB, TEXT, elf_file
-from tests.support.kernels import bzimage_file, packed_vmlinux
-from tests.support.programs import build_id_of
-from tests.support.scans import Memory, Scan, open_descriptors, own_namespaces, remember, scan
+from tests.support.clients.tools import run, tool
+from tests.support.elf import debugforms
+from tests.support.elf.elfwriter import DWARF, ET_CORE, ET_REL, SYMTAB, TEXT, elf_file
+from tests.support.elf.kernels import bzimage_file, packed_vmlinux
+from tests.support.elf.programs import build_id_of
+from tests.support.harness.children import private_cat
+from tests.support.harness.scans import (
+    Memory,
+    Scan,
+    open_descriptors,
+    own_namespaces,
+    remember,
+    scan,
+)
 
 ID, GIVEN = BuildId(b"\x31" * 20), BuildId(b"\x32" * 8)
 SYMBOLS = b"ffffffff81000000 T _stext\nffffffff81000100 t one\t[module]\n"

@@ -21,11 +21,11 @@ from buildidfs.formats.archive import tar as tar_format
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import statx
 from buildidfs.model import PUBLIC_ACCESS, Absence, BuildId, Kind, Trust
-from tests.support import debugforms
-from tests.support.clients import run, tool
-from tests.support.elfwriter import ET_REL, elf_file
-from tests.support.scans import Memory, Scan, open_descriptors, remember, scan
-from tests.support.sources import tar
+from tests.support.clients.tools import run, tool
+from tests.support.elf import debugforms
+from tests.support.elf.elfwriter import ET_REL, elf_file
+from tests.support.filesystems.sources import tar
+from tests.support.harness.scans import Memory, Scan, open_descriptors, remember, scan
 
 
 class Split(NamedTuple):

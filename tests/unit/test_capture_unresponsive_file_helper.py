@@ -19,11 +19,11 @@ from buildidfs.capture.unresponsive import file_helper
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.linux import child, statx
 from buildidfs.shares import HOST, of_user
-from tests.support import halffs
-from tests.support.children import needs_root
-from tests.support.elfwriter import elf_file
-from tests.support.scans import open_descriptors
-from tests.support.waiting import until
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems import halffs
+from tests.support.harness.children import needs_root
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 DEVICE = (1, 2)
 

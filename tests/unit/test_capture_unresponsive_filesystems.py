@@ -18,11 +18,11 @@ from buildidfs.capture.unresponsive.filesystems import (
     slow_devices,
 )
 from buildidfs.linux import mounts, namespaces, procfs, statx
-from tests.support.captures import identity
-from tests.support.children import cat_program, needs_root, private_cat
-from tests.support.scans import open_descriptors
-from tests.support.silentfs import served
-from tests.support.waiting import until
+from tests.support.filesystems.silentfs import served
+from tests.support.harness.captures import identity
+from tests.support.harness.children import cat_program, needs_root, private_cat
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 
 def is_slow(path: str | bytes | Path, mnt_ns_id: int = 0, slow: SlowMounts | None = None) -> bool:

@@ -21,9 +21,9 @@ from buildidfs.profile.match import Matcher
 from buildidfs.serve.page import overview
 from buildidfs.store import NewSeen, Store
 from buildidfs.watch.history_writer import group_name
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
-from tests.support.children import running
-from tests.support.imitating import USER, container_and_imitation, entering
+from tests.support.containers.imitating import USER, container_and_imitation, entering
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.harness.children import running
 
 WEB = "docker:0123456789ab"
 CART = "k8s:fedcba987654"

@@ -15,8 +15,8 @@ from buildidfs.catalog import requested_id
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
 from buildidfs.model import BuildId
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
-from tests.support.elfwriter import elf_file
+from tests.support.elf.elfwriter import elf_file
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 ONE, TWO, THREE = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))
 

@@ -21,8 +21,8 @@ from buildidfs.fleet.push import Options, Pusher
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
-from tests.support.objectstorage import ObjectStorage, object_storage
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.servers.objectstorage import ObjectStorage, object_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 
 from buildidfs.cli.common import point_in_time
 from buildidfs.cli.output import moment
-from tests.support.captures import NOW, SECOND
+from tests.support.harness.captures import NOW, SECOND
 
 
 @pytest.mark.parametrize(

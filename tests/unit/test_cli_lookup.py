@@ -10,7 +10,7 @@ import pytest
 
 from buildidfs.cli.main import main
 from buildidfs.store import Store
-from tests.support.captures import NOW, SECOND, capture, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
 
 if TYPE_CHECKING:
     from pathlib import Path

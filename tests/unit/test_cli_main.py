@@ -15,7 +15,7 @@ import pytest
 from buildidfs import __version__
 from buildidfs.cli.main import cli, main
 from buildidfs.store import Store
-from tests.support.commands import ROOT
+from tests.support.clients.commands import ROOT
 
 _LIST = """
 import sys

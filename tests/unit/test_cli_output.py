@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.cli import output
-from tests.support.commands import ROOT
+from tests.support.clients.commands import ROOT
 
 
 @given(st.binary(max_size=200))

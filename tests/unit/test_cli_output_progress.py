@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.cli import output, terminal
-from tests.support.terminals import on_terminal
+from tests.support.clients.terminals import on_terminal
 
 
 class Clock:

@@ -17,9 +17,9 @@ from buildidfs.cli import table, terminal
 from buildidfs.cli.main import main
 from buildidfs.model import Kind
 from buildidfs.store import Store
-from tests.support.captures import capture, sighting
-from tests.support.commands import COMMAND
-from tests.support.terminals import on_terminal
+from tests.support.clients.commands import COMMAND
+from tests.support.clients.terminals import on_terminal
+from tests.support.harness.captures import capture, sighting
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from buildidfs.cli.watch import Presenter, one_line
 from buildidfs.ingest.batch import Counters
 from buildidfs.model import BuildId
 from buildidfs.watch.state import Event, WatchState, as_facts
-from tests.support.captures import NOW, sighting
+from tests.support.harness.captures import NOW, sighting
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = WatchState("following", (), Counts(), Counters(), 0, 0, 1, 0, True)

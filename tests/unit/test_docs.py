@@ -23,7 +23,7 @@ from buildidfs import config, errors, names
 from buildidfs.cli.main import cli
 from buildidfs.mount import mountpoint as mount_options
 from buildidfs.store import schema
-from tests.support.manuals import formatted, indent
+from tests.support.clients.manuals import formatted, indent
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "man").iterdir())

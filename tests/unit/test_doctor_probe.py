@@ -16,7 +16,7 @@ import pytest
 
 from buildidfs.doctor import probe
 from buildidfs.doctor.probe import Answer, Finding, Probe, degraded, failed, ok
-from tests.support.scans import open_descriptors
+from tests.support.harness.scans import open_descriptors
 
 
 def _probe(ask: Callable[[], Answer], name: str = "it", place: str = "") -> Probe:

@@ -25,9 +25,9 @@ from buildidfs.fleet.bucket import Bucket, Limits
 from buildidfs.fleet.filters import Filter, Run
 from buildidfs.fleet.manifests import Place, Row
 from buildidfs.model import BuildId, ByteRange, Digest, Kind, Quality, Trust
-from tests.support import memory
-from tests.support.objectstorage import FLOODS, SECRET, ObjectStorage, object_storage
-from tests.support.waiting import until
+from tests.support.harness import memory
+from tests.support.harness.waiting import until
+from tests.support.servers.objectstorage import FLOODS, SECRET, ObjectStorage, object_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

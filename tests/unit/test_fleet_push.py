@@ -21,9 +21,9 @@ from buildidfs.fleet.filters import Filter
 from buildidfs.fleet.push import Options, Pace, Pusher, Summary
 from buildidfs.model import Kind, Trust
 from buildidfs.store import Store
-from tests.support.captures import capture, commit, sighting
-from tests.support.objectstorage import ObjectStorage, object_storage
-from tests.support.waiting import until
+from tests.support.harness.captures import capture, commit, sighting
+from tests.support.harness.waiting import until
+from tests.support.servers.objectstorage import ObjectStorage, object_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from buildidfs.fleet.remote_files import RemoteFile, RemoteFiles, Tier
 from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
-from tests.support import elfwriter
-from tests.support.captures import capture, commit, sighting
-from tests.support.objectstorage import ObjectStorage, object_storage
+from tests.support.elf import elfwriter
+from tests.support.harness.captures import capture, commit, sighting
+from tests.support.servers.objectstorage import ObjectStorage, object_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

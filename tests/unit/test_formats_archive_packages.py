@@ -11,7 +11,7 @@ import pytest
 
 from buildidfs.formats.archive import packages
 from buildidfs.formats.archive.common import Damaged, Member, Type
-from tests.support.sources import Bytes, ar_member, contents
+from tests.support.filesystems.sources import Bytes, ar_member, contents
 
 NAME, VERSION, RELEASE, EPOCH, ARCH = 1000, 1001, 1002, 1003, 1022
 SIZES, MODES, TIMES, DEVICES, INODES = 1028, 1030, 1034, 1095, 1096

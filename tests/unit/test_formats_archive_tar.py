@@ -12,8 +12,8 @@ import pytest
 
 from buildidfs.formats.archive.common import NAME_MAX_BYTES, Damaged, Member, Type
 from buildidfs.formats.archive.tar import BLOCK, is_header, members
-from tests.support.clients import tool
-from tests.support.sources import Bytes, contents, entry, tar
+from tests.support.clients.tools import tool
+from tests.support.filesystems.sources import Bytes, contents, entry, tar
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 

@@ -7,7 +7,7 @@ import pytest
 
 from buildidfs.formats import bzimage
 from buildidfs.model import ByteRange
-from tests.support.kernels import bzimage_file
+from tests.support.elf.kernels import bzimage_file
 
 
 def test_payload() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from buildidfs.formats.elf import added_note, identify
 from buildidfs.formats.elf.sections import Sections
-from tests.support.elfwriter import DWARF, DYNSYM, SYMTAB, TEXT, Section, elf_file
-from tests.support.filereader import FileReader
+from tests.support.elf.elfwriter import DWARF, DYNSYM, SYMTAB, TEXT, Section, elf_file
+from tests.support.filesystems.filereader import FileReader
 
 _ID = bytes(range(16))
 

@@ -12,7 +12,7 @@ from buildidfs.formats.elf import code_file
 from buildidfs.formats.elf.code_file import Instruction, Machine
 from buildidfs.formats.elf.other_ids import beginnings
 from buildidfs.model import BuildId
-from tests.support.clients import run, tool
+from tests.support.clients.tools import run, tool
 
 X86_64 = Machine(b"\x02\x01", code_file.EM_X86_64, 0)
 

@@ -10,7 +10,7 @@ import pytest
 from buildidfs.formats.elf import core
 from buildidfs.formats.elf.core import Core, Module, Unknown
 from buildidfs.model import BuildId
-from tests.support.corewriter import (
+from tests.support.elf.corewriter import (
     AT_ENTRY,
     AT_PHDR,
     AT_SYSINFO_EHDR,
@@ -19,8 +19,8 @@ from tests.support.corewriter import (
     core_file,
     file_table,
 )
-from tests.support.elfwriter import elf_file, note
-from tests.support.filereader import FileReader
+from tests.support.elf.elfwriter import elf_file, note
+from tests.support.filesystems.filereader import FileReader
 
 EXE, LIB, OTHER = (BuildId(bytes([number]) * 20) for number in (0xE1, 0x11, 0x07))
 FORMS = [(bits, little) for bits in (32, 64) for little in (True, False)]

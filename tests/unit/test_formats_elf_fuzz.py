@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.model import Absence
 from tests.fuzz.elf_mutation import examine
-from tests.support.elfwriter import (
+from tests.support.elf.elfwriter import (
     DWARF,
     DYNSYM,
     ET_DYN,

@@ -18,11 +18,20 @@ from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.model import Kind, Quality
-from tests.support.elfwriter import PT_LOAD, SHF_ALLOC, SHF_WRITE, Section
-from tests.support.filereader import FileReader
-from tests.support.godebug import SOURCE, made, make_on_disk
-from tests.support.gowriter import GO_1_2, GO_1_16, GO_1_18, GO_1_20, MAGICS, Form, Function, Row
-from tests.support.gowriter import program as go_program
+from tests.support.elf.elfwriter import PT_LOAD, SHF_ALLOC, SHF_WRITE, Section
+from tests.support.elf.godebug import SOURCE, made, make_on_disk
+from tests.support.elf.gowriter import (
+    GO_1_2,
+    GO_1_16,
+    GO_1_18,
+    GO_1_20,
+    MAGICS,
+    Form,
+    Function,
+    Row,
+)
+from tests.support.elf.gowriter import program as go_program
+from tests.support.filesystems.filereader import FileReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,7 +194,7 @@ def test_start_of_code_that_only_the_module_data_have(in_place: bool) -> None:
     text = elf.get_section_by_name(".text")["sh_addr"] + other.size
     table = elf.get_section_by_name(".gopclntab")["sh_addr"]
 
-    from tests.support.gowriter import table as go_table
+    from tests.support.elf.gowriter import table as go_table
 
     data = go_table(wanted, text, Form(), header_text=0)
 

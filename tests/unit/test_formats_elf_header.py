@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from buildidfs.formats.elf import header
 from buildidfs.formats.elf.header import Note, gnu_build_id, walk
-from tests.support.elfwriter import PT_LOAD, TEXT, Section, build_id_note, elf_file, note
-from tests.support.filereader import FileReader
+from tests.support.elf.elfwriter import PT_LOAD, TEXT, Section, build_id_note, elf_file, note
+from tests.support.filesystems.filereader import FileReader
 
 ID = bytes(range(20))
 

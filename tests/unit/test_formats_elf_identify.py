@@ -21,8 +21,8 @@ from buildidfs.formats.elf.identify import (
     identify,
 )
 from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality
-from tests.support import elfwriter
-from tests.support.elfwriter import (
+from tests.support.elf import elfwriter
+from tests.support.elf.elfwriter import (
     DWARF,
     DYNSYM,
     ET_CORE,
@@ -48,7 +48,7 @@ from tests.support.elfwriter import (
     gdb_scripts,
     note,
 )
-from tests.support.filereader import FileReader
+from tests.support.filesystems.filereader import FileReader
 
 ID = bytes(range(0x30, 0x44))
 

@@ -13,8 +13,8 @@ import pytest
 
 from buildidfs.formats.elf.line_files import LineFile, line_files
 from tests.fuzz.served import lined, table
-from tests.support.clients import run, tool
-from tests.support.filereader import FileReader
+from tests.support.clients.tools import run, tool
+from tests.support.filesystems.filereader import FileReader
 
 
 def found(data: bytes) -> list[LineFile]:

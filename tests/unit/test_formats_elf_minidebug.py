@@ -10,10 +10,10 @@ import pytest
 
 from buildidfs.formats.elf import minidebug
 from buildidfs.formats.elf.minidebug import DynamicSymbols
-from tests.support import debugforms
-from tests.support.clients import run, tool
-from tests.support.elfwriter import SHF_ALLOC, SHT_DYNSYM, SHT_STRTAB, SYMTAB, Section, elf_file
-from tests.support.filereader import FileReader
+from tests.support.clients.tools import run, tool
+from tests.support.elf import debugforms
+from tests.support.elf.elfwriter import SHF_ALLOC, SHT_DYNSYM, SHT_STRTAB, SYMTAB, Section, elf_file
+from tests.support.filesystems.filereader import FileReader
 
 _FUNC, _GLOBAL, _LOCAL = 2, 1 << 4, 0
 

@@ -17,8 +17,8 @@ import pytest
 from buildidfs.capture.elf_file import reader
 from buildidfs.formats.elf import identify, other_ids
 from buildidfs.model import Absence, AdoptedId, AliasType, BuildId
-from tests.support.clients import go_version
-from tests.support.elfwriter import (
+from tests.support.clients.tools import go_version
+from tests.support.elf.elfwriter import (
     ET_CORE,
     ET_DYN,
     ET_REL,
@@ -29,7 +29,7 @@ from tests.support.elfwriter import (
     elf_file,
     note,
 )
-from tests.support.filereader import FileReader
+from tests.support.filesystems.filereader import FileReader
 
 _ENOUGH = 2000
 _BAZEL = BuildId.from_hex("498919aff001d8366249403a2544fba2d833084f")

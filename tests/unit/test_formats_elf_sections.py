@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from buildidfs.formats.elf.sections import Function, Sections, functions
-from tests.support.elfwriter import SHT_DYNSYM, SHT_STRTAB, SHT_SYMTAB, TEXT, Section, elf_file
-from tests.support.filereader import FileReader
+from tests.support.elf.elfwriter import SHT_DYNSYM, SHT_STRTAB, SHT_SYMTAB, TEXT, Section, elf_file
+from tests.support.filesystems.filereader import FileReader
 
 FUNCTION, OBJECT = 0x12, 0x11
 NAMES = b"\0main\0helper\0" + b"x" * 600 + b"\0"

@@ -10,10 +10,10 @@ import pytest
 
 from buildidfs.formats.elf import splitdwarf
 from buildidfs.formats.elf.splitdwarf import Skeleton
-from tests.support import debugforms
-from tests.support.clients import run, tool
-from tests.support.elfwriter import SHF_COMPRESSED, Section, elf_file
-from tests.support.filereader import FileReader
+from tests.support.clients.tools import run, tool
+from tests.support.elf import debugforms
+from tests.support.elf.elfwriter import SHF_COMPRESSED, Section, elf_file
+from tests.support.filesystems.filereader import FileReader
 
 
 def skeletons(data: bytes) -> list[Skeleton]:

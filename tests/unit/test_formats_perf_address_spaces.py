@@ -12,7 +12,7 @@ from buildidfs.formats.perf import address_spaces, records
 from buildidfs.formats.perf.address_spaces import Found, Spaces
 from buildidfs.formats.perf.records import Entered, Executed, Forked, Mapped
 from buildidfs.model import NamespaceSet
-from tests.support.perfwriter import USER
+from tests.support.elf.perfwriter import USER
 
 ID = bytes(range(1, 21))
 

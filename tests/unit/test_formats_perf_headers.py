@@ -11,8 +11,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
 from buildidfs.formats.perf.headers import Clock, Named
-from tests.support.filereader import FileReader
-from tests.support.perfwriter import (
+from tests.support.elf.perfwriter import (
     CALLCHAIN,
     CPU,
     IDENTIFIER,
@@ -26,6 +25,7 @@ from tests.support.perfwriter import (
     PerfWriter,
     sample_of,
 )
+from tests.support.filesystems.filereader import FileReader
 
 ID, OTHER = bytes(range(1, 21)), b"\xee" * 16
 

@@ -9,8 +9,8 @@ from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf import jit
 from buildidfs.formats.perf.jit import Dump, Symbol, symbols
 from buildidfs.model import Kind, Quality
-from tests.support.filereader import FileReader
-from tests.support.jit import dump, load, move, other
+from tests.support.elf.jit import dump, load, move, other
+from tests.support.filesystems.filereader import FileReader
 
 
 def test_lines_of_a_map() -> None:

@@ -27,7 +27,7 @@ from buildidfs.formats.perf.records import (
 )
 from buildidfs.formats.perf.stream import Raw
 from buildidfs.model import NamespaceSet
-from tests.support.perfwriter import CPU, EXEC, KERNEL, TID, TIME, USER, PerfWriter
+from tests.support.elf.perfwriter import CPU, EXEC, KERNEL, TID, TIME, USER, PerfWriter
 
 ID = bytes(range(1, 21))
 

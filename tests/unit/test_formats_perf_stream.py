@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf.stream import AUXTRACE, TRACING_DATA, Raw, Stream
 from buildidfs.model import ByteRange
-from tests.support.filereader import FileReader
-from tests.support.perfwriter import PerfWriter
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.filesystems.filereader import FileReader
 
 ORDERS = ["<", ">"]
 COMPRESSED, COMPRESSED2 = 81, 83

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buildidfs.formats.posix_acl import certain_bits
-from tests.support.callers import (
+from tests.support.harness.callers import (
     ACL_GROUP,
     ACL_MASK,
     ACL_OTHER,

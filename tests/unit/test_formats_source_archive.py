@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.formats import source_archive
-from tests.support.filereader import FileReader
+from tests.support.filesystems.filereader import FileReader
 
 if TYPE_CHECKING:
     from buildidfs.model import ByteRange

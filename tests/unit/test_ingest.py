@@ -34,9 +34,7 @@ from buildidfs.model import (
     Trust,
 )
 from buildidfs.store import CommitResult, Staged, Store
-from tests.support.captures import read_blob
-from tests.support.children import cat_program
-from tests.support.elfwriter import (
+from tests.support.elf.elfwriter import (
     DWARF,
     ET_REL,
     TEXT,
@@ -45,8 +43,10 @@ from tests.support.elfwriter import (
     elf_file,
     gdb_scripts,
 )
-from tests.support.scans import open_descriptors
-from tests.support.waiting import until
+from tests.support.harness.captures import read_blob
+from tests.support.harness.children import cat_program
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

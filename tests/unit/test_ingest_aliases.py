@@ -20,8 +20,7 @@ from buildidfs.linux import statx
 from buildidfs.model import AliasType, Artifact, BuildId, Digest, Kind, Origin, Sighting, Trust
 from buildidfs.store import Store
 from buildidfs.store.fsck import rebuild
-from tests.support.damages import with_new_index
-from tests.support.elfwriter import (
+from tests.support.elf.elfwriter import (
     DWARF,
     PT_LOAD,
     SHF_ALLOC,
@@ -33,6 +32,7 @@ from tests.support.elfwriter import (
     debuglink,
     elf_file,
 )
+from tests.support.harness.damages import with_new_index
 
 _BAZEL = BuildId.from_hex("498919aff001d8366249403a2544fba2d833084f")
 _ID = BuildId(b"\x42" * 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from buildidfs.ingest.batch import Sightings
 from buildidfs.model import BuildId
-from tests.support.captures import NOW, SECOND, sighting
+from tests.support.harness.captures import NOW, SECOND, sighting
 
 A, B = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 20)
 

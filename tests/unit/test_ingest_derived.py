@@ -29,11 +29,11 @@ from buildidfs.model import (
 )
 from buildidfs.store import Store
 from buildidfs.store.index.ranking import rank
-from tests.support.captures import read_blob
-from tests.support.elfwriter import DWARF, SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file
-from tests.support.gowriter import Function, Row
-from tests.support.gowriter import program as go_program
-from tests.support.waiting import until
+from tests.support.elf.elfwriter import DWARF, SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file
+from tests.support.elf.gowriter import Function, Row
+from tests.support.elf.gowriter import program as go_program
+from tests.support.harness.captures import read_blob
+from tests.support.harness.waiting import until
 
 ID = BuildId(b"\x0b" * 20)
 FUNCTIONS = [Function("main.main", [Row(8, "/src/main.go", 12)])]

@@ -15,9 +15,9 @@ from buildidfs.capture.base import PinnedFile
 from buildidfs.ingest import pending_files as module
 from buildidfs.ingest.pending_files import LetGo, PendingFile, PendingFiles
 from buildidfs.shares import HOST, Share
-from tests.support.captures import sighting
-from tests.support.scans import open_descriptors
-from tests.support.waiting import until
+from tests.support.harness.captures import sighting
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 MIB = 1 << 20
 

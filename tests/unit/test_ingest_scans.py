@@ -13,7 +13,7 @@ from buildidfs.ingest import scans as capturing
 from buildidfs.ingest.scans import trust_of
 from buildidfs.model import Kind, Standing, Trust
 from buildidfs.store import Store
-from tests.support.captures import NOW, SECOND, capture, identity, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, identity, sighting
 
 
 def _settings(text: str) -> config.Settings:

@@ -27,14 +27,14 @@ from buildidfs.linux import file_ops, statx
 from buildidfs.model import Absence, Artifact, BuildId, Kind, Origin, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, Store
 from buildidfs.store.write import transaction
-from tests.support import debugforms
-from tests.support.captures import read_blob
-from tests.support.clients import run, tool
-from tests.support.elfwriter import SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file, gdb_scripts
-from tests.support.filereader import FileReader
-from tests.support.mapped import SharedMapping
-from tests.support.programs import build_id_of
-from tests.support.scans import open_descriptors
+from tests.support.clients.tools import run, tool
+from tests.support.elf import debugforms
+from tests.support.elf.elfwriter import SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file, gdb_scripts
+from tests.support.elf.programs import build_id_of
+from tests.support.filesystems.filereader import FileReader
+from tests.support.filesystems.mapped import SharedMapping
+from tests.support.harness.captures import read_blob
+from tests.support.harness.scans import open_descriptors
 
 if TYPE_CHECKING:
     from buildidfs.model import Digest

@@ -24,11 +24,11 @@ from buildidfs.profile import inputs
 from buildidfs.store import Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention.eviction import Policy
-from tests.support import damages
-from tests.support.captures import SECOND, capture, read_blob, sighting
-from tests.support.clients import run, tool
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.harness import damages
+from tests.support.harness.captures import SECOND, capture, read_blob, sighting
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from buildidfs.store.retention.removal import Removed
@@ -129,7 +129,7 @@ def test_what_names_no_build_id(store: Store, tmp_path: Path) -> None:
 
 
 def test_the_dwz_file_that_debuginfo_needs(store: Store) -> None:
-    from tests.support.elfwriter import Section, elf_file
+    from tests.support.elf.elfwriter import Section, elf_file
 
     needed = BuildId(b"\xdd" * 20)
     link = Section(b".gnu_debugaltlink", b"/usr/lib/debug/.dwz/common.debug\0" + needed)

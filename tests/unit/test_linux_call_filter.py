@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.linux import call_filter, child, sandbox
-from tests.support.clients import run, tool
+from tests.support.clients.tools import run, tool
 
 LIMITS = sandbox.Limits(memory=1 << 30, addresses=8 << 30, seconds=20)
 

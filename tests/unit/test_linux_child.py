@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from buildidfs.linux import child
-from tests.support.clients import tool
-from tests.support.scans import open_descriptors
-from tests.support.waiting import lines, until
+from tests.support.clients.tools import tool
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import lines, until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ import pytest
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import credentials, openat2, procfs, syscalls
-from tests.support.children import cat_program, needs_root, running
+from tests.support.harness.children import cat_program, needs_root, running
 
 pytestmark = needs_root("becomes another user")
 

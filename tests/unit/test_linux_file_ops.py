@@ -20,13 +20,13 @@ from buildidfs.linux import file_ops
 from buildidfs.linux.file_ops import has_no_writer, has_writer
 from buildidfs.model import Trust
 from buildidfs.store import Store
-from tests.support.callers import ACL_USER, set_acl
-from tests.support.captures import capture, sighting
-from tests.support.children import cat_program, needs_root, running
-from tests.support.clients import run, tool, unmount
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.mapped import SharedMapping, overlay
-from tests.support.scans import without_privileges
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.filesystems.mapped import SharedMapping, overlay
+from tests.support.harness.callers import ACL_USER, set_acl
+from tests.support.harness.captures import capture, sighting
+from tests.support.harness.children import cat_program, needs_root, running
+from tests.support.harness.scans import without_privileges
 
 _MEASURE_VERITY = 0xC0046686  # _IOWR('f', 134, struct fsverity_digest)
 

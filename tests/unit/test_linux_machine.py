@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from buildidfs.linux import machine
-from tests.support.children import needs_root
-from tests.support.clients import Argument, run, tool
-from tests.support.commands import ROOT
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import Argument, run, tool
+from tests.support.harness.children import needs_root
 
 SAY = """
 import sys

@@ -15,9 +15,9 @@ import pytest
 from buildidfs.formats import proc_text as parser
 from buildidfs.linux import mounts, namespaces, procfs, statx, syscalls
 from buildidfs.linux.file_ops import closing_fd
-from tests.support.children import needs_root, private_cat
-from tests.support.clients import run, tool, unmount
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.harness.children import needs_root, private_cat
+from tests.support.harness.waiting import until
 
 _OURS = (
     b"36 22 0:52 / /buildid ro,nosuid,nodev,relatime shared:7 - fuse.buildidfs buildidfs ro\n"

@@ -16,8 +16,8 @@ import pytest
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import mounts, namespaces, procfs, syscalls
 from buildidfs.model import NamespaceSet
-from tests.support.children import cat_program, needs_root, private_cat, running
-from tests.support.clients import run, tool
+from tests.support.clients.tools import run, tool
+from tests.support.harness.children import cat_program, needs_root, private_cat, running
 
 _KINDS = tuple(field.name for field in msgspec.structs.fields(NamespaceSet))
 

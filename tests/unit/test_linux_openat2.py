@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildidfs.linux import openat2, syscalls
-from tests.support.children import needs_root, private_cat
-from tests.support.silentfs import served
+from tests.support.filesystems.silentfs import served
+from tests.support.harness.children import needs_root, private_cat
 
 Opener = Callable[[int, bytes, int], int]
 

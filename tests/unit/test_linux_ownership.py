@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.linux import ownership
-from tests.support.children import needs_root
+from tests.support.harness.children import needs_root
 
 pytestmark = needs_root("gives files to other users")
 

@@ -28,10 +28,10 @@ from buildidfs.formats.perf.records import (
 )
 from buildidfs.linux import namespaces, perf_event, syscalls
 from buildidfs.linux.perf_event import Ring
-from tests.support.children import needs_root
-from tests.support.clients import run, tool
-from tests.support.scans import open_descriptors
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.harness.children import needs_root
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 CPU = min(os.sched_getaffinity(0))
 

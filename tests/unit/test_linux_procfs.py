@@ -15,9 +15,9 @@ import pytest
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import openat2, procfs
-from tests.support.catches import Program, started
-from tests.support.children import cat_program, copied_cat, needs_root, private_cat, running
-from tests.support.clients import run, tool
+from tests.support.clients.tools import run, tool
+from tests.support.harness.catches import Program, started
+from tests.support.harness.children import cat_program, copied_cat, needs_root, private_cat, running
 
 _PAGE = mmap.PAGESIZE
 _needs_map_files = needs_root("links in map_files are not for everybody")

@@ -17,9 +17,9 @@ import pytest
 
 from buildidfs.formats import proc_text
 from buildidfs.linux import procfs
-from tests.support import echo
-from tests.support.children import cat_program, copied_cat, needs_root, private_cat, running
-from tests.support.elfwriter import elf_file
+from tests.support.elf import echo
+from tests.support.elf.elfwriter import elf_file
+from tests.support.harness.children import cat_program, copied_cat, needs_root, private_cat, running
 
 if TYPE_CHECKING:
     from buildidfs.model import Mapping

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from buildidfs.linux import child, sandbox
-from tests.support.children import needs_root
-from tests.support.clients import run, tool
-from tests.support.commands import ROOT
-from tests.support.usernamespaces import mapped
-from tests.support.waiting import until
+from tests.support.clients.commands import ROOT
+from tests.support.clients.tools import run, tool
+from tests.support.containers.usernamespaces import mapped
+from tests.support.harness.children import needs_root
+from tests.support.harness.waiting import until
 
 LIMITS = sandbox.Limits(memory=64 << 20, addresses=4 << 30, seconds=1)
 ENVIRONMENT = {"PATH": os.defpath}

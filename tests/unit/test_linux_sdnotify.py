@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.linux.sdnotify import Inbox, Notifier
-from tests.support.children import needs_root
-from tests.support.clients import run, tool
+from tests.support.clients.tools import run, tool
+from tests.support.harness.children import needs_root
 
 
 @pytest.fixture

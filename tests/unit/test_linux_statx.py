@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.linux import procfs, statx
-from tests.support.children import needs_root, private_cat
-from tests.support.clients import run, tool
+from tests.support.clients.tools import run, tool
+from tests.support.harness.children import needs_root, private_cat
 
 if TYPE_CHECKING:
     from buildidfs.model import FileIdentity

@@ -14,7 +14,7 @@ import pytest
 from buildidfs.backoff import Backoff
 from buildidfs.linux import supervised
 from buildidfs.linux.supervised import Supervised
-from tests.support.scans import open_descriptors
+from tests.support.harness.scans import open_descriptors
 
 READY = "supervised.report_ready(sock, 'with less')"
 

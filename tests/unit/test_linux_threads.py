@@ -14,10 +14,10 @@ import pytest
 
 from buildidfs.linux import threads
 from buildidfs.linux.threads import Closer
-from tests.support.children import needs_root
-from tests.support.clients import run, tool
-from tests.support.silentfs import served
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool
+from tests.support.filesystems.silentfs import served
+from tests.support.harness.children import needs_root
+from tests.support.harness.waiting import until
 
 
 def is_open(fd: int) -> bool:

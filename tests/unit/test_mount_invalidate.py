@@ -15,7 +15,7 @@ from buildidfs.model import Kind, Trust
 from buildidfs.mount import invalidate
 from buildidfs.mount.invalidate import Absences, Invalidator
 from buildidfs.view import View
-from tests.support.captures import capture, sighting
+from tests.support.harness.captures import capture, sighting
 
 if TYPE_CHECKING:
     from buildidfs.store import Store

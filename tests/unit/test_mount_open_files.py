@@ -16,9 +16,9 @@ from buildidfs.errors import IntegrityError
 from buildidfs.mount.open_files import MOST, DirHandles, OpenFiles, is_text
 from buildidfs.store import Store
 from buildidfs.view import PUBLIC, View, nodes
-from tests.support.callers import Who, calling
-from tests.support.captures import capture
-from tests.support.children import needs_root
+from tests.support.harness.callers import Who, calling
+from tests.support.harness.captures import capture
+from tests.support.harness.children import needs_root
 
 COUNT = 6
 

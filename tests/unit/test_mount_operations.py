@@ -26,7 +26,7 @@ from buildidfs.mount.loop import PlainLoop
 from buildidfs.mount.operations import FOREVER_S, VOLATILE_S, Operations, errno_of, huge_buffer
 from buildidfs.store import Store
 from buildidfs.view import View
-from tests.support.captures import NOW, capture, sighting
+from tests.support.harness.captures import NOW, capture, sighting
 
 ID = bytes.fromhex("abcdef0123")
 CTX: Any = SimpleNamespace(uid=0, gid=0, pid=os.getpid())

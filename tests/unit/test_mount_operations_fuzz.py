@@ -23,7 +23,7 @@ from buildidfs.mount.loop import PlainLoop
 from buildidfs.mount.operations import Operations
 from buildidfs.store import Store
 from buildidfs.view import View, nodes
-from tests.support.captures import capture, sighting
+from tests.support.harness.captures import capture, sighting
 
 CTX: Any = SimpleNamespace(uid=0, gid=0, pid=os.getpid())
 TOKEN: Any = None

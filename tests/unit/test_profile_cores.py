@@ -19,7 +19,7 @@ from buildidfs.linux import statx
 from buildidfs.model import BuildId, Origin, Sighting
 from buildidfs.profile import cores, inputs
 from buildidfs.store import Store
-from tests.support.corewriter import AT_PHDR, Mapped, core_file
+from tests.support.elf.corewriter import AT_PHDR, Mapped, core_file
 from tests.unit.test_ingest_aliases import htl, program
 
 START, TEXT = 0x400000, 0x401000

@@ -13,8 +13,8 @@ from buildidfs.formats.perf import headers
 from buildidfs.model import BuildId
 from buildidfs.profile import inputs
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import NOW, SECOND, capture, sighting
-from tests.support.perfwriter import CALLCHAIN, USUAL, PerfWriter
+from tests.support.elf.perfwriter import CALLCHAIN, USUAL, PerfWriter
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
 
 RED, BLUE, LONG = BuildId(b"\x01" * 20), BuildId(b"\x02" * 20), BuildId(b"\x03" * 32)
 START = 10 * SECOND

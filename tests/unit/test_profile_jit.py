@@ -17,8 +17,8 @@ from buildidfs.model import Kind, NamespaceSet
 from buildidfs.profile import repair
 from buildidfs.profile.perf_data import Profile
 from buildidfs.store import Store
-from tests.support.jit import jit_process
-from tests.support.perfwriter import PerfWriter
+from tests.support.elf.jit import jit_process
+from tests.support.elf.perfwriter import PerfWriter
 
 if TYPE_CHECKING:
     from buildidfs.profile.repair import Repaired

@@ -35,8 +35,8 @@ from buildidfs.profile.match import (
 )
 from buildidfs.profile.perf_data import Profile
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import NOW, SECOND, capture, sighting
-from tests.support.perfwriter import PerfWriter
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
 from tests.unit.test_ingest_aliases import htl, program
 
 RED, BLUE, GREEN = (BuildId(bytes([number]) * 20) for number in (1, 2, 3))

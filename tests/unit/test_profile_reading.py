@@ -35,8 +35,8 @@ from buildidfs.profile import scan as profile_scan
 from buildidfs.profile.perf_data import Profile
 from buildidfs.profile.repair import Repaired, repair
 from buildidfs.store import NewSeen, Store
-from tests.support.captures import NOW, SECOND, capture, sighting
-from tests.support.perfwriter import CALLCHAIN, KERNEL, USUAL, PerfWriter
+from tests.support.elf.perfwriter import CALLCHAIN, KERNEL, USUAL, PerfWriter
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
 
 RED, BLUE = BuildId(b"\x01" * 20), BuildId(b"\x02" * 20)
 LONG = BuildId(b"\x03" * 32)

@@ -18,10 +18,10 @@ from buildidfs.profile.reading import coverage
 from buildidfs.profile.why import Explainer
 from buildidfs.store import NewSeen, Store
 from buildidfs.store.run_files import LossLog, Lost, Presence, lost_text
-from tests.support.captures import NOW, capture, commit, sighting
-from tests.support.corewriter import Mapped, core_file
-from tests.support.elfwriter import elf_file
-from tests.support.perfwriter import PerfWriter
+from tests.support.elf.corewriter import Mapped, core_file
+from tests.support.elf.elfwriter import elf_file
+from tests.support.elf.perfwriter import PerfWriter
+from tests.support.harness.captures import NOW, capture, commit, sighting
 
 ID = BuildId(b"\1" * 20)
 OTHER = BuildId(b"\2" * 20)

@@ -15,7 +15,7 @@ from buildidfs.serve import content
 from buildidfs.serve.content import Content
 from buildidfs.store import Store
 from buildidfs.view import FileContent
-from tests.support.captures import capture
+from tests.support.harness.captures import capture
 
 LONG, SHORT = bytes(range(256)) * 32_768, bytes(range(256)) * 8_192
 

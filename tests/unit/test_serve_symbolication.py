@@ -20,7 +20,7 @@ from buildidfs.serve.debuginfod import Debuginfod
 from buildidfs.serve.messages import BadRequest, Request, Response
 from buildidfs.serve.symbolication import Symbolication
 from buildidfs.store import Store
-from tests.support.captures import capture
+from tests.support.harness.captures import capture
 
 if TYPE_CHECKING:
     from buildidfs.formats.elf.code_file import Instruction, Machine

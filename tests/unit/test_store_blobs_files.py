@@ -19,7 +19,7 @@ from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Digest
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import Blobs, Staged, Standing, digest_of
-from tests.support.clients import run, tool, unmount
+from tests.support.clients.tools import run, tool, unmount
 
 _MIB = 1 << 20
 _CONTENT = array("I", range(700_000)).tobytes()  # not a round size

@@ -13,8 +13,8 @@ import pytest
 from buildidfs.store import Store
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import Blobs
-from tests.support.captures import capture, commit
-from tests.support.clients import run, tool, unmount
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.harness.captures import capture, commit
 
 if TYPE_CHECKING:
     from buildidfs.model import Digest

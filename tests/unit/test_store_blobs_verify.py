@@ -15,8 +15,8 @@ from buildidfs.model import Digest
 from buildidfs.store import Store, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index import environment
-from tests.support import damages
-from tests.support.captures import capture, commit, read_blob
+from tests.support.harness import damages
+from tests.support.harness.captures import capture, commit, read_blob
 
 _GOOD, _OTHER = b"good bytes", b"other data"
 

@@ -31,7 +31,7 @@ from buildidfs.store.retention import removal
 from buildidfs.store.retention.eviction import Policy
 from buildidfs.store.write import containers as write_containers
 from buildidfs.view import PUBLIC, View, Viewer, nodes
-from tests.support.browsed import (
+from tests.support.harness.browsed import (
     by_name,
     container,
     container_names,
@@ -42,8 +42,8 @@ from tests.support.browsed import (
     see,
     seen_in,
 )
-from tests.support.captures import capture, commit, sighting
-from tests.support.damages import with_new_index
+from tests.support.harness.captures import capture, commit, sighting
+from tests.support.harness.damages import with_new_index
 
 if TYPE_CHECKING:
     from buildidfs.model import Sighting

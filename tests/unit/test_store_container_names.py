@@ -13,7 +13,7 @@ from buildidfs.capture.origin import container_names
 from buildidfs.ingest import scans as capturing
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Kind
 from buildidfs.store import Container, Store
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 if TYPE_CHECKING:
     from buildidfs.model import Origin, Sighting

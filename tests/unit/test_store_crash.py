@@ -14,8 +14,8 @@ import pytest
 from buildidfs.model import Kind
 from buildidfs.store import Store
 from buildidfs.store.blobs import files
-from tests.support.captures import capture, read_blob, sighting
-from tests.support.killing import calls_of, is_killed, kill_at_call
+from tests.support.harness.captures import capture, read_blob, sighting
+from tests.support.harness.killing import calls_of, is_killed, kill_at_call
 
 _BATCH = 5
 

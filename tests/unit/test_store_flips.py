@@ -21,7 +21,7 @@ from buildidfs.model import BuildId, Kind, Standing, Trust
 from buildidfs.store import Store, schema
 from buildidfs.store.fsck import rebuild
 from buildidfs.view import View
-from tests.support.captures import capture, read_blob, sighting
+from tests.support.harness.captures import capture, read_blob, sighting
 
 IDS = 24
 FLIPS = 60

@@ -15,8 +15,8 @@ from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality, Standing, 
 from buildidfs.store import NewSeen, Store, location_rows, schema
 from buildidfs.store.index import environment
 from buildidfs.store.index.environment import Environment
-from tests.support.captures import capture, commit, sighting
-from tests.support.damages import with_new_index
+from tests.support.harness.captures import capture, commit, sighting
+from tests.support.harness.damages import with_new_index
 
 
 @pytest.fixture

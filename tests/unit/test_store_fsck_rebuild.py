@@ -19,9 +19,9 @@ from buildidfs.store.blobs import files
 from buildidfs.store.fsck import rebuild
 from buildidfs.store.index import environment
 from tests.golden.make import fill
-from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting
-from tests.support.elfwriter import DWARF, TEXT, altlink, elf_file
-from tests.support.killing import calls_of, is_killed, kill_at_call
+from tests.support.elf.elfwriter import DWARF, TEXT, altlink, elf_file
+from tests.support.harness.captures import NOW, SECOND, capture, commit, read_blob, sighting
+from tests.support.harness.killing import calls_of, is_killed, kill_at_call
 
 Shown = dict[tuple[BuildId, Kind], list[Artifact]]
 

@@ -16,9 +16,9 @@ from buildidfs.model import BuildId, Kind, Quality, Trust
 from buildidfs.store import NewSeen, Store, schema
 from buildidfs.store.fsck import rebuild
 from buildidfs.store.index import environment
-from tests.support.captures import capture, read_blob, sighting
-from tests.support.damages import changed_bytes, with_new_index
-from tests.support.elfwriter import DWARF, SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file
+from tests.support.elf.elfwriter import DWARF, SYMTAB, TEXT, TEXT_SPLIT, Section, elf_file
+from tests.support.harness.captures import capture, read_blob, sighting
+from tests.support.harness.damages import changed_bytes, with_new_index
 
 ID, OTHER = BuildId(b"\xab\xcd\xef\x01"), BuildId(b"\x01\x02\x03")
 STRIPPED = elf_file([TEXT], build_id=ID)

@@ -16,8 +16,8 @@ from buildidfs.errors import StoreFull
 from buildidfs.linux import file_ops
 from buildidfs.model import Absence, Kind
 from buildidfs.store import NewAbsence, Store
-from tests.support.captures import NOW, capture, commit, identity, read_blob, sighting
-from tests.support.clients import run, tool, unmount
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.harness.captures import NOW, capture, commit, identity, read_blob, sighting
 
 _MIB = 1 << 20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from buildidfs.model import Kind
 from buildidfs.store import Store
 from tests.golden.make import APP, CONTENT, VDSO, fill
-from tests.support.captures import read_blob
-from tests.support.golden import unpack
+from tests.support.harness.captures import read_blob
+from tests.support.harness.golden import unpack
 
 
 def test_a_store_of_this_format_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from buildidfs.errors import StoreError
 from buildidfs.model import Absence, BuildId
 from buildidfs.store import NewAbsence, Store
 from buildidfs.store.index import environment
-from tests.support.captures import NOW, capture, commit, identity
-from tests.support.children import needs_root
-from tests.support.clients import tool
-from tests.support.waiting import lines
+from tests.support.clients.tools import tool
+from tests.support.harness.captures import NOW, capture, commit, identity
+from tests.support.harness.children import needs_root
+from tests.support.harness.waiting import lines
 
 #: A map that the rows below do not fit into.
 _SMALL = 256 << 10
@@ -219,7 +219,7 @@ def test_commits_of_other_processes_are_seen_at_once(tmp_path: Path) -> None:
     program = """
 import sys
 from buildidfs.store import Store
-from tests.support.captures import capture
+from tests.support.harness.captures import capture
 with Store.open(sys.argv[1]) as store:
     print("ready", flush=True)
     for number, _ in enumerate(sys.stdin, 1):

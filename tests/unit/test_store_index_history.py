@@ -15,7 +15,7 @@ from buildidfs.errors import StoreError
 from buildidfs.store import Store, schema
 from buildidfs.store.index.history import TIERS
 from buildidfs.store.schema import HistoryGroup, HistoryRow
-from tests.support.damages import with_new_index
+from tests.support.harness.damages import with_new_index
 
 S = 1_000_000_000
 DAY = 86_400

@@ -18,7 +18,7 @@ from buildidfs.store.index.locations import components, spelled
 from buildidfs.store.index.place_shares import APART_MNT
 from buildidfs.store.location_rows import offset_of
 from buildidfs.store.write import containers
-from tests.support.browsed import (
+from tests.support.harness.browsed import (
     by_name,
     container,
     container_names,
@@ -27,7 +27,7 @@ from tests.support.browsed import (
     see,
     seen_in,
 )
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 if TYPE_CHECKING:
     from buildidfs.store import Store

@@ -23,7 +23,7 @@ from buildidfs.model import BuildId, Kind, NamespaceSet
 from buildidfs.store import JournalRecord, NewSeen, Store, location_rows, schema
 from buildidfs.store.index import environment
 from buildidfs.store.location_rows import Removal
-from tests.support.captures import NOW, SECOND, capture, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
 
 MINUTE = 60 * SECOND
 ID, OTHER = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 20)

@@ -18,7 +18,7 @@ from buildidfs.errors import (
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store, location_rows, schema
 from buildidfs.store.index import environment
-from tests.support.captures import capture, commit, identity, sighting
+from tests.support.harness.captures import capture, commit, identity, sighting
 
 
 def _add(store: Store, *build_ids: bytes) -> None:

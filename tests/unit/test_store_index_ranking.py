@@ -22,8 +22,8 @@ from buildidfs.model import Artifact, BuildId, Digest, Kind, Quality, Standing, 
 from buildidfs.store import Store, is_withheld, schema
 from buildidfs.store.index import environment
 from buildidfs.store.values import NewSeen
-from tests.support.captures import NOW, SECOND, capture, sighting
-from tests.support.damages import with_new_index
+from tests.support.harness.captures import NOW, SECOND, capture, sighting
+from tests.support.harness.damages import with_new_index
 
 if TYPE_CHECKING:
     from buildidfs.store.index.environment import Txn

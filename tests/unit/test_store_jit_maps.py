@@ -10,7 +10,7 @@ import pytest
 from buildidfs.store import Store, jit_maps
 from buildidfs.store.jit_maps import JitMaps
 from buildidfs.store.retention.eviction import Policy
-from tests.support.jit import jit_process as process
+from tests.support.elf.jit import jit_process as process
 
 
 @pytest.fixture

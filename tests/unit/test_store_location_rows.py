@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from buildidfs.model import Digest, FileIdentity, NamespaceSet, Origin, Trust
 from buildidfs.store import location_rows
-from tests.support.captures import identity, sighting
+from tests.support.harness.captures import identity, sighting
 
 u7, u32, u63 = (st.integers(0, 2**bits - 1) for bits in (7, 32, 63))
 i64 = st.integers(-(2**63), 2**63 - 1)

@@ -12,7 +12,7 @@ import pytest
 
 from buildidfs.errors import StoreError
 from buildidfs.store import Store, coordination
-from tests.support.captures import capture, commit, stage
+from tests.support.harness.captures import capture, commit, stage
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 from buildidfs.errors import StoreError
 from buildidfs.store import Store, coordination
-from tests.support.captures import capture, sighting
+from tests.support.harness.captures import capture, sighting
 
 if TYPE_CHECKING:
     from buildidfs.store.coordination import Listener

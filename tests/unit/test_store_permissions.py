@@ -16,7 +16,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
 from buildidfs.store.permissions import openness
 from buildidfs.view import PUBLIC, View, Viewer, nodes, tree
-from tests.support.captures import capture, commit, sighting
+from tests.support.harness.captures import capture, commit, sighting
 
 if TYPE_CHECKING:
     from buildidfs.store import Store

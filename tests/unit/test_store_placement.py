@@ -21,8 +21,8 @@ from buildidfs.store.placement import (
     Extent,
     Placement,
 )
-from tests.support.captures import capture, sighting
-from tests.support.elfwriter import note
+from tests.support.elf.elfwriter import note
+from tests.support.harness.captures import capture, sighting
 from tests.unit.test_ingest_aliases import htl
 
 ID = BuildId(b"\x42" * 20)

@@ -15,7 +15,7 @@ from buildidfs.model import Trust
 from buildidfs.store import Store, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.retention import compress
-from tests.support.captures import NOW, capture, commit, read_blob
+from tests.support.harness.captures import NOW, capture, commit, read_blob
 
 if TYPE_CHECKING:
     from buildidfs.model import Digest

@@ -39,8 +39,8 @@ from buildidfs.store.retention import eviction, plan
 from buildidfs.store.retention.eviction import Policy
 from buildidfs.store.retention.tally import Tally
 from buildidfs.store.write.uses import UseWriter
-from tests.support.captures import SECOND, capture, identity, read_blob, sighting
-from tests.support.scans import open_descriptors
+from tests.support.harness.captures import SECOND, capture, identity, read_blob, sighting
+from tests.support.harness.scans import open_descriptors
 
 DAY = 86_400
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from buildidfs.store import schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention import removal
 from buildidfs.store.retention.removal import Collected
-from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting, stage
+from tests.support.harness.captures import NOW, SECOND, capture, commit, read_blob, sighting, stage
 
 if TYPE_CHECKING:
     from buildidfs.store import Store

@@ -21,7 +21,7 @@ from buildidfs.model import Digest, Kind, Quality, Trust
 from buildidfs.store import NewCapture, Outcome, Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention import removal
-from tests.support.captures import NOW, SECOND, capture, commit, read_blob, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, commit, read_blob, sighting
 
 ID = b"\xab\xcd\xef\x01"
 OTHER = b"\x12\x34\x56\x78"

@@ -18,8 +18,8 @@ from buildidfs.model import BuildId, Digest, Kind, Trust
 from buildidfs.store import NewSeen, Store, location_rows, schema
 from buildidfs.store.index.queries import whole
 from buildidfs.store.schema import HistoryRow
-from tests.support.captures import NOW, SECOND, capture, identity, sighting
-from tests.support.damages import changed_bytes
+from tests.support.harness.captures import NOW, SECOND, capture, identity, sighting
+from tests.support.harness.damages import changed_bytes
 
 ROUNDS = 60
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)

@@ -23,9 +23,9 @@ import pytest
 from buildidfs.errors import StoreError, StoreLocked
 from buildidfs.store import Store, run_files
 from buildidfs.store.run_files import Presence, present
-from tests.support.children import needs_root
-from tests.support.clients import run, tool
-from tests.support.waiting import lines
+from tests.support.clients.tools import run, tool
+from tests.support.harness.children import needs_root
+from tests.support.harness.waiting import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,7 +24,7 @@ from buildidfs.model import (
 )
 from buildidfs.store import schema
 from buildidfs.store.index.queries import DAMAGE
-from tests.support.captures import identity
+from tests.support.harness.captures import identity
 
 u16, u32, u63 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 63))
 i64 = st.integers(-(2**63), 2**63 - 1)

@@ -15,8 +15,8 @@ import pytest
 from buildidfs.errors import StoreDamaged, StoreError, StoreMissing, StoreVersionError
 from buildidfs.model import Digest, Kind
 from buildidfs.store import Store
-from tests.support.captures import capture, commit, read_blob, sighting, stage
-from tests.support.clients import run, tool, unmount
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.harness.captures import capture, commit, read_blob, sighting, stage
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ from buildidfs.store import NewCapture, Store, location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index import environment
 from buildidfs.store.write import provenance
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 _BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 

@@ -15,7 +15,7 @@ from buildidfs.errors import StoreError
 from buildidfs.model import Absence, BuildId, ByteRange, Digest, Kind, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, NewCapture, Outcome, Remembered, Store, schema
 from buildidfs.store.index.place_shares import APART_MNT
-from tests.support.captures import (
+from tests.support.harness.captures import (
     NOW,
     SECOND,
     capture,

@@ -15,7 +15,7 @@ from buildidfs.store import NewSeen, Staged, Store, schema
 from buildidfs.store import store as store_module
 from buildidfs.store.index import environment
 from buildidfs.store.write import uses
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 IDS = [b"%08d" % number for number in range(3)]
 

@@ -12,8 +12,8 @@ from buildidfs.model import Trust
 from buildidfs.store import Store
 from buildidfs.store.index.environment import acquire, release
 from buildidfs.store.retention import tally
-from tests.support.captures import capture, commit, sighting
-from tests.support.crowding import Witness
+from tests.support.containers.crowding import Witness
+from tests.support.harness.captures import capture, commit, sighting
 
 if TYPE_CHECKING:
     from pathlib import Path

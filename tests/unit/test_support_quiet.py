@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.quiet import Quiet, explain, watches
-from tests.support.waiting import until
+from tests.support.harness.quiet import Quiet, explain, watches
+from tests.support.harness.waiting import until
 
 
 def _item(path: str, *markers: str) -> Any:

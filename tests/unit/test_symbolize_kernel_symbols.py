@@ -15,7 +15,7 @@ from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
 from buildidfs.symbolize.addresses import NO_NAME, Answer
 from buildidfs.symbolize.kernel_symbols import NO_MAPPING, OTHER_BOOT, KernelSymbols
-from tests.support.captures import capture, sighting
+from tests.support.harness.captures import capture, sighting
 
 ID, OTHER = BuildId(b"\x01" * 20), BuildId(b"\x02" * 20)
 TEXT, MODULE = 0xFFFFFFFF81000000, 0xFFFFFFFFA0000000

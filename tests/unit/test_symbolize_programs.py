@@ -10,7 +10,7 @@ import pytest
 
 from buildidfs.errors import UsageError
 from buildidfs.symbolize import programs
-from tests.support.commands import script
+from tests.support.clients.commands import script
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from buildidfs.profile import fetch
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options
-from tests.support.upstreams import Handler, Upstream, serving_files, upstream
-from tests.support.waiting import until
+from tests.support.harness.waiting import until
+from tests.support.servers.upstreams import Handler, Upstream, serving_files, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,10 @@ from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream import http_client
 from buildidfs.upstream.fetcher import State, Upstreams
 from buildidfs.upstream.options import Options
-from tests.support.captures import capture, sighting
-from tests.support.elfwriter import DWARF, TEXT, TEXT_SPLIT, altlink, elf_file
-from tests.support.upstreams import (
+from tests.support.elf.elfwriter import DWARF, TEXT, TEXT_SPLIT, altlink, elf_file
+from tests.support.harness.captures import capture, sighting
+from tests.support.harness.waiting import until
+from tests.support.servers.upstreams import (
     Behaviour,
     Handler,
     bomb,
@@ -31,7 +32,6 @@ from tests.support.upstreams import (
     silent_port,
     upstream,
 )
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import pytest
 
 from buildidfs.upstream.http_client import HttpClient
 from buildidfs.upstream.server import Unavailable
-from tests.support.upstreams import Handler, self_signed, upstream
+from tests.support.servers.upstreams import Handler, self_signed, upstream
 
 
 @contextlib.contextmanager

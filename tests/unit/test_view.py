@@ -18,7 +18,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import BuildId, ByteRange, Kind, Quality, Trust
 from buildidfs.store import Store
 from buildidfs.view import Keep, View, blank, nodes
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 ID = bytes.fromhex("abcdef0123")

@@ -18,7 +18,7 @@ from buildidfs.linux import statx
 from buildidfs.model import AliasType, BuildId, Kind, Origin, Sighting
 from buildidfs.store import Store
 from buildidfs.view import NeedsReading, View
-from tests.support.filereader import FileReader
+from tests.support.filesystems.filereader import FileReader
 from tests.unit.test_ingest_aliases import _BAZEL, captured, digest, htl, program
 
 

@@ -28,8 +28,8 @@ from buildidfs.store.write import containers
 from buildidfs.store.write.locations import PathWriter
 from buildidfs.view import PUBLIC, View, Viewer, nodes
 from buildidfs.view.layouts import browse
-from tests.support.browsed import put_row, row_of, see, seen_in
-from tests.support.captures import NOW, SECOND, capture, commit, sighting
+from tests.support.harness.browsed import put_row, row_of, see, seen_in
+from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 if TYPE_CHECKING:
     from buildidfs.model import Sighting

@@ -12,7 +12,7 @@ from buildidfs import names
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
 from buildidfs.view import View, nodes
-from tests.support.captures import capture, sighting
+from tests.support.harness.captures import capture, sighting
 
 OWNER = BuildId(bytes.fromhex("abcdef0123"))
 NAMES = {b"elf.dwp", b"executable.dwp", b"debug.dwp", b"debuginfo.dwp", b"hot.dwp"}

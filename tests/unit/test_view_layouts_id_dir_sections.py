@@ -13,8 +13,8 @@ import pytest
 
 from buildidfs.model import ByteRange, Kind, Quality, Trust
 from buildidfs.view import NeedsReading, View, nodes
-from tests.support.captures import capture, commit
-from tests.support.elfwriter import SHT_NOBITS, TEXT, TEXT_SPLIT, Section, elf_file, gdb_scripts
+from tests.support.elf.elfwriter import SHT_NOBITS, TEXT, TEXT_SPLIT, Section, elf_file, gdb_scripts
+from tests.support.harness.captures import capture, commit
 
 if TYPE_CHECKING:
     from buildidfs.store import Store

@@ -26,13 +26,13 @@ from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
 from buildidfs.model import BuildId
 from buildidfs.watch.client import Watcher
-from tests.support.catches import Catches, Program, stepping
-from tests.support.children import needs_root, private_cat
-from tests.support.clients import run, tool
-from tests.support.elfwriter import elf_file
-from tests.support.scans import own_namespaces
-from tests.support.silentfs import served
-from tests.support.waiting import lines, until
+from tests.support.clients.tools import run, tool
+from tests.support.elf.elfwriter import elf_file
+from tests.support.filesystems.silentfs import served
+from tests.support.harness.catches import Catches, Program, stepping
+from tests.support.harness.children import needs_root, private_cat
+from tests.support.harness.scans import own_namespaces
+from tests.support.harness.waiting import lines, until
 
 pytestmark = [pytest.mark.root, pytest.mark.watch, needs_root("events of the whole system")]
 

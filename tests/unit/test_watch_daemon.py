@@ -27,11 +27,11 @@ from buildidfs.watch import daemon
 from buildidfs.watch import pipeline as caught_module
 from buildidfs.watch.daemon import Scans, Watch
 from buildidfs.watch.state import OTHERS, Event, Losses, Sources, WatchOptions, WatchState, as_facts
-from tests.support.children import cat_program, running
-from tests.support.elfwriter import elf_file
-from tests.support.scans import open_descriptors, own_namespaces
-from tests.support.unable import unable
-from tests.support.waiting import lines, until
+from tests.support.elf.elfwriter import elf_file
+from tests.support.harness.children import cat_program, running
+from tests.support.harness.scans import open_descriptors, own_namespaces
+from tests.support.harness.unable import unable
+from tests.support.harness.waiting import lines, until
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"sixteen bytes ab"

@@ -16,9 +16,9 @@ from buildidfs.store import Store
 from buildidfs.store.schema import MAX_HISTORY_NAME
 from buildidfs.watch.history_writer import Minutes, row_name
 from buildidfs.watch.state import Loss, WatchState
-from tests.support import pagestore
-from tests.support.clients import run, tool, unmount
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.harness.waiting import until
+from tests.support.servers import pagestore
 
 EVERY_S = 0.05
 

@@ -25,10 +25,10 @@ from buildidfs.store.run_files import Presence
 from buildidfs.watch import metrics
 from buildidfs.watch.metrics import Exporter, Target
 from buildidfs.watch.state import Loss, WatchState
-from tests.support.captures import capture
-from tests.support.commands import ROOT
-from tests.support.manuals import formatted
-from tests.support.waiting import until
+from tests.support.clients.commands import ROOT
+from tests.support.clients.manuals import formatted
+from tests.support.harness.captures import capture
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pytest
 
 from buildidfs.watch import metrics_server
 from buildidfs.watch.metrics_server import MetricsServer
-from tests.support.scans import open_descriptors
+from tests.support.harness.scans import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,13 +30,13 @@ from buildidfs.store import CommitResult, NewAbsence, Staged, Store
 from buildidfs.store.retention.eviction import Policy
 from buildidfs.watch import pipeline
 from buildidfs.watch.pipeline import Listener, Live
-from tests.support.captures import identity, sighting
-from tests.support.clients import run, tool, unmount
-from tests.support.elfwriter import TEXT, Section, elf_file
-from tests.support.pinning import pinned
-from tests.support.scans import open_descriptors
-from tests.support.silentfs import served
-from tests.support.waiting import until
+from tests.support.clients.tools import run, tool, unmount
+from tests.support.elf.elfwriter import TEXT, Section, elf_file
+from tests.support.filesystems.silentfs import served
+from tests.support.harness.captures import identity, sighting
+from tests.support.harness.pinning import pinned
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 MIB = 1 << 20
 A, B = BuildId(b"\xaa" * 20), BuildId(b"\xbb" * 20)

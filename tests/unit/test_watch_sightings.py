@@ -17,10 +17,10 @@ from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.linux import machine, mounts, namespaces, procfs, statx
 from buildidfs.model import EVERYBODY, OWNER, BuildId, NamespaceSet, Sighting, Trust
 from buildidfs.watch.sightings import LiveSightings
-from tests.support.captures import identity
-from tests.support.children import needs_root, private_cat
-from tests.support.scans import open_descriptors
-from tests.support.waiting import until
+from tests.support.harness.captures import identity
+from tests.support.harness.children import needs_root, private_cat
+from tests.support.harness.scans import open_descriptors
+from tests.support.harness.waiting import until
 
 HOST = NamespaceSet(1, 2, 3, 4, 5, 6, 7)
 CONTAINER = NamespaceSet(1, 20, 3, 4, 5, 60, 7)

@@ -26,7 +26,7 @@ import pytest
 from buildidfs.store.run_files import present
 from buildidfs.watch import up
 from buildidfs.watch.status import parts
-from tests.support.waiting import until
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from buildidfs.watch.status import Part

@@ -24,7 +24,7 @@ from buildidfs.store.run_files import Presence, Present, present
 from buildidfs.watch import status, up
 from buildidfs.watch.status import UP, WATCH, Part
 from buildidfs.watch.supervise import RETRY
-from tests.support.clients import run
+from tests.support.clients.tools import run
 
 ROOT = Path(__file__).resolve().parents[2]
 
