@@ -28,6 +28,7 @@ from buildidfs.formats import package_notes
 from buildidfs.formats.budget import Budget, Spent
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
+from buildidfs.formats.rpm_database import RpmDatabase
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.mount import mountpoint
 from tests.fuzz import elf_mutation
@@ -301,7 +302,7 @@ def _check_package_notes(text: bytes) -> None:
     ):
         _check_package(package)
     with contextlib.suppress(sqlite3.Error, Spent), opened(text) as connection:
-        database = package_notes.RpmDatabase(connection, Budget(1 << 20))
+        database = RpmDatabase(connection, Budget(1 << 20))
         _check_package(database.owner(_PACKAGED))
 
 

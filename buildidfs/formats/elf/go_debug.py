@@ -13,7 +13,6 @@ No input raises, except for errors of ``read_at``.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from struct import Struct
 from typing import BinaryIO, Final
@@ -49,6 +48,7 @@ from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, byte_
 
 PRODUCER: Final = b"buildidfs: made of .gopclntab"
 
+_PIECE: Final = 1 << 16
 _STRINGS: Final = 0x30  # SHF_MERGE, SHF_STRINGS
 _SIZE_MAX: Final = 0xFFFFFFFF
 # PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_NOTE, PT_TLS; PT_GNU_EH_FRAME to PT_GNU_PROPERTY
@@ -122,7 +122,8 @@ def write_debug_file(
             out.write(part)
         else:
             part.seek(0)
-            shutil.copyfileobj(part, out)
+            while piece := part.read(_PIECE):
+                out.write(piece)
     return True
 
 
