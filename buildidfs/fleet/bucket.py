@@ -17,6 +17,7 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
+import logging
 import mmap
 import os
 import re
@@ -52,6 +53,8 @@ from buildidfs.linux.file_ops import closing_fd, read_fully, write_fully_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+_log = logging.getLogger(__name__)
 
 with needs_extra("remote"):
     if importlib.util.find_spec("obstore") is None:
@@ -289,7 +292,10 @@ class Bucket:
 
     def _ask(self, request: Request, fd: int = -1) -> Reply:
         with self._reported():
-            return self._checked(request, self._link.ask(request, fd))
+            reply = self._link.ask(request, fd)
+        answer = reply.failure or "done"
+        _log.debug("%s: %s %s: %s", self.url, request.op, request.key, answer)
+        return self._checked(request, reply)
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:

@@ -285,6 +285,7 @@ class RemoteFiles:
         failure: RemoteError | None = None
         for tier in self._tiers:
             if not tier.filter.may_have(build_id, kind):
+                _log.debug("%s: not in the filter of %s", build_id, tier.bucket.url)
                 continue
             try:
                 if tier.is_down:
@@ -294,6 +295,8 @@ class RemoteFiles:
                 tier.note_failure(error)
                 failure = error
                 continue
+            is_there = "not there" if file is None else "there"
+            _log.debug("%s: requested from %s: %s", build_id, tier.bucket.url, is_there)
             if file is not None:
                 self._remember(file)
                 return

@@ -300,6 +300,7 @@ class Committer(Generic[Job]):
             if captures or batch.absent or entries:
                 result = self._store.commit(captures, batch.absent, entries)
         except FAILURES as error:
+            _log.debug("%d files not committed: %s", len(captures), error)
             for capture in captures:
                 discard(capture)
             for entry in own:
@@ -307,6 +308,7 @@ class Committer(Generic[Job]):
             self._keep(rows)
             self._refuse(batch, error)
             return
+        _log.debug("committed %d files and %d journal rows", len(captures), len(entries))
         with self._changed:
             self._results.journaled += len(entries)
             self._results.copied_bytes += result.bytes_added

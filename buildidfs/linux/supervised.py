@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 from typing import Final
@@ -16,6 +17,8 @@ from typing import Final
 from buildidfs.backoff import Attempts, Backoff
 from buildidfs.linux import child as child_process
 from buildidfs.linux import sdnotify
+
+_log = logging.getLogger(__name__)
 
 RESTARTS: Final = Backoff(0.25, 5.0)
 """The delays before a program is started again on demand."""
@@ -77,10 +80,12 @@ class Supervised:
                 module, *words, quiet=self._quiet, buffer=self._buffer
             )
             self._await_ready(self.channel)
-        except OSError:
+        except OSError as error:
+            _log.debug("%s: not started: %s", module, error.strerror)
             self.kill(_KILL_S)
             self.restarts.failed()
             raise
+        _log.debug("%s: started, pid %d", module, self.pid)
         return self.channel
 
     def _await_ready(self, channel: socket.socket) -> None:
@@ -108,6 +113,7 @@ class Supervised:
         self._close_channel()
         has_ended = self.process is None or self.process.wait(seconds) is not None
         if has_ended:
+            _log.debug("%s: ended", self._command[0])
             self.process = None
         else:
             self.kill(seconds)
@@ -117,6 +123,8 @@ class Supervised:
         """Kill the program; return its process if it has not ended after a time."""
         self._close_channel()
         process, self.process = self.process, None
+        if process is not None:
+            _log.debug("%s: killed, pid %d", self._command[0], process.pid)
         return None if process is None or process.end(seconds) else process
 
     def _close_channel(self) -> None:

@@ -217,6 +217,7 @@ class Operations(pyfuse3.Operations):
                     return self._replies[keep].of(node)
                 if len(name) > MAX_NAME:  # the kernel lets 1024 bytes pass
                     raise FUSEError(errno.ENAMETOOLONG)
+                log.debug("%s: not there, in inode %d, for pid %d", name, parent, ctx.pid)
                 self._misses.note(parent, name, self._callers.name(ctx.pid), of_user(ctx.uid))
                 if keep is not _ANNOUNCED or not absences.add(parent, name):
                     raise FUSEError(errno.ENOENT)
@@ -238,6 +239,7 @@ class Operations(pyfuse3.Operations):
         """
         try:
             node = await self._loop.in_remote_thread(self._view.lookup_slowly, parent, name)
+            log.debug("%s: %s the fleet", name, "found in" if node else "not in")
             if not node:
                 raise FUSEError(errno.ENOENT)
             return self._fleeting.of(node)
@@ -384,9 +386,11 @@ class Operations(pyfuse3.Operations):
         wanted = self._view.wanted_in(inode)
         fetch = self._fetch
         if wanted is None or fetch is None or not self._waits.take(ctx.uid):
+            log.debug("inode %d: missing, and not fetched, for pid %d", inode, ctx.pid)
             raise FUSEError(errno.ENOENT)
         try:
-            await self._loop.in_fetching_thread(fetch, *wanted)
+            state = await self._loop.in_fetching_thread(fetch, *wanted)
+            log.debug("%s: missing; upstream servers: %s, for pid %d", wanted[0], state, ctx.pid)
         finally:
             self._waits.give_back(ctx.uid)
         if self._view.is_there(inode):

@@ -452,6 +452,7 @@ class Connection(web.RequestHandler):
         if isinstance(content, bytes) and not self._hold(request.client, len(content)):
             response = self._shared.site.overload(request)
             content = response.content
+        log.debug("%s: answered with %d", messages.path_of(request), response.status)
         if response.status == RESET:
             self._count(response, 0)
             self.reset()

@@ -11,12 +11,14 @@ tags, and zstd for blobs that are stored compressed.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, cast
 
 from buildidfs import names
+from buildidfs.fleet.ranges import RemoteBlob
 from buildidfs.formats import source_archive
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Kind, Quality, fingerprint
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.store import Store
     from buildidfs.upstream.agent import Agent
+
+_log = logging.getLogger(__name__)
 
 _WHOLE: Final = frozenset(("executable", "debuginfo"))
 """The types of requests for a whole blob."""
@@ -193,6 +197,7 @@ class Debuginfod:
         may wait for them.
         """
         kind, build_id, agent = what.decode(), names.parse(name), self._agent
+        _log.debug("%s: not in the store", request.path)
         if build_id is None or asked:
             return self.missing(request, kind)
         if not wait:  # a thread may not
@@ -217,6 +222,7 @@ class Debuginfod:
         hops = passed.count(b",") + 2 if passed else 1
         via = request.header(b"via").decode("ascii", "ignore")
         state = agent.fetch(build_id, KINDS[what], hops, "".join(filter(str.isprintable, via)))
+        _log.debug("%s: upstream servers: %s", request.path, state)
         if agent.is_answer(state):
             name = build_id.hex().encode()
             return cast("Response", self._file(request, name, what, wait=True, asked=True))
@@ -255,6 +261,7 @@ class Debuginfod:
         if data is None:
             return None
         self._store.note_use(artifact.digest)
+        _log.debug("%s: in memory, from the store", request.path)
         return Response(200, data, self._headers(artifact, len(data), tag), kind)
 
     def _reply(
@@ -271,6 +278,8 @@ class Debuginfod:
         """
         blob = file.blob
         assert blob is not None
+        where = "a bucket" if isinstance(blob, RemoteBlob) else "the store"
+        _log.debug("%s: in %s, kind %s", request.path, where, kind)
         wanted = request.header(b"range")
         if wanted and request.method == b"GET":
             condition = request.header(b"if-range")

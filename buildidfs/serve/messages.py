@@ -267,3 +267,8 @@ def head(status: int, headers: bytes, length: int | None) -> bytes:
     if length is not None:
         end += b"Content-Length: %d\r\n" % length
     return _STATUS_LINES[status] + headers + end + b"\r\n"
+
+
+def path_of(request: Request) -> bytes:
+    """Return the path of a request for the log. A query may have secrets."""
+    return request.target.partition(b"?")[0][:200]

@@ -215,6 +215,7 @@ class _Slot:
         with closing_fd(writing):
             self.was_ready = False
             self.process = child.fork(lambda: self._work(self._number, writing))
+        log.debug("worker %d: started, pid %d", self._number, self.process.pid)
 
     def descriptors(self) -> dict[int, Callable[[], None]]:
         """Return the descriptor of the worker's report."""
@@ -232,6 +233,7 @@ class _Slot:
         self.pipe = -1
         if self.process is not None:
             code = self.process.wait(_GRACE_S)
+            log.debug("worker %d: ended with %s", self._number, code)
             if code is None:
                 self.process.end(_GRACE_S)
             elif code < 0:

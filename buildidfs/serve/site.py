@@ -87,7 +87,9 @@ class Site:
 
     def refusal(self, target: bytes, status: int, message: str) -> Response:
         """Return the answer to a request that is not read to its end."""
-        return self._finished(self._refusal(target.partition(b"?")[0], status, message))
+        path = target.partition(b"?")[0]
+        log.debug("%s: refused with %d: %s", path, status, message)
+        return self._finished(self._refusal(path, status, message))
 
     def _refusal(self, path: bytes, status: int, message: str) -> Response:
         return (failure if _is_json(path) else text)(status, message)
@@ -134,7 +136,10 @@ class Site:
             return self._failure(request, 500, "a fault of the server")
 
     def _failure(self, request: Request, status: int, message: str) -> Response:
-        if request.header(b"user-agent").startswith(_FORGETS):
+        is_reset = request.header(b"user-agent").startswith(_FORGETS)
+        answer = "reset" if is_reset else status
+        log.debug("%s: %s, because %s", messages.path_of(request), answer, message)
+        if is_reset:
             return Response(RESET)
         if _is_json(request.path):
             return failure(status, message)

@@ -151,6 +151,8 @@ class Upstreams:
             done = self._known(build_id, kind) if was_busy else None
             if done is None:
                 done = self._fetch(wanted, again=again)
+            why = done.why or done.server
+            log.debug("%s, %s: %s (%s)", build_id, kind.name.lower(), done.state, why)
             if done.state in (State.UNAVAILABLE, State.FAILED):
                 self._failed.add(build_id, kind, _FAILED_S)
         if kind is Kind.DEBUGINFO and (done.state is State.FETCHED or was_busy):
@@ -193,6 +195,7 @@ class Upstreams:
                 found = self._ask(server, breaker, wanted)
                 size = self._take(server, wanted, found)
             except NotThere:
+                log.debug("%s: not on %s", build_id, server.label)
                 continue
             except Unacceptable as error:
                 reasons.append(f"{server.label}: {error}")
@@ -207,11 +210,13 @@ class Upstreams:
         why = "; ".join(reasons) or "no server has it"
         if not is_known:
             return Fetched(build_id, kind, State.UNAVAILABLE, why=why)
+        log.debug("%s: remembered as absent for %d s", build_id, self._absent_s)
         self._absent.add(build_id, kind, self._absent_s)
         return Fetched(build_id, kind, State.ABSENT, why=why)
 
     def _ask(self, server: Server, breaker: Breaker, wanted: Wanted) -> Found:
         """Ask one server, and record the result in the server's breaker."""
+        log.debug("%s: requested from %s", wanted.build_id, server.label)
         try:
             found = server.fetch(wanted)
         except Unavailable as error:

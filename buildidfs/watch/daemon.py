@@ -676,6 +676,7 @@ class Scans:
 
         If too many wait, the ``share`` with the most of them loses one.
         """
+        _log.debug("pid %d: to be scanned in %g s", pid, wait_s)
         with self._changed:
             if pid not in self._pids:
                 self._pids.add(pid)

@@ -496,6 +496,7 @@ class Keeper:
             self._tally.ids += done.ids
             self._tally.aged += done.blobs - len(removed)
             self._tally.aged_bytes += done.bytes - sum(each.size for each in removed)
+        _trace(chosen, done)
         if done.blobs > len(removed):
             _log.info("removed %d blobs by max-age", done.blobs - len(removed))
         _log_removed(removed)
@@ -518,7 +519,9 @@ def remove_chosen(env: Environment, blobs: Blobs, chosen: Sequence[Choice]) -> r
         _write_down, env, {}, _journal_entries(env, chosen, int(time.time()))
     )
     digests = [each.candidate.digest for each in chosen]
-    return removal.remove(env, blobs, digests, write_down=write_down)
+    done = removal.remove(env, blobs, digests, write_down=write_down)
+    _trace(chosen, done)
+    return done
 
 
 def set_aside(env: Environment, blobs: Blobs, digests: Iterable[Digest]) -> removal.Removed:
@@ -682,3 +685,14 @@ def _log_removed(gone: Sequence[Evicted]) -> None:
         if not each.again:
             what = (each.build_id.hex(), printable(each.path), each.size)
             _log.info("removed %s %s, %d bytes, which cannot be captured again", *what)
+
+
+def _trace(chosen: Sequence[Choice], done: removal.Removed) -> None:
+    """Log each removed blob of a plan with the rule."""
+    if not _log.isEnabledFor(logging.DEBUG):
+        return
+    digests = set(map(bytes, done.digests))
+    for each in chosen:
+        if bytes(each.candidate.digest) in digests:
+            build_id = next(iter(each.candidate.build_ids), "without a build ID")
+            _log.debug("%s: evicted, build ID %s, by %s", each.path, build_id, each.why)
