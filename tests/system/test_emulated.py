@@ -14,7 +14,7 @@ from tests.support.harness.mounts import BuildIdFs
 from tests.support.harness.waiting import until
 from tests.support.harness.watching import watching
 
-pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch]
+pytestmark = [pytest.mark.root, pytest.mark.host]
 
 
 def test_a_guest_of_an_emulator_is_captured_while_it_runs(directory: Path) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 
 PATIENCE = 60.0
-VIA = ["scan", pytest.param("watch", marks=[pytest.mark.host, pytest.mark.watch])]
+VIA = ["scan", pytest.param("watch", marks=[pytest.mark.host])]
 
 
 class Version(NamedTuple):

@@ -18,7 +18,7 @@ from tests.support.harness.mounts import COMMAND
 from tests.support.harness.waiting import until
 from tests.support.harness.watching import watching
 
-pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch]
+pytestmark = [pytest.mark.root, pytest.mark.host]
 
 _SLOW_SYNC = """
 #define _GNU_SOURCE

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 root = pytest.mark.root
 host = pytest.mark.host
-pytestmark = [pytest.mark.watch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 # Two cores, and others who want them.
@@ -171,7 +171,7 @@ def mapping(path: Path) -> Iterator[None]:
 
 @root
 @host
-@pytest.mark.parametrize("kind", ["tmpfs", "crun"])
+@pytest.mark.parametrize("kind", ["tmpfs", pytest.param("crun", marks=pytest.mark.watch)])
 def test_container_that_has_gone_is_in_store_and_journal(
     directory: Path, program: Program, kind: str
 ) -> None:
@@ -278,6 +278,7 @@ def test_debug_file_beside_a_running_program(directory: Path, place: str) -> Non
 
 @root
 @host
+@pytest.mark.watch
 def test_excluded_paths_and_other_containers(
     directory: Path, program: Program, probe: Probe
 ) -> None:

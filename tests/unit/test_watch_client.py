@@ -34,7 +34,7 @@ from tests.support.harness.children import needs_root, private_cat
 from tests.support.harness.scans import own_namespaces
 from tests.support.harness.waiting import lines, until
 
-pytestmark = [pytest.mark.root, pytest.mark.watch, needs_root("events of the whole system")]
+pytestmark = [pytest.mark.root, needs_root("events of the whole system")]
 
 ROOT = Path(__file__).parents[2]
 CPU1 = Path("/sys/devices/system/cpu/cpu1/online")
@@ -532,6 +532,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.watch
 def test_one_whose_owner_is_killed() -> None:
     argv = [sys.executable, "-c", _OWNER]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT) as owner:
@@ -560,6 +561,7 @@ for executable in (sys.executable, "/bin/false"):
 """
 
 
+@pytest.mark.watch
 def test_nothing_is_left_open() -> None:
     result = run([sys.executable, "-W", "error", "-c", _LEFT_OPEN], cwd=ROOT, check=True)
     assert result.text == ""
@@ -589,6 +591,7 @@ def test_without_the_privilege(lacking: str) -> None:
     assert "CAP_PERFMON" in line
 
 
+@pytest.mark.watch
 def test_without_real_time_scheduling() -> None:
     script = _REFUSED.replace("print(watcher.start())", "print(*watcher.start())")
     argv = [tool("setpriv"), "--bounding-set=-sys_nice", sys.executable, "-c", script]
@@ -606,6 +609,7 @@ def test_an_interpreter_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> 
     assert watcher.pid == 0
 
 
+@pytest.mark.watch  # it turns a CPU off
 @pytest.mark.skipif(not os.access(CPU1, os.W_OK), reason="no CPU can be turned off here")
 def test_a_process_that_moves_while_its_cpu_writes_no_records(
     catches: Catches, program: Program, tmp_path: Path
@@ -632,6 +636,7 @@ def test_a_process_that_moves_while_its_cpu_writes_no_records(
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.watch  # it turns a CPU off
 def test_cpus_that_are_turned_off_and_on(
     catches: Catches, program: Program, tmp_path: Path
 ) -> None:

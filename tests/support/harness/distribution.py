@@ -23,6 +23,9 @@ PLACE: Final = "buildidfs_turns"
 
 _TURNS: Final = "tests that take turns"
 
+# Modules that take half a minute or more: what is left at the end must be short.
+_LONGEST: Final = frozenset({"test_watch"})
+
 # While its filesystems are silent, all that looks at each process of the host waits for them.
 _DISTURBING: Final = "test_silent_servers"
 
@@ -57,7 +60,8 @@ def prepare(items: list[pytest.Item], place: Path) -> None:
     def order(item: pytest.Item) -> tuple[bool, ...]:
         is_late = item.path.stem == _DISTURBING
         is_slow = item.path in slow and not is_late
-        return not _takes_turns(item), not is_slow, "unit" in item.path.parts, is_late
+        is_long, is_unit = item.path.stem in _LONGEST, "unit" in item.path.parts
+        return not _takes_turns(item), not is_long, not is_slow, is_unit, is_late
 
     items.sort(key=order)
     part = place.with_name(f"{place.name}.{os.getpid()}")
