@@ -37,11 +37,6 @@ PERF_KIND_OF: dict[bytes, Kind] = {
 }
 """File names in perf's ``<path>/<id>/`` directories [perf build-id.c build_id_cache__basename]."""
 
-SPELLINGS: dict[Kind, tuple[bytes, ...]] = {
-    kind: tuple(name for name, other in KIND_OF.items() if other is kind) for kind in Kind
-}
-"""The inverse of `KIND_OF`; the first spelling is the one that perf uses and people type."""
-
 PATH = b"path"
 """The text file with the places of an artifact."""
 

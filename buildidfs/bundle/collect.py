@@ -30,7 +30,6 @@ from buildidfs.linux import file_ops, machine, openat2
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.names import printable
-from buildidfs.store import NewCapture
 from buildidfs.store.blobs import files
 from buildidfs.store.bundle import (
     BundleFile,
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.elf.identify import AltLink
     from buildidfs.ingest import Summary
     from buildidfs.model import Access, Artifact
-    from buildidfs.store import OriginRecord, Store
+    from buildidfs.store import NewCapture, OriginRecord, Store
 
 NOT_CAPTURED: Final = "never captured"
 NO_SUPPLEMENT: Final = "dwz file never captured, which debuginfo in the bundle refers to"
@@ -377,18 +376,7 @@ def _record_places(
         if held.digest not in verified:
             # The maker of the bundle knows the digest, but perhaps could not read the bytes.
             sighting = reached(sighting, 0)
-        batch.append(
-            NewCapture(
-                sighting,
-                held.digest,
-                held.build_id,
-                held.kinds,
-                held.quality,
-                held.scripts,
-                held.segments,
-                truncated=held.truncated,
-            )
-        )
+        batch.append(held.capture(sighting))
         if len(batch) == _BATCH:
             store.commit(batch)
             batch = []

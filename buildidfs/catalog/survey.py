@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import threading
 import time
 from collections import Counter
 from itertools import islice
@@ -25,6 +24,7 @@ from buildidfs.capture.origin.container import reported
 from buildidfs.catalog import containers, remedies
 from buildidfs.catalog.coverage import Holdings
 from buildidfs.errors import BuildIdFsError
+from buildidfs.linux.threads import Background
 from buildidfs.model import BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store.permissions import PUBLIC, is_public, may_see
 from buildidfs.store.retention.eviction import Policy
@@ -260,7 +260,7 @@ class _Ended(Exception):
     """The block of a `Surveyor` is over."""
 
 
-class Surveyor:
+class Surveyor(Background):
     """Keeps a recent survey within a ``with`` block.
 
     A thread counts, with at most half of the time of one processor. Between two counts it pauses
@@ -269,21 +269,12 @@ class Surveyor:
 
     def __init__(self, store: Store, every_s: float = EVERY_S, *, first_s: float = 0.0) -> None:
         """``first_s`` is the time in seconds before the first count."""
+        super().__init__("buildidfs-survey")
         self._store = store
         self._every_s = every_s
         self._first_s = first_s
         self.latest: Survey | None = None
         """The last survey; None before the first."""
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="buildidfs-survey", daemon=True)
-
-    def __enter__(self) -> Surveyor:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ending.set()
-        self._thread.join()
 
     def _run(self) -> None:
         pause = self._first_s

@@ -40,7 +40,6 @@ _REMOTE = frozenset(
     )
 )  # fmt: skip
 _HOUR = 3600
-_TOLERANCE = 60
 _FREE = "free some room, or move the store to a larger filesystem (--store)"
 
 

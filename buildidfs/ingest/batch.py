@@ -47,11 +47,9 @@ class Batch(Generic[Job]):
 
     __slots__ = ("absent", "captures", "most", "seen", "size", "touched")
 
-    def __init__(self, most: int | None = None) -> None:
-        """``most`` limits the bytes that are staged for the batch at a time, if it is less than the
-        default.
-        """
-        self.most = most
+    def __init__(self) -> None:
+        self.most: int | None = None
+        """The limit of the bytes that are staged for the batch, if it is less than the default."""
         self.captures: list[tuple[NewCapture, Job, Sequence[NewSeen]]] = []
         self.absent: list[NewAbsence] = []
         self.seen: list[NewSeen] = []

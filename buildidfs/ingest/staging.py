@@ -144,17 +144,8 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
         # The digest is of bytes that were read from the source. If they change afterwards, `take`
         # drops this result, as it drops a copy.
         if (held := _held(store, pinned.fd, hint, identity.size)) is not None:
-            return NewCapture(
-                sighting,
-                held.digest,
-                held.build_id,
-                held.kinds,
-                held.quality,
-                held.scripts,
-                held.segments,
-                truncated=held.truncated,
-                aliases=_missing_aliases(store, pinned.fd, held, sighting.origin),
-            )
+            aliases = _missing_aliases(store, pinned.fd, held, sighting.origin)
+            return held.capture(sighting, aliases)
     # A recapturable file for which there is no room gets a row in the journal, which needs a build
     # ID. So without a hint there is no origin, and the file is copied.
     try:

@@ -11,10 +11,9 @@ import contextlib
 import logging
 import os
 import resource
-import threading
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -80,7 +79,7 @@ def compress(
     return count, before, now
 
 
-class Upkeep:
+class Upkeep(threads.Background):
     """Keeps a store within its policy and clean while other code writes to it.
 
     A context manager: a thread works within the block. Errors are logged.
@@ -90,20 +89,11 @@ class Upkeep:
         self, store: Store, every_s: float = UPKEEP_S, *, compress_after: int | None = None
     ) -> None:
         """``compress_after`` is the age in seconds at which unused blobs are compressed."""
+        super().__init__("buildidfs-upkeep")
         self._store = store
         self._every_s = every_s
         self._compress_after = compress_after
-        self._ending = threading.Event()
         self._collected = time.monotonic() - _COLLECT_S
-        self._thread = threading.Thread(target=self._run, name="buildidfs-upkeep", daemon=True)
-
-    def __enter__(self) -> Upkeep:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ending.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._ending.wait(self._every_s):
@@ -129,29 +119,21 @@ class _Ended(Exception):
     """The block has ended while a file was read."""
 
 
-class Scrubbing:
+class Scrubbing(threads.Background):
     """Reads blobs of a store in a thread of its own, within a ``with`` block.
 
     Faults are logged. ``first_s`` is the time in seconds before it begins.
     """
 
     def __init__(self, store: Store, settings: Settings, first_s: float = _FIRST_S) -> None:
+        super().__init__("buildidfs-scrub")
         self._store = store
         self._settings = settings
         self._rate = config.size(settings.check.scrub_rate)
         self._first_s = first_s
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="buildidfs-scrub", daemon=True)
 
-    def __enter__(self) -> Scrubbing:
-        if self._rate > 0:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+    def __enter__(self) -> Self:
+        return super().__enter__() if self._rate > 0 else self
 
     def _run(self) -> None:
         threads.stand_back()

@@ -20,7 +20,8 @@ import queue
 import resource
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, Self
 
 from buildidfs.linux import syscalls
 from buildidfs.linux.file_ops import closing_fd
@@ -34,6 +35,27 @@ _MOST_DELAYED: Final = 4096
 # If closing a file or unmounting takes longer than this, it may take for ever.
 _SLOW_CLOSE_S: Final = 2.0
 _MOST_CLOSING: Final = 32
+
+
+class Background(ABC):
+    """A thread that works within a ``with`` block. Its work ends soon after `_ending` is set."""
+
+    def __init__(self, name: str) -> None:
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Work until `_ending` is set."""
 
 
 class Closer:

@@ -154,6 +154,20 @@ class Held(msgspec.Struct, frozen=True):
     segments: int = 0
     truncated: bool = False
 
+    def capture(self, sighting: Sighting, aliases: tuple[Alias, ...] = ()) -> NewCapture:
+        """Return the capture of a further file with these bytes."""
+        return NewCapture(
+            sighting,
+            self.digest,
+            self.build_id,
+            self.kinds,
+            self.quality,
+            self.scripts,
+            self.segments,
+            truncated=self.truncated,
+            aliases=aliases,
+        )
+
 
 class Remembered(msgspec.Struct, frozen=True):
     """The result of an earlier read of exactly this file.

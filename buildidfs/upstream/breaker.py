@@ -7,14 +7,11 @@ Without it each of hundreds of missing files would wait for a hanging server.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.backoff import Attempts, Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from buildidfs.upstream.server import Unavailable
 
 FAILURES: Final = 3
@@ -28,10 +25,10 @@ _REFUSED_S: Final = 300.0
 class Breaker:
     """The state of one server. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._failures = 0
-        self._probes = Attempts(_PAUSES, clock)
+        self._probes = Attempts(_PAUSES)
         self._probing = False
         self.why = ""
         """The last failure as a text, while the server is not asked."""

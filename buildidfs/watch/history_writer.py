@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from buildidfs.catalog.containers import suffix
 from buildidfs.catalog.survey import Surveyor
 from buildidfs.errors import BuildIdFsError
+from buildidfs.linux.threads import Background
 from buildidfs.store.schema import MAX_HISTORY_GROUPS, MAX_HISTORY_NAME, HistoryGroup, HistoryRow
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _CONTAINER: Final = 0
 _IMAGE: Final = 1
 
 
-class Minutes:
+class Minutes(Background):
     """Writes the history of a store within a ``with`` block, in a thread of its own.
 
     ``state`` returns the state of the watch. If a row cannot be written, as on a full disk, its
@@ -44,22 +44,19 @@ class Minutes:
         first_s: float = _FIRST_S,
     ) -> None:
         """``first_s`` is how long the first count waits, in seconds."""
+        super().__init__("buildidfs-minutes")
         self._store = store
         self._state = state
         self._every_s = every_s
         self._surveyor = Surveyor(store, every_s, first_s=first_s)
         self._captured = self._lost = 0
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="buildidfs-minutes", daemon=True)
 
-    def __enter__(self) -> Minutes:
+    def __enter__(self) -> Self:
         self._surveyor.__enter__()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
-        self._ending.set()
-        self._thread.join()
+        super().__exit__()
         self._surveyor.__exit__()
 
     def _run(self) -> None:

@@ -58,12 +58,8 @@ def test_other_names_are_not_split_build_ids(name: bytes) -> None:
 
 
 def test_every_kind_is_spelled() -> None:
-    assert set(names.SPELLINGS) == set(Kind)
-    assert names.SPELLINGS[Kind.EXECUTABLE] == (b"elf", b"executable")
-    assert names.SPELLINGS[Kind.DEBUGINFO] == (b"debug", b"debuginfo")
-    for kind in Kind:
-        assert all(names.KIND_OF[name] is kind for name in names.SPELLINGS[kind])
-        assert names.PERF_KIND_OF[names.SPELLINGS[kind][0]] is kind
+    assert set(names.KIND_OF.values()) == set(Kind)
+    assert all(names.KIND_OF[name] is kind for name, kind in names.PERF_KIND_OF.items())
 
 
 @given(st.text(max_size=100))
