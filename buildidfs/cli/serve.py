@@ -199,7 +199,8 @@ def mount(
     """Mount the store at MOUNTPOINT, read-only, for gdb, perf, lldb, elfutils, drgn and people.
 
     Returns when the files can be read. The mount continues in the background until `buildidfs
-    unmount`. New captures appear at once.
+    unmount`. New captures appear at once. A missing store is made if the files can come from a
+    bucket or an upstream server.
     """
     from buildidfs.fleet import reading
     from buildidfs.linux.sdnotify import Notifier
@@ -210,6 +211,10 @@ def mount(
     chosen = [*session.settings.mount.options]
     for group in options:
         chosen += [option for option in group.split(",") if option]
+    opened = None if bundle else reading.opener(session.settings)
+    agent_of = _agent_of(session, fetch=fetch, bundle=bundle is not None)
+    if bundle is None and (opened or agent_of) and not os.path.lexists(session.store_path):
+        mounting.make_store(session.store_path, mountpoint)
     mounting.mount(
         session.store_path if bundle is None else bundle,
         mountpoint,

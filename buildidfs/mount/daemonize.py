@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from buildidfs import errors
 from buildidfs.errors import StoreError
 from buildidfs.linux.file_ops import close_fds
-from buildidfs.store import export
+from buildidfs.store import Store, export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.mount.mountpoint import MountOptions
-    from buildidfs.store import Store
     from buildidfs.upstream.agent import Agent
 
     Work = Callable[[Callable[[], None]], None]
@@ -192,6 +191,17 @@ def mount(
         session.run(chosen, ready, agent_of, opened)
     else:
         daemonize.start(chosen, agent_of=agent_of, opened=opened)
+
+
+def make_store(store_path: str | os.PathLike[str], mountpoint: str) -> None:
+    """Make an empty store, after a look at the mount point: a failure leaves no empty store.
+
+    Raises `MountError`, `StoreError`.
+    """
+    from buildidfs.mount import mountpoint as mount_mountpoint
+
+    mount_mountpoint.prepare(os.fsencode(os.path.abspath(mountpoint)), allow_other=False)
+    Store.create(store_path).close()
 
 
 def unmount(mountpoint: str, store_path: str | os.PathLike[str]) -> None:

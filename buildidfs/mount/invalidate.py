@@ -57,9 +57,8 @@ class Absences:
     the GIL. ``moment`` changes with every commit: a lookup that began before a commit must be
     repeated. Else its answer "absent" might arrive after the invalidation.
 
-    With ``keeps_names``, `take_all` returns the names, which takes twice the memory; set it before
-    names are recorded. Without it two names may share an entry, so some invalidations are
-    unnecessary.
+    With ``keeps_names``, `take_all` returns the names, which takes twice the memory. Without it two
+    names may share an entry, so some invalidations are unnecessary.
     """
 
     def __init__(self, most: int = MOST_ABSENCES, timeout_s: float = NEGATIVE_S) -> None:
@@ -87,7 +86,8 @@ class Absences:
     def discard(self, directory: int, name: bytes) -> bool:
         """Forget a name; return True if it was recorded."""
         key = (directory, name)
-        return self._until.pop(key if self.keeps_names else hash(key), None) is not None
+        found = self._until.pop(key, None), self._until.pop(hash(key), None)
+        return found != (None, None)
 
     def take_all(self) -> list[tuple[int, bytes]]:
         """Forget all names and return them, if they were kept."""
@@ -178,10 +178,15 @@ class Invalidator:
         kernel: FuseKernel,
         listener: Listener,
         on_removed: Callable[[], None] = lambda: None,
+        begin: Callable[[], object] = lambda: None,
     ) -> None:
-        """``on_removed`` is called in the thread if blobs may have been removed."""
+        """``on_removed`` is called in the thread if blobs may have been removed. ``begin`` returns
+        when the kernel and libfuse have agreed on a protocol: before, each invalidation fails with
+        ENOSYS.
+        """
         self._view = view
         self._on_removed = on_removed
+        self._begin = begin
         self._absences = absences
         self._kernel = kernel
         self._listener = listener
@@ -202,6 +207,9 @@ class Invalidator:
             os.close(self._stop)
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the session has ended already
+            self._begin()
+        self._absences.keeps_names = not self._kernel.forgets_all()
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(self._stop, select.POLLIN)

@@ -15,6 +15,7 @@ import logging
 import os
 import resource
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyfuse3
@@ -82,7 +83,7 @@ def run(
         _mount(operations, point, options)
         device = _device(point)
         stack.callback(_close, point, device)
-        _listen(stack, store, view, absences, operations)
+        _listen(stack, store, view, absences, operations, point)
         if isinstance(store, TieredStore):
             store.remote.start()  # its earlier output would be taken for an error of the mount
         _collect_rarely()
@@ -140,6 +141,7 @@ def _listen(
     view: View,
     absences: Absences,
     operations: Operations,
+    point: bytes,
 ) -> None:
     """Receive commits as long as the stack exists."""
 
@@ -155,9 +157,8 @@ def _listen(
         # The store is on a read-only filesystem, so there are no commits either.
         log.info("what is captured later will not be seen at once: %s", error)
     else:
-        kernel = FuseKernel()
-        absences.keeps_names = not kernel.forgets_all()
-        stack.enter_context(Invalidator(view, absences, kernel, listener, close_idle))
+        begin = partial(os.stat, point)
+        stack.enter_context(Invalidator(view, absences, FuseKernel(), listener, close_idle, begin))
 
 
 async def _serve(

@@ -51,6 +51,20 @@ def buildidfs(directory: Path) -> BuildIdFs:
     return BuildIdFs(directory)
 
 
+def test_missing_store_is_made_if_its_files_can_come_from_a_server(directory: Path) -> None:
+    buildidfs = BuildIdFs(directory, store=directory / "none-yet")
+    point = directory / "mnt"
+    point.mkdir()
+    elsewhere = {"DEBUGINFOD_URLS": f"file://{directory}"}
+    assert buildidfs("mount", point, check=False, env=elsewhere).rc == 11
+    assert buildidfs("mount", "--fetch", point / "x", check=False, env=elsewhere).rc == 40
+    assert not buildidfs.store.exists(), "a failure leaves no empty store"
+    buildidfs("mount", "--fetch", point, env=elsewhere)
+    assert (point / "README").exists() or list(point.iterdir())
+    buildidfs("unmount", point)
+    assert buildidfs("list").out == ""
+
+
 @contextlib.contextmanager
 def mounted(buildidfs: BuildIdFs, server: Upstream, **more: object) -> Iterator[Path]:
     """A mount of the store that fetches from a server."""

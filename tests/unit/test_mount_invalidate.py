@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +33,9 @@ class FakeKernel(invalidate.FuseKernel):
         self.forgotten: list[tuple[int, bytes]] = []
         self.everything: list[list[tuple[int, bytes]]] = []
         self.known = True
+
+    def forgets_all(self) -> bool:
+        return False
 
     def knows(self, directory: int) -> bool:
         return self.known
@@ -127,6 +132,28 @@ def test_only_names_that_were_asked_for_are_invalidated(store: Store, kernel: Fa
     assert {(View.ROOT, ID.hex().encode()), (directory, b"usr")} <= told
     assert left == sorted([(directory, b"other"), (View.ROOT, b"abcdef0124")])
     assert not told & set(left)
+
+
+def waits(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def test_nothing_is_invalidated_before_the_kernel_has_agreed_on_a_protocol(
+    store: Store, kernel: FakeKernel
+) -> None:
+    view, absences, agreed = View(store), Absences(), threading.Event()
+    absences.add(View.ROOT, ID.hex().encode())
+    with (
+        contextlib.closing(store.listen()) as listener,
+        Invalidator(view, absences, kernel, listener, begin=lambda: waits(agreed)),
+        ThreadPoolExecutor(1) as executor,
+    ):
+        commit = executor.submit(store.commit, [capture(store, b"x", ID)])
+        time.sleep(0.1)
+        assert kernel.forgotten == []
+        agreed.set()
+        commit.result()
+        assert (View.ROOT, ID.hex().encode()) in kernel.forgotten
 
 
 def test_names_that_may_lead_elsewhere_are_invalidated(store: Store, kernel: FakeKernel) -> None:
