@@ -322,6 +322,7 @@ class Container(msgspec.Struct):
 
     ``mount_name`` is its directory in ``containers/`` of a mount, and its name in URLs. A limit has
     removed all bytes of ``removed`` build IDs; ``coverage`` includes them, except in its count.
+    ``unnamed`` is True for a mount namespace of which no name is known.
     """
 
     name: str
@@ -334,6 +335,7 @@ class Container(msgspec.Struct):
     removed: int
     coverage: Share
     trend: list[Trend] = []
+    unnamed: bool = False
 
 
 class Image(msgspec.Struct):

@@ -34,13 +34,12 @@ from buildidfs.cli.output import (
 )
 from buildidfs.cli.table import Column
 from buildidfs.errors import needs_extra
-from buildidfs.store.index.locations import is_namespace
 from buildidfs.store.run_files import Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from buildidfs.answers import Container, Health, Missing, Overview, Share, Stats
+    from buildidfs.answers import Health, Missing, Overview, Share, Stats
     from buildidfs.model import FileIdentity
     from buildidfs.store import JournalRecord, Store
 
@@ -327,7 +326,7 @@ _BUILD_IDS: Final = 10
     "report",
     short_help="Report coverage, missing files, growth and health.",
     epilog=exit_status(
-        ["buildidfs report", "buildidfs report --html report.html"],
+        ["buildidfs report", "buildidfs report --html report.html", "buildidfs report --json"],
         {
             2: "FILE cannot be written, or --html without the extra buildidfs[serve]",
             11: "no store at that place; 13 unknown format",
@@ -335,8 +334,9 @@ _BUILD_IDS: Final = 10
     ),
 )
 @click.option("--html", metavar="FILE", type=AnyPath(), help="Write a page for browsers to FILE.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def report(session: Session, html: str | None) -> None:
+def report(session: Session, html: str | None, json_: bool) -> None:
     """Report coverage by container and image, missing files with the remedy, growth and health.
 
     The report is the first page of `serve`. It names only files and containers that every user may
@@ -344,8 +344,13 @@ def report(session: Session, html: str | None) -> None:
     """
     from buildidfs.serve.page import overview as page
 
+    if json_ and html is not None:
+        raise click.UsageError("--json and --html contradict each other")
     with session.open_store() as store, session.progress("Counting", "build ID") as progress:
         taken = page.take(store, session.settings, progress)
+    if json_:
+        json_line(taken)
+        return
     if html is None:
         _print(taken)
         return
@@ -367,7 +372,7 @@ def _print(taken: Overview) -> None:
     rows = [("the whole store", taken.coverage)]
     if taken.host.build_ids:
         rows.append(("the host", taken.host))
-    named = [each for each in taken.containers if not _is_bare(each)]
+    named = [each for each in taken.containers if not each.unnamed]
     rows += [(each.name, each.coverage) for each in named[:_CONTAINERS]]
     rows += [(f"image {each.image}", each.coverage) for each in taken.images[:_CONTAINERS]]
     click.echo(f"{'IDS':>7} {'BINARIES':>8} {'SYMBOLS':>8} {'DEBUGINFO':>9}  OF")
@@ -399,10 +404,6 @@ def _print_missing(missing: Missing) -> None:
         where = one_line(each.container) or "the host"
         text = f"{one_line(each.path)} in {where}: {each.reason}"
         terminal.say(text, label=f"    {each.build_id[:12]}", indent=18)
-
-
-def _is_bare(container: Container) -> bool:
-    return is_namespace(container.label) and container.name == container.label
 
 
 def _shares(share: Share) -> str:

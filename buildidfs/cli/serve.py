@@ -212,7 +212,7 @@ def mount(
     for group in options:
         chosen += [option for option in group.split(",") if option]
     opened = None if bundle else reading.opener(session.settings)
-    agent_of = _agent_of(session, fetch=fetch, bundle=bundle is not None)
+    agent_of = _mount_agent(session, fetch=fetch, bundle=bundle is not None)
     if bundle is None and (opened or agent_of) and not os.path.lexists(session.store_path):
         mounting.make_store(session.store_path, mountpoint)
     mounting.mount(
@@ -224,8 +224,8 @@ def mount(
         bundle=bundle is not None,
         foreground=foreground,
         ready=Notifier(os.environ).ready,
-        agent_of=_mount_agent(session, fetch=fetch, bundle=bundle is not None),
-        opened=None if bundle else reading.opener(session.settings),
+        agent_of=agent_of,
+        opened=opened,
     )
 
 

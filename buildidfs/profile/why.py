@@ -279,10 +279,7 @@ class Explainer:
         """Return where the store is mounted now; empty if it is not, and for a viewer."""
         if self._viewer is not None:
             return ""
-        for each in run_files.present(self._store.path):
-            if each.role == "mount" and (path := each.path("mountpoint")):
-                return printable(path)
-        return ""
+        return printable(run_files.mount_point(self._store.path))
 
     def _paths_here(self, row: Row) -> list[bytes]:
         """Return the paths of a file of this host, outside of containers; none for a viewer."""

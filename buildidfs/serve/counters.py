@@ -76,11 +76,13 @@ class Counters:
             for cell, at in _CELLS.items()
         }
         totals = {cell: values for cell, values in totals.items() if values[0]}
+        yield "# HELP http_requests_total Requests by type."
         yield "# TYPE http_requests_total counter"
         for kind in TYPES:
             count = sum(values[0] for cell, values in totals.items() if cell[0] == kind)
             if count:
                 yield f'http_requests_total{{type="{kind}"}} {count:.0f}'
+        yield "# HELP http_responses_total Responses with a file, and with an error."
         yield "# TYPE http_responses_total counter"
         results = {"file": 0.0, "error": 0.0}
         for (kind, code), values in totals.items():
@@ -90,15 +92,16 @@ class Counters:
                 results["error"] += values[0]
         for result, count in results.items():
             yield f'http_responses_total{{result="{result}"}} {count:.0f}'
-        for name, number, scale in (
-            ("http_responses_transfer_bytes", 1, 1.0),
-            ("http_responses_duration_milliseconds", 2, 1000.0),
+        for name, number, text in (
+            ("http_responses_transfer_bytes", 1, "Bytes of the bodies of responses."),
+            ("http_responses_duration_seconds", 2, "Time from the request to its response."),
         ):
+            yield f"# HELP {name} {text}"
             yield f"# TYPE {name} summary"
             for (kind, code), values in totals.items():
                 labels = f'{{code="{code or "reset"}",type="{kind}"}}'
                 yield f"{name}_count{labels} {values[0]:.0f}"
-                yield f"{name}_sum{labels} {values[number] * scale:.12g}"
+                yield f"{name}_sum{labels} {values[number]:.12g}"
 
 
 class Asked(msgspec.Struct, array_like=True):

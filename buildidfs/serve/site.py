@@ -174,7 +174,13 @@ class Site:
         return self._refusal(path, 404, "no such page")
 
     def _metrics(self) -> Response:
-        lines = [*self.counters.text(), f"ready {int(self._backend.is_current())}", ""]
+        lines = [
+            *self.counters.text(),
+            "# HELP ready 1 if the server answers from the store that is there now.",
+            "# TYPE ready gauge",
+            f"ready {int(self._backend.is_current())}",
+            "",
+        ]
         text = "\n".join(lines).encode() + self._metrics_of(self._backend.store)
         return Response(200, text, _METRICS, "metrics")
 

@@ -189,6 +189,12 @@ class Presence(Fd):
         raise BlockingIOError(0, "all names are taken")
 
 
+def mount_point(root: str | bytes | os.PathLike[str]) -> bytes:
+    """Return the place where a store is mounted now; empty if it is not."""
+    places = (each.path("mountpoint") for each in present(root, "mount"))
+    return next(filter(None, places), b"")
+
+
 def present(
     root: str | bytes | os.PathLike[str], role: str | None = None, *, looks: int = _LOOKS
 ) -> list[Present]:

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from buildidfs.config import Settings
+from buildidfs.serve.page import overview as page
 from buildidfs.store import Store
 from tests.support.clients.commands import ROOT
 from tests.support.clients.terminals import on_terminal
@@ -51,6 +55,29 @@ def test_text_says_what_is_missing_and_what_to_do(reporting: BuildIdFs) -> None:
     assert "stripped: only dynamic symbols" in out
     assert "run     buildidfs scan tree /usr/lib/debug" in out
     assert "watch not running" in out
+
+
+def test_json_is_what_the_page_shows(reporting: BuildIdFs) -> None:
+    taken = json.loads(reporting("report", "--json").out)
+    assert taken["store"]["build_ids"] == 12
+    assert taken["health"]["mode"] == "not running"
+    assert reporting("report", "--json", "--html", "x", check=False).rc == 2
+
+
+def test_page_names_what_is_missing_then_containers_with_names_first(reporting: BuildIdFs) -> None:
+    with Store.open(reporting.store, read_only=True) as store:
+        taken = page.take(store, Settings(), None)
+    named = next(each for each in taken.containers if each.name.startswith("shop/"))
+    label = "mnt:4026532999"
+    bare = msgspec.structs.replace(named, name=label, label=label, unnamed=True)
+    taken.containers[:0] = [bare] * 3
+    text = page.as_html(taken).decode()
+    row = f'<tr><th scope="row">{named.name}'
+    places = [text.index(each) for each in ('id="missing"', 'id="coverage"', row, "<details>")]
+    assert places == sorted(places)
+    assert "3 mount namespaces without the name of a container" in text
+    assert text.count(label) == 3
+    assert text.index(label) > places[-1]
 
 
 def test_text_is_folded_on_a_terminal(reporting: BuildIdFs) -> None:

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -379,9 +380,11 @@ def test_root_health_and_metrics(site: Site) -> None:
 
     def count() -> int:
         name = 'http_responses_transfer_bytes_count{code="404",type="debuginfo"} '
-        lines = site.server.ask("/metrics").body.decode().splitlines()
+        body = site.server.ask("/metrics").body.decode()
+        lines = body.splitlines()
         assert "ready 1" in lines
         assert "buildidfs_store_build_ids 6.0" in lines
+        subprocess.run([tool("promtool"), "check", "metrics"], input=body, text=True, check=True)
         return next((int(line[len(name) :]) for line in lines if line.startswith(name)), 0)
 
     before = count()

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from buildidfs.formats.elf.sections import Function, Sections, functions
+from buildidfs.formats.elf.sections import Function, Sections, defines, functions
 from tests.support.elf.elfwriter import SHT_DYNSYM, SHT_STRTAB, SHT_SYMTAB, TEXT, Section, elf_file
 from tests.support.filesystems.filereader import FileReader
 
@@ -58,6 +58,18 @@ def test_only_defined_functions_with_a_size_count_and_each_address_once() -> Non
         (1, FUNCTION, 1, 0x1000, 16),
     )
     assert found(table(data), STRINGS) == [Function(b"helper", 0x1000, 4)]
+
+
+@pytest.mark.parametrize("bits", [64, 32])
+@pytest.mark.parametrize("little_endian", [True, False])
+def test_a_reference_is_no_definition(bits: int, little_endian: bool) -> None:
+    order = "<" if little_endian else ">"
+    rows = symbols((1, FUNCTION, 0, 0, 0), (5, FUNCTION, 1, 16, 16), bits=bits, order=order)
+    strings = Section(b".strtab", b"\0far\0near\0", SHT_STRTAB)
+    data = elf_file([TEXT, table(rows), strings], bits=bits, little_endian=little_endian)
+    sections = Sections(FileReader(data), len(data))
+    names = (b"far", b"near", b"ear", b"nea", b"absent")
+    assert [name for name in names if defines(sections, name, 1 << 20)] == [b"near"]
 
 
 def test_dynamic_symbols_count_where_there_are_no_others() -> None:

@@ -9,7 +9,9 @@ input raises; an exception of ``read_at`` itself passes through.
 
 from __future__ import annotations
 
+import sys
 import zlib
+from array import array
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -171,6 +173,32 @@ class Function(NamedTuple):
     name: bytes
     address: int
     size: int
+
+
+def defines(sections: Sections, name: bytes, most: int) -> bool:
+    """Return True if a symbol table of a file defines a symbol, which a reference does not.
+
+    Tables of more than ``most`` bytes are not read.
+    """
+    wanted = name + b"\0"
+    for kind in (SHT_SYMTAB, SHT_DYNSYM):
+        found = sections.typed(kind)
+        if found is None or not 0 < found[1].link < len(sections.headers):
+            continue
+        names = sections.contents(sections.headers[found[1].link], most)
+        if wanted not in names:
+            continue
+        size, section = (24, 6) if sections.bits == 64 else (16, 14)  # Elf64_Sym, Elf32_Sym
+        data = sections.contents(found[1], most)
+        data = data[: len(data) // size * size]
+        words, halves = array("I", data), array("H", data)
+        if sections.little_endian != (sys.byteorder == "little"):
+            words.byteswap()
+            halves.byteswap()
+        rows = zip(words[:: size // 4], halves[section // 2 :: size // 2], strict=True)
+        if any(home and names.startswith(wanted, start) for start, home in rows):
+            return True
+    return False
 
 
 def functions(sections: Sections) -> Iterator[Function]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import heapq
+import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +19,10 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.elf.header import SHT_NOBITS, SHT_NULL
 from buildidfs.formats.elf.sections import Sections, functions
 from buildidfs.model import Kind
-from buildidfs.names import is_of_sources
+from buildidfs.names import is_of_sources, printable
 from buildidfs.profile.why import Explainer
 from buildidfs.serve.page.overview import text
+from buildidfs.store import run_files
 from buildidfs.store.permissions import PUBLIC, is_public, may_see
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
         functions=largest,
         functions_total=count,
         downloads=_downloads(build_id, shown),
-        lines=_lines(build_id, shown),
+        lines=_lines(store, build_id, shown),
     )
 
 
@@ -153,20 +155,22 @@ def _downloads(build_id: BuildId, shown: dict[Kind, Artifact]) -> list[answers.D
     ]
 
 
-def _lines(build_id: BuildId, shown: dict[Kind, Artifact]) -> list[answers.Line]:
+def _lines(store: Store, build_id: BuildId, shown: dict[Kind, Artifact]) -> list[answers.Line]:
     """Return command lines for gdb, perf and lldb, and for the machine of the store."""
     text_id = build_id.hex()
-    elf, debug = f"/buildid/{text_id}/elf", f"/buildid/{text_id}/debug"
+    mounted = run_files.mount_point(store.path) or b"/buildid"
+    root = shlex.quote(printable(mounted))
+    elf, debug = f"{root}/{text_id}/elf", f"{root}/{text_id}/debug"
     lines = []
     if Kind.DEBUGINFO in shown:
         lines.append(answers.Line("gdb, with the mount", f"gdb {elf} -s {debug}"))
     elif Kind.EXECUTABLE in shown:
         lines.append(answers.Line("gdb, with the mount", f"gdb {elf}"))
     lines += [
-        answers.Line("perf, with the mount", "perf --buildid-dir /buildid/perf report"),
+        answers.Line("perf, with the mount", f"perf --buildid-dir {root}/perf report"),
         answers.Line(
             "lldb, with the mount",
-            "lldb -O 'settings append target.debug-file-search-paths /buildid/debug'",
+            f"lldb -O 'settings append target.debug-file-search-paths {root}/debug'",
         ),
         answers.Line("processes that run it now", f"buildidfs where --live {text_id}"),
         answers.Line("all that the store knows", f"buildidfs show {text_id}"),

@@ -22,6 +22,7 @@ from buildidfs.catalog.survey import STEP, image_of, severity, why_lacking
 from buildidfs.catalog.survey import take as take_survey
 from buildidfs.model import Kind
 from buildidfs.serve.counters import most_frequent
+from buildidfs.store.index.locations import is_namespace
 from buildidfs.store.permissions import is_public
 from buildidfs.watch import status
 from buildidfs.watch.history_writer import group_name, row_name
@@ -128,6 +129,7 @@ def container(
             *(round(part, 6) for part in (row.executable, row.symbols, row.debuginfo)),
         ),
         trend=_trend_of(known, 0, called),
+        unnamed=called == label and is_namespace(label),
     )
 
 

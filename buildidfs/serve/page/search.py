@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import answers
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
-from buildidfs.formats.elf.sections import Sections
+from buildidfs.formats.elf.sections import Sections, defines
 from buildidfs.model import Kind
 from buildidfs.names import is_of_sources
 from buildidfs.serve.page.build_id import public_variants
@@ -276,14 +276,14 @@ class _Search:
     # --- symbols -----------------------------------------------------------------------------
 
     def _by_symbol(self) -> None:
-        """Add the files with a name in their symbol table, the newest build IDs first."""
-        wanted = b"\0" + self._query.encode("utf-8", "surrogateescape") + b"\0"
+        """Add the files that define a symbol, the newest build IDs first. A reference is no hit."""
+        wanted = self._query.encode("utf-8", "surrogateescape")
         for ordinal, build_id in reversed(list(self._store.index.build_ids_from())):
             self._go_on()
-            if self._has_symbol(ordinal, wanted):
+            if self._defines(ordinal, wanted):
                 self._add_build_id(ordinal, build_id, "symbol")
 
-    def _has_symbol(self, ordinal: int, wanted: bytes) -> bool:
+    def _defines(self, ordinal: int, wanted: bytes) -> bool:
         for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO):
             artifact = self._store.index.artifact(ordinal, kind)
             if not is_public(artifact):
@@ -292,10 +292,8 @@ class _Search:
                 contextlib.suppress(OSError, IntegrityError),
                 self._store.blobs.open(artifact.digest) as blob,
             ):
-                sections = Sections(blob.read_at, blob.size)
-                for name in (b".strtab", b".dynstr"):
-                    if wanted in sections.contents(sections.named(name), _MOST_SYMBOLS):
-                        return True
+                if defines(Sections(blob.read_at, blob.size), wanted, _MOST_SYMBOLS):
+                    return True
         return False
 
 

@@ -143,7 +143,11 @@ class Page:
                     api.encode(kept)
                     if as_json
                     else _page(
-                        "overview.html", o=kept, refresh=kept.counted is None, drops=self._drops
+                        "overview.html",
+                        o=kept,
+                        refresh=kept.counted is None,
+                        drops=self._drops,
+                        most=upload.MOST_BYTES,
                     )
                 )
         return Response(200, body, _JSON if as_json else _HTML, "api" if as_json else "page")
