@@ -219,6 +219,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upstream: UpstreamSettings = UpstreamSettings()
 
 
+_AT_LINE: Final = re.compile(r"\(at line (\d{1,9}),")
+_UNQUOTED: Final = re.compile(r"""\s*([\w.-]+)\s*=\s*([^\s"'\\#{\[][^"'\\#]*?)\s*(?:#.*)?""")
+"""A key of TOML with a value that is neither text, list nor table."""
+
+
 def size(value: int | str) -> int:
     """Return bytes from a number, or from text such as ``512MiB``, ``2G``, ``1.5 GB``.
 
@@ -326,9 +331,21 @@ def _tables(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # also for a number with thousands of digits
-        raise UsageError(f"{name}: not valid TOML: {error}") from error
+        hint = _unquoted(text, str(error))
+        raise UsageError(f"{name}: not valid TOML: {error}{hint}") from error
     except RecursionError:
         raise UsageError(f"{name}: not valid TOML: nested too deeply") from None
+
+
+def _unquoted(text: str, message: str) -> str:
+    """Return a hint if an error of TOML is about a value without quotes, else an empty text."""
+    place = _AT_LINE.search(message)
+    number = int(place[1]) if place is not None else 0
+    lines = text.splitlines()
+    found = _UNQUOTED.fullmatch(lines[number - 1]) if 0 < number <= len(lines) else None
+    if found is None or not found[0].isprintable():
+        return ""
+    return f'; quote it: {found[1]} = "{found[2][:200]}"'
 
 
 def known_keys(kind: type[msgspec.Struct] = Settings) -> dict[str, Any]:

@@ -309,8 +309,8 @@ _UNKNOWN: Final = Remedy("other", "buildidfs doctor says what this machine lacks
 
 _OF_LOSS: Final = (
     (("No such", "gone"),
-     "they were gone before they could be opened: less load, or CAP_SYS_NICE, which lets watch run"
-     " before everything else"),
+     "they were gone before they could be opened: less load, or more CPUs; buildidfs doctor says if"
+     " watch may run before all else"),
     (("not copied within", "wait to be copied"),
      "the store is too slow for what starts: faster storage, or more patience (pin-seconds and"
      " pin-bytes of buildidfs.toml(5))"),

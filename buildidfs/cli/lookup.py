@@ -54,7 +54,7 @@ _PLACES: Final[tuple[Column[Place], ...]] = (
     Column("path", "PATH", lambda row: row.path, table.PATH),
 )
 _MAPPERS: Final[tuple[Column[Mapper], ...]] = (
-    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID, 100),
+    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
     Column("pid", "PID", lambda row: row.pid, table.COUNT),
     Column("comm", "COMMAND", lambda row: row.comm, table.BYTES),
     Column("deleted", "FILE", lambda row: "deleted" if row.deleted else "present", table.TEXT),

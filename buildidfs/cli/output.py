@@ -114,14 +114,12 @@ def report_scan(
     *,
     json_: bool = False,
     quiet: bool = False,
-    is_requested: bool = True,
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> int:
     """Print the result of a scan, and return the exit status.
 
-    The status is not 0 if a file could not be read, or if a file ``is_requested`` by the user and
-    the store has no room for it. ``more`` are further fields of the JSON object. ``quiet`` leaves
-    out successes.
+    The status is not 0 if a file could not be read, or if the store has no room for one. ``more``
+    are further fields of the JSON object. ``quiet`` leaves out successes.
     """
     if json_:
         _summary_json(summary, more)
@@ -129,7 +127,7 @@ def report_scan(
         _summary_text(summary, quiet=quiet)
     if summary.unreadable:
         return IncompleteError.exit_code
-    if not (summary.noted and is_requested):
+    if not summary.noted:
         return 0
     terminal.complain(
         f"{counted(summary.noted, 'file')} not stored, because files that are gone need the room:"

@@ -102,7 +102,7 @@ def scan_proc(
             containers_only=containers_only,
             progress=show,
         )
-    return report_scan(summary, json_=json_, quiet=session.is_quiet, is_requested=False)
+    return report_scan(summary, json_=json_, quiet=session.is_quiet)
 
 
 @scan.command(

@@ -32,6 +32,7 @@ from buildidfs.cli.output import (
 )
 from buildidfs.cli.table import Cell, Column, ago
 from buildidfs.cli.watch import MODES, one_line
+from buildidfs.errors import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,8 +98,9 @@ def up(
     """Capture running programs and all that start, and mount the store at MOUNTPOINT.
 
     Returns when both work. They continue in the background until `buildidfs down`, and are
-    restarted after a failure. The default MOUNTPOINT is that of buildidfs.toml(5), or /buildid; the
-    command creates the directory if it is missing.
+    restarted after a failure. Before the command returns, Ctrl-C ends all that it has started. The
+    default MOUNTPOINT is that of buildidfs.toml(5), or /buildid; the command creates the directory
+    if it is missing.
     """
     from buildidfs.watch import up as daemon_up
 
@@ -116,8 +118,9 @@ def up(
     there = daemon_up.running(path)
     if there is not None:
         daemon_up.refuse_second(there, point, options)
-        daemon_up.hurry(path, _PATIENCE_S)
-        return _report_up(session, is_new=False)
+        with _ctrl_c("what was up before goes on"):
+            daemon_up.hurry(path, _PATIENCE_S)
+            return _report_up(session, is_new=False)
     programs = daemon_up.programs(
         session.arguments(),
         point,
@@ -135,9 +138,23 @@ def up(
         start(ready=Notifier(os.environ).ready)
         return 0
     if not session.is_quiet and sys.stderr.isatty():
-        click.echo("Starting; the first time, all running programs are copied.", err=True)
-    start(log_file=log)
-    return _report_up(session, is_new=True)
+        click.echo(
+            "Starting; the first time, all running programs are copied. Ctrl-C ends it again.",
+            err=True,
+        )
+    with _ctrl_c("what it has started is ended again", lambda: daemon_up.end_all(path)):
+        start(log_file=log)
+        return _report_up(session, is_new=True)
+
+
+@contextmanager
+def _ctrl_c(means: str, act: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """If the user interrupts the block, call ``act`` and raise `Interrupted` with its meaning."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        act()
+        raise Interrupted(means) from error
 
 
 def _check_options(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from buildidfs.cli import table
+from buildidfs.cli import table, terminal
 from buildidfs.cli.common import Session, container_option, exit_status
 from buildidfs.cli.output import counted, json_line, path_fields, size
 from buildidfs.cli.table import Column
@@ -205,7 +205,9 @@ class Presenter:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:
             self._shown_at = now
-            click.echo(f"\r\x1b[K{self.line(state)}", nl=False)
+            # A longer line would stay on the screen each time, above the next one.
+            line = terminal.cut(self.line(state), terminal.width(sys.stdout) - 1)
+            click.echo(f"\r\x1b[K{line}", nl=False)
             self._is_open = True
         elif now >= self._minute_at:
             self._minute_at = now + _MINUTE_S

@@ -23,6 +23,7 @@ from buildidfs.linux import (
     openat2,
     perf_event,
     procfs,
+    sandbox_helper,
     statx,
 )
 from buildidfs.linux.file_ops import closing_fd
@@ -185,6 +186,7 @@ def kernel_probes() -> list[Probe]:
         Probe(_KERNEL, "mount namespace IDs", _mount_namespace_ids),
         Probe(_KERNEL, "leases", _leases),
         Probe(_KERNEL, "kernel symbols", _kernel_symbols),
+        Probe(_KERNEL, "Landlock", _landlock),
         Probe(_KERNEL, "perf events", _perf_events),
         Probe(_KERNEL, "first touches", _first_touches),
         Probe(_KERNEL, "perf build IDs", _perf_build_ids),
@@ -314,9 +316,17 @@ def _kernel_symbols() -> Answer:
         return ok("/proc/kallsyms has their addresses")
     return degraded(
         "/proc/kallsyms hides their addresses: the kernel's symbols are not captured",
-        "sysctl kernel.kptr_restrict=1, if it is 2"
-        if "CAP_SYSLOG" in credentials.effective_capabilities()
-        else credentials.how_to_get("CAP_SYSLOG"),
+        credentials.remedy_for_hidden_addresses(),
+    )
+
+
+def _landlock() -> Answer:
+    version = sandbox_helper.landlock_version()
+    if version:
+        return ok(f"version {version}: symbolizers read no files but those they are given")
+    return degraded(
+        "missing: symbolizers are confined less, and may read what all users may read",
+        "Linux 5.13 or later has it; it may have to be named in lsm= of the kernel's command line",
     )
 
 

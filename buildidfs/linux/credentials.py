@@ -83,6 +83,16 @@ def how_to_get(*wanted: str) -> str:
     )
 
 
+def remedy_for_hidden_addresses() -> str:
+    """Return a clause on how this process can read the addresses in /proc/kallsyms.
+
+    With kernel.kptr_restrict=2 no process can, whatever its capabilities are. Raises OSError.
+    """
+    if "CAP_SYSLOG" in effective_capabilities():
+        return "sysctl kernel.kptr_restrict=1, if it is 2"
+    return how_to_get("CAP_SYSLOG")
+
+
 def remedy(*any_of: str) -> str:
     """Return a clause on how to grant one of these capabilities, after the kernel refused a call.
 

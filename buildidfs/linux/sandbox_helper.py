@@ -223,6 +223,14 @@ def _succeeds(attempt: Callable[..., object], *arguments: object) -> bool:
 # --- Landlock ---
 
 
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 if it has none, or none is switched on."""
+    try:
+        return syscalls.syscall(_CREATE_RULESET, 0, 0, _VERSION)
+    except OSError:
+        return 0
+
+
 def _forbid_files(readable: Sequence[int] | None) -> None:
     """Take from this process the right to open any file for writing, to create, rename or remove.
 

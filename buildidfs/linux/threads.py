@@ -23,7 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Self
 
-from buildidfs.linux import syscalls
+from buildidfs.linux import credentials, syscalls
 from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def hurry(priority: int = 1) -> str:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
         return ""
     except OSError as error:
-        refused = f"no real-time scheduling ({error.strerror}; needs CAP_SYS_NICE)"
+        refused = f"no real-time scheduling ({error.strerror}{_lacks_nice()})"
     try:
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
@@ -185,6 +185,10 @@ def hurry(priority: int = 1) -> str:
     return (
         f"{refused}, runs at nice {_NICE} instead: on a busy host what is short-lived may be missed"
     )
+
+
+def _lacks_nice() -> str:
+    return "" if "CAP_SYS_NICE" in credentials.effective_capabilities() else "; needs CAP_SYS_NICE"
 
 
 def stand_back() -> None:

@@ -405,7 +405,7 @@ def _of_watch(
             Verdict.LOSING,
             f"{events} event{'s' * (events != 1)} of the kernel lost in the last"
             f" {RECENT_S // 60} minutes: what was mapped for a moment only may be missing",
-            "less load, or more CPUs; CAP_SYS_NICE lets watch run before everything else",
+            "less load, or more CPUs; buildidfs doctor says if watch may run before all else",
         )
     if error := facts.get("store_error"):
         yield Fault(

@@ -235,6 +235,16 @@ def settle(store_path: StorePath, seconds: float) -> None:
         select.select([], [], [], 0.1)
 
 
+def end_all(store_path: StorePath) -> None:
+    """End the supervisor of a store that was just started, and wait for its end.
+
+    One that does not tell of itself yet ends when it finds that nobody waits for it.
+    """
+    supervisor = running(store_path)
+    if supervisor is not None:
+        end(supervisor, _WATCH_GRACE_S + _MOUNT_GRACE_S)
+
+
 def end(supervisor: Present, seconds: float) -> None:
     """End a supervisor and its programs, and wait until they have ended.
 

@@ -213,3 +213,19 @@ def test_uninstall_is_refused_while_a_process_of_the_prefix_runs(tmp_path: Path)
             process.kill()
     assert run([ROOT / "scripts/install", "remove", tmp_path], cwd=ROOT).rc == 0
     assert not program.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root has directories that others may not enter")
+def test_install_takes_an_interpreter_that_all_users_may_execute(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    script(own / "python3", 'exec /usr/bin/python3 "$@"')
+    path = {"PATH": f"{own}:{os.environ['PATH']}"}
+    chosen = run([ROOT / "scripts/choose-python", "python3"], env=path, check=True)
+    assert chosen.out == "/usr/bin/python3\n"
+    assert f"only root may execute {own}/python3" in chosen.err
+    chosen = run([ROOT / "scripts/choose-python", own / "python3"], check=True)
+    assert chosen.out == f"{own}/python3\n", "the one that was named"
+    assert "only root can run what is installed (make install PYTHON=" in chosen.err
+    chosen = run([ROOT / "scripts/choose-python", "/usr/bin/python3"], check=True)
+    assert (chosen.out, chosen.err) == ("/usr/bin/python3\n", "")

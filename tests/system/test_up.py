@@ -293,6 +293,20 @@ def test_given_up_while_waiting_leaves_nothing(up: Up) -> None:
 # --- what is killed ------------------------------------------------------------------------------
 
 
+def test_ctrl_c_ends_what_it_has_started_and_says_so(up: Up) -> None:
+    words = [*COMMAND, "--store", str(up.store), "up", "--no-watch", str(up.mount)]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    (supervisor,) = until(lambda: present(up.store, "up"), "the supervisor")
+    os.kill(supervisor.pid, signal.SIGSTOP)  # it cannot say that it is ready
+    process.send_signal(signal.SIGINT)
+    os.kill(supervisor.pid, signal.SIGCONT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.decode().strip() == "buildidfs: interrupted: what it has started is ended again"
+    until(lambda: not present(up.store), "nothing runs any more")
+    assert not is_mountpoint(up.mount)
+
+
 def test_killed_mount_is_started_again(up: Up) -> None:
     up.up()
     first = up.process("mount")

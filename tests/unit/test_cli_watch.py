@@ -144,13 +144,27 @@ def test_terminal_shows_one_line_that_changes(
     capsysbinary: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(watch_output.terminal, "width", lambda stream: 1000)
     presenter = Presenter(json_=False, quiet=False)
     start = time.monotonic()
     for tenth in range(25):
         presenter.turn(QUIET, start + tenth / 10)
     presenter.end(BUSY)
+    monkeypatch.undo()
     live = f"\r\x1b[K{shown(QUIET)}"
     assert capsysbinary.readouterr().out.decode() == f"{live * 3}\n{shown(BUSY)}\n"
+
+
+def test_line_is_cut_to_the_width_of_the_terminal(
+    capsysbinary: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(watch_output.terminal, "width", lambda stream: 60)
+    presenter = Presenter(json_=False, quiet=False)
+    presenter.turn(BUSY, time.monotonic())
+    line = capsysbinary.readouterr().out.decode().removeprefix("\r\x1b[K")
+    assert len(line) == 59, "a longer one leaves its first part on the screen"
+    assert line.endswith(shown(BUSY)[-20:])
 
 
 @pytest.mark.parametrize("terminal", [True, False])

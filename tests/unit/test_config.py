@@ -89,6 +89,22 @@ def test_mistakes_are_named(text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_value_without_quotes_is_shown_with_them() -> None:
+    for line, quoted in (
+        ("max-size = 50G", 'max-size = "50G"'),
+        ("  max-age = 30d  # a month", 'max-age = "30d"'),
+        ("keep-free=10%", 'keep-free = "10%"'),
+        ("max-size = much", 'max-size = "much"'),
+    ):
+        with pytest.raises(UsageError) as caught:
+            config.parse(f"[retention]\n{line}\n", "x.toml")
+        assert str(caught.value).endswith(f"; quote it: {quoted}"), line
+    for text in ('[store]\nx = "a', "[store\n", "x = [1\n", "x = {a = 1\n", "x =\n"):
+        with pytest.raises(UsageError) as caught:
+            config.parse(text, "x.toml")
+        assert "quote it" not in str(caught.value), text
+
+
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 5000, "a = " + "{a = " * 5000, "a = " + "9" * 5000]
 )

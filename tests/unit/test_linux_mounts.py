@@ -184,7 +184,8 @@ def magic_of(path: str | Path) -> int:
 
 def _has_statmount() -> bool:
     try:
-        mounts.mount_magic(mount_of("/"))
+        with closing_fd(os.open("/", os.O_PATH)) as fd:
+            mounts.mount_magic(statx.unique_mount_id(fd) or 0)
     except OSError as error:
         return error.errno != errno.ENOSYS
     return True

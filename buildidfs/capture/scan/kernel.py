@@ -30,7 +30,7 @@ from buildidfs.formats.archive.common import Packing
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.header import gnu_build_id
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import machine, namespaces, openat2, statx
+from buildidfs.linux import credentials, machine, namespaces, openat2, statx
 from buildidfs.linux.file_ops import closing_fd, closing_on_error, on_error
 from buildidfs.model import (
     EVERYBODY,
@@ -232,7 +232,8 @@ def _open_if_shown(path: bytes) -> int:
     with closing_on_error(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         text = os.pread(fd, _HEAD, 0)
         if not any(line.split(b" ", 1)[0].strip(b"0") for line in text.splitlines()):
-            raise PermissionError(errno.EPERM, "shows no addresses; needs CAP_SYSLOG")
+            remedy = credentials.remedy_for_hidden_addresses()
+            raise PermissionError(errno.EPERM, f"shows no addresses; {remedy}")
     return fd
 
 
