@@ -40,12 +40,19 @@ PACKAGE_PATH: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.ab
 """The directory that this package is imported from."""
 
 _MAIN: Final = """
-import os, sys
+import sys
 sys.path[:0] = sys.argv[1].split("\\n")
-if "BUILDIDFS_LOG" in os.environ:
-    __import__("buildidfs.log", fromlist=("adopt",)).adopt(sys.argv[2])
 __import__(sys.argv[2], fromlist=("main",)).main(sys.argv[3:])
 """
+# A program that gives up its rights gets `_MAIN`: it does not log.
+_LOGGING_MAIN: Final = _MAIN.replace(
+    "__import__",
+    """\
+import os
+if "BUILDIDFS_LOG" in os.environ:
+    __import__("buildidfs.log", fromlist=("adopt",)).adopt(sys.argv[2])
+__import__""",
+)
 _PAUSE_S: Final = 0.01
 
 
@@ -203,9 +210,12 @@ def python(module: str, *words: str, paths: Sequence[str] = ()) -> list[str]:
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """Return the command that runs ``main(words)`` of a module with the imports of this process."""
+    """Return the command that runs ``main(words)`` of a module with the imports of this process,
+    and logs as this process does.
+    """
     paths = list(filter(None, sys.path))
-    return [sys.executable, "-I", *python(module, *words, paths=paths)]
+    _, _, *arguments = python(module, *words, paths=paths)
+    return [sys.executable, "-I", "-c", _LOGGING_MAIN, *arguments]
 
 
 def start_with_socket(

@@ -25,6 +25,8 @@ speaker = logging.getLogger("buildidfs.watch.daemon")
 speaker.debug("%s: pinned", b"/bin/a\\nb")
 speaker.warning("one %d", 1)
 child.start(child.module_command("tests.unit.test_log"), cwd=".").wait(20)
+for line in sys.argv[3:]:
+    log.relay(log.parsed(line))
 if log.is_json():
     log.report("warning: it is so")
     threading.Thread(target=lambda: 1 / 0, name="buildidfs-bad").start()
@@ -37,8 +39,8 @@ def main(words: list[str]) -> None:
     logging.getLogger("buildidfs.child").warning("a warning of the child")
 
 
-def spoken(verbosity: int, form: str = "text") -> list[str]:
-    command = [sys.executable, "-c", SPEAK, str(verbosity), form]
+def spoken(verbosity: int, form: str = "text", *relayed: str) -> list[str]:
+    command = [sys.executable, "-c", SPEAK, str(verbosity), form, *relayed]
     done = subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
     return done.stderr.splitlines()
 
@@ -72,6 +74,12 @@ def test_supervisor_recognises_complete_lines(form: str) -> None:
         found = log.parsed(line)
         assert found.complete == line
         assert found.message in ("/bin/a\\nb: pinned", "one 1")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_complete_lines_are_relayed_as_they_are(form: str) -> None:
+    line = spoken(2, form)[0]
+    assert line in spoken(2, form, line)
 
 
 def test_short_lines_have_level_and_message() -> None:

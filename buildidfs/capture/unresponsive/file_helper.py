@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import logging
 import os
 import re
 import signal
@@ -47,6 +48,8 @@ MAX_BYTES: Final = 1 << 30
 
 BYTES_PER_SECOND: Final = 8 << 20
 """The least speed of a filesystem that counts as answering."""
+
+_log = logging.getLogger(__name__)
 
 _MESSAGE_MAX: Final = 8192
 
@@ -221,6 +224,7 @@ class FileHelper:
                 channel.settimeout(self._seconds + more_seconds)
                 data, got, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 1)
             except TimeoutError:
+                _log.debug("device %d, mount %d: no answer, not asked for a while", *device)
                 self._silences.add(device)
                 if (process := self._program.kill(0)) is not None:
                     _left_behind.add(process, share)
