@@ -299,7 +299,7 @@ class Stats(Limits, frozen=True, kw_only=True):
     coverage: float
 
 
-class Share(msgspec.Struct):
+class IdShares(msgspec.Struct):
     """The number of build IDs, and the shares of them with an executable, symbols, and
     debuginfo.
     """
@@ -333,7 +333,7 @@ class Container(msgspec.Struct):
     last_seen: float
     bytes: int
     removed: int
-    coverage: Share
+    coverage: IdShares
     trend: list[Trend] = []
     unnamed: bool = False
 
@@ -342,7 +342,7 @@ class Image(msgspec.Struct):
     """The containers of an image, taken together."""
 
     image: str
-    coverage: Share
+    coverage: IdShares
     trend: list[Trend] = []
 
 
@@ -365,8 +365,8 @@ class Finding(msgspec.Struct, frozen=True):
 class Explained(InContainer, frozen=True, kw_only=True):
     """A file and the findings on it, the most important first.
 
-    ``weight`` and ``share`` (0 to 1) are those of a `coverage.Row` among all rows; they are None if
-    the query was for a build ID.
+    ``weight`` and ``share`` (0 to 1) are those of a `coverage.BinaryCoverage` among all rows; they
+    are None if the query was for a build ID.
     """
 
     build_id: str | None
@@ -376,7 +376,7 @@ class Explained(InContainer, frozen=True, kw_only=True):
 
 
 class CoverageRow(InContainer, frozen=True, kw_only=True):
-    """One binary in one container, with the fields of `coverage.Row`."""
+    """One binary in one container, with the fields of `coverage.BinaryCoverage`."""
 
     build_id: str | None
     weight: int
@@ -535,8 +535,8 @@ class Overview(msgspec.Struct):
     time: float
     counted: float | None
     store: Holdings
-    coverage: Share
-    host: Share
+    coverage: IdShares
+    host: IdShares
     containers: list[Container]
     images: list[Image]
     left_out: int

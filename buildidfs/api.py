@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import IO, Self
 
     from buildidfs.capture.base import Found
-    from buildidfs.ingest import Summary
+    from buildidfs.ingest import ScanSummary
     from buildidfs.store import Blob
 
     Path = str | bytes | os.PathLike[str]
@@ -97,7 +97,7 @@ class Store:
         with self.open_blob(artifact) as blob:
             return blob.pread(blob.size, 0)
 
-    def add(self, path: Path, *, build_id: BuildId | None = None) -> Summary:
+    def add(self, path: Path, *, build_id: BuildId | None = None) -> ScanSummary:
         """Capture a file and the debug files that belong to it.
 
         ``build_id`` is the ID for a file that has none. Raises `UsageError` if the store was opened
@@ -108,7 +108,7 @@ class Store:
         self._check_writable()
         return scans.add(self._store, config.Settings(), [os.fsencode(path)], build_id=build_id)
 
-    def add_files(self, files: Iterable[tuple[Path, IO[bytes]]]) -> Summary:
+    def add_files(self, files: Iterable[tuple[Path, IO[bytes]]]) -> ScanSummary:
         """Capture open files, each with the path to record it under.
 
         Takes the files one by one and does not close them; each needs a descriptor (`fileno`). In a

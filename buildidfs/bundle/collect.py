@@ -40,7 +40,7 @@ from buildidfs.store.bundle import (
 )
 from buildidfs.store.export import open_draft, open_through
 from buildidfs.symbolize import programs
-from buildidfs.symbolize.programs import Failed, Slots, SymbolizerProcess
+from buildidfs.symbolize.programs import Slots, SymbolizerFailed, SymbolizerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Found, Progress
     from buildidfs.formats.elf.identify import AltLink
-    from buildidfs.ingest import Summary
+    from buildidfs.ingest import ScanSummary
     from buildidfs.model import Access, Artifact
     from buildidfs.store import NewCapture, OriginRecord, Store
 
@@ -114,13 +114,13 @@ def collect(
 
 def _named_containers(
     store: Store, items: Iterable[bundle_archive.Item]
-) -> Iterator[bundle_archive.Container]:
+) -> Iterator[bundle_archive.LabelNames]:
     """Yield the containers with names at the places of items, each once."""
     names = Names(store)
     for label in sorted({place.container for item in items for place in item.places}):
         called = names.of(label)
         if called != NO_NAMES:
-            yield bundle_archive.Container(
+            yield bundle_archive.LabelNames(
                 label, called.name, called.pod, called.namespace, called.image
             )
 
@@ -149,10 +149,10 @@ def _item(
     )
 
 
-def _place(record: OriginRecord) -> bundle_archive.Place:
+def _place(record: OriginRecord) -> bundle_archive.BundlePlace:
     origin = record.origin
     path = origin.path.decode("utf-8", "replace")
-    return bundle_archive.Place(
+    return bundle_archive.BundlePlace(
         path,
         record.first_seen_ns,
         record.last_seen_ns,
@@ -243,7 +243,7 @@ def create(
             )
         manifest = collect(store, wanted, named)
         listed = stack.enter_context(_scratch())
-        about = bundle_archive.Sources(why=NOT_WANTED)
+        about = bundle_archive.SourceList(why=NOT_WANTED)
         if list_sources:
             about = _list_sources(store, manifest.items, listed, progress)
         manifest = msgspec.structs.replace(manifest, sources=about)
@@ -270,11 +270,13 @@ def _scratch() -> IO[bytes]:
 
 def _list_sources(
     store: Store, items: Sequence[bundle_archive.Item], file: IO[bytes], progress: Progress | None
-) -> bundle_archive.Sources:
+) -> bundle_archive.SourceList:
     try:
         return write_source_list(store, items, file, progress)
     except OSError as error:
-        return bundle_archive.Sources(why=f"no room in {tempfile.gettempdir()}: {error.strerror}")
+        return bundle_archive.SourceList(
+            why=f"no room in {tempfile.gettempdir()}: {error.strerror}"
+        )
 
 
 def _opened(path: bytes) -> int:
@@ -313,7 +315,7 @@ def _write_file(
 
 def import_(
     store: Store, path: str, *, trust: Trust = Trust.CONTAINER, progress: Progress | None = None
-) -> tuple[bundle_archive.Manifest, Summary]:
+) -> tuple[bundle_archive.Manifest, ScanSummary]:
     """Import the files of a bundle into the store; files that the store has are not read.
 
     Every file is verified first, and no file gets more trust than ``trust``. Raises `UsageError`,
@@ -388,30 +390,30 @@ def write_source_list(
     items: Iterable[bundle_archive.Item],
     file: IO[bytes],
     progress: Progress | None = None,
-) -> bundle_archive.Sources:
+) -> bundle_archive.SourceList:
     """Write the sources of the files of a bundle to an empty file; return its manifest entry.
 
     Raises OSError of that file, `IntegrityError`, `StoreError`.
     """
     chosen = _with_debuginfo(items)
     if not chosen:
-        return bundle_archive.Sources(why=NO_DEBUGINFO)
+        return bundle_archive.SourceList(why=NO_DEBUGINFO)
     program = programs.find_dumper()
     if program is None:
-        return bundle_archive.Sources(why=NOT_INSTALLED)
+        return bundle_archive.SourceList(why=NOT_INSTALLED)
     lines = _List(file)
     absent = []
     deadline = time.monotonic() + _SECONDS
     for number, item in enumerate(chosen, 1):
         try:
             _ask(store, program, item, lines, deadline)
-        except (Failed, UsageError) as error:
+        except (SymbolizerFailed, UsageError) as error:
             absent.append(bundle_archive.Absent(item.build_id, str(error)))
         except CapabilityError as error:
-            return bundle_archive.Sources(why=str(error))
+            return bundle_archive.SourceList(why=str(error))
         if progress is not None:
             progress(number, "looking for the names of source files", share=number / len(chosen))
-    return bundle_archive.Sources(lines.size, lines.end(), lines.files, "", tuple(absent))
+    return bundle_archive.SourceList(lines.size, lines.end(), lines.files, "", tuple(absent))
 
 
 def _with_debuginfo(items: Iterable[bundle_archive.Item]) -> list[bundle_archive.Item]:
@@ -428,9 +430,9 @@ def _with_debuginfo(items: Iterable[bundle_archive.Item]) -> list[bundle_archive
 def _ask(
     store: Store, program: str, item: bundle_archive.Item, lines: _List, deadline: float
 ) -> None:
-    """List the sources of one file. Raises `Failed`, `UsageError`, `CapabilityError`."""
+    """List the sources of one file. Raises `SymbolizerFailed`, `UsageError`, `CapabilityError`."""
     if time.monotonic() >= deadline:
-        raise Failed(TOO_LATE)
+        raise SymbolizerFailed(TOO_LATE)
     with Slots(1) as slots:
         digest = Digest(bytes.fromhex(item.sha256))
         slots.fill(item.size, functools.partial(_copy, store, digest, slots))
@@ -441,8 +443,8 @@ def _ask(
             try:
                 for line in found(item.build_id, child.lines(until)):
                     lines.add(line, is_file=found is _paths)
-            except Failed as error:
-                raise Failed(f"{os.path.basename(program)}: {error}") from error
+            except SymbolizerFailed as error:
+                raise SymbolizerFailed(f"{os.path.basename(program)}: {error}") from error
             finally:
                 child.close()
 
@@ -453,14 +455,14 @@ def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
             file_ops.copy(blob.fileno(), target)
         stream.unpack_sections(target, slots.most_bytes)
     except stream.CannotDecompress as error:
-        raise Failed(f"its debug information cannot be read: {error}") from error
+        raise SymbolizerFailed(f"its debug information cannot be read: {error}") from error
 
 
 def _paths(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of the source files, in the order of llvm-dwarfdump."""
     for number, name in enumerate(said):
         if number == _PATHS:
-            raise Failed(TOO_MUCH)
+            raise SymbolizerFailed(TOO_MUCH)
         if name and len(name) <= _NAME_BYTES:
             yield bundle_archive.encode_source(build_id, path=name)
 
@@ -472,7 +474,7 @@ def _directories(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
         name = symbolizer_output.directory_of_llvm(line)
         if name and name not in known and len(name) <= _NAME_BYTES:
             if len(known) == _DIRECTORIES:
-                raise Failed(TOO_MUCH)
+                raise SymbolizerFailed(TOO_MUCH)
             known.add(name)
             yield bundle_archive.encode_source(build_id, directory=name)
 
@@ -487,9 +489,9 @@ class _List:
         self.files = 0
 
     def add(self, line: bytes, *, is_file: bool) -> None:
-        """Add a line. Raises OSError, `Failed` if there is no room for it."""
+        """Add a line. Raises OSError, `SymbolizerFailed` if there is no room for it."""
         if self.size + len(line) > _LIST_BYTES:
-            raise Failed(TOO_MUCH)
+            raise SymbolizerFailed(TOO_MUCH)
         self._file.write(line)
         self._hasher.update(line)
         self.size += len(line)

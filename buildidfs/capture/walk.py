@@ -37,14 +37,14 @@ _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLO
 _VANISHED: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL))
 
 
-class OpenFile(NamedTuple):
+class WalkedFile(NamedTuple):
     """A regular file, open for reading; the receiver closes ``fd``."""
 
     path: bytes
     fd: int
 
 
-class Observer(Protocol):
+class DirectoryObserver(Protocol):
     """Receives each entry of a directory from a walk, before the walk opens the files of that
     directory.
     """
@@ -130,9 +130,9 @@ def files(
     start_fd: int,
     path: bytes,
     known: Mounts,
-    observer: Observer | None = None,
+    observer: DirectoryObserver | None = None,
     position: Position | None = None,
-) -> Iterator[OpenFile | Unreadable]:
+) -> Iterator[WalkedFile | Unreadable]:
     """Yield every regular file at or below ``start_fd``, whose path is shown as ``path``.
 
     Directories come in the order of their names, the files of a directory before its
@@ -146,8 +146,12 @@ def files(
 
 
 def _start(
-    start_fd: int, path: bytes, known: Mounts, observer: Observer | None, position: Position
-) -> Iterator[OpenFile | Unreadable]:
+    start_fd: int,
+    path: bytes,
+    known: Mounts,
+    observer: DirectoryObserver | None,
+    position: Position,
+) -> Iterator[WalkedFile | Unreadable]:
     status = os.fstat(start_fd)
     if fstype := known.refused(status.st_dev, start_fd):
         what = "its files are in the store already" if fstype.startswith(b"fuse.") else "no files"
@@ -155,7 +159,7 @@ def _start(
         return
     link = b"/proc/self/fd/%d" % start_fd
     if stat.S_ISREG(status.st_mode):
-        yield OpenFile(path, openat2.reopen_regular(start_fd))
+        yield WalkedFile(path, openat2.reopen_regular(start_fd))
     elif stat.S_ISDIR(status.st_mode):
         real = os.readlink(link).rstrip(b"/") + b"/"
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
@@ -169,9 +173,9 @@ def _descend(
     prefix: bytes,
     real: bytes,
     known: Mounts,
-    observer: Observer | None,
+    observer: DirectoryObserver | None,
     position: Position,
-) -> Iterator[OpenFile | Unreadable]:
+) -> Iterator[WalkedFile | Unreadable]:
     """Walk depth first; takes over ``fd``. ``real`` is the kernel's path of ``prefix``."""
     shown = len(prefix)
     levels = [_Level(fd, prefix)]
@@ -216,8 +220,8 @@ def _is_refused(fd: int, known: Mounts) -> bool:
 
 
 def _enter(
-    level: _Level, known: Mounts, observer: Observer | None, position: Position
-) -> Iterator[OpenFile | Unreadable]:
+    level: _Level, known: Mounts, observer: DirectoryObserver | None, position: Position
+) -> Iterator[WalkedFile | Unreadable]:
     """Yield the regular files of a directory, and collect its subdirectories."""
     level.entered = True
     regular = []
@@ -248,7 +252,7 @@ def _enter(
                 yield Unreadable.of(path, error)
             continue
         if fd >= 0:
-            yield OpenFile(path, fd)
+            yield WalkedFile(path, fd)
 
 
 def _open(name: str, directory_fd: int, known: Mounts) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.model import Alias, Digest
-    from buildidfs.store import Container, OriginRecord, Pin, Store
+    from buildidfs.store import CapturedContainer, OriginRecord, Pin, Store
     from buildidfs.store.location_rows import ContainerEntry, Removal
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
@@ -139,7 +139,7 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
     return None
 
 
-class Asked(NamedTuple):
+class ArtifactQuery(NamedTuple):
     """A query for artifacts: a pattern of paths, a container, a kind, and the earliest time at
     which they were last seen (Unix time in nanoseconds, 0 for no limit).
     """
@@ -157,7 +157,7 @@ class Asked(NamedTuple):
         return " ".join(f"{option} {value}" for option, value in given if value is not None)
 
 
-def origin_filter(store: Store, asked: Asked) -> Callable[[OriginRecord], bool] | None:
+def origin_filter(store: Store, asked: ArtifactQuery) -> Callable[[OriginRecord], bool] | None:
     """Return the test that an origin has to pass, or None if every origin does."""
     if asked.glob is None and asked.container is None and not asked.since_ns:
         return None
@@ -174,7 +174,9 @@ def origin_filter(store: Store, asked: Asked) -> Callable[[OriginRecord], bool] 
     return wanted
 
 
-def artifacts(store: Store, asked: Asked) -> Iterator[tuple[BuildId, Artifact, Place]]:
+def artifacts(
+    store: Store, asked: ArtifactQuery
+) -> Iterator[tuple[BuildId, Artifact, ArtifactPlace]]:
     """Yield each artifact with its newest place that fits.
 
     The files of a container are those of its tree, as in `containers.contents`: a build ID has
@@ -193,11 +195,11 @@ def artifacts(store: Store, asked: Asked) -> Iterator[tuple[BuildId, Artifact, P
                 continue
             for record in records:
                 if each in record.kinds and (wanted is None or wanted(record)):
-                    yield build_id, artifact, Place.of(record)
+                    yield build_id, artifact, ArtifactPlace.of(record)
                     break
 
 
-class Place(NamedTuple):
+class ArtifactPlace(NamedTuple):
     """A place of a file: its path in a container (a label) and control group, and the time at which
     it was last seen (Unix time, ns).
     """
@@ -208,19 +210,19 @@ class Place(NamedTuple):
     last_seen_ns: int
 
     @classmethod
-    def of(cls, record: OriginRecord) -> Place:
+    def of(cls, record: OriginRecord) -> ArtifactPlace:
         """Return the place of an origin."""
         origin = record.origin
         return cls(origin.path, origin.container, origin.cgroup, record.last_seen_ns)
 
 
 def _of_containers(
-    store: Store, asked: Asked, kinds: list[Kind]
-) -> Iterator[tuple[BuildId, Artifact, Place]]:
+    store: Store, asked: ArtifactQuery, kinds: list[Kind]
+) -> Iterator[tuple[BuildId, Artifact, ArtifactPlace]]:
     """Yield the artifacts of the containers that a user means, in the order of their arrival."""
     assert asked.container is not None
     pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
-    found: dict[tuple[int, Kind], Place] = {}
+    found: dict[tuple[int, Kind], ArtifactPlace] = {}
     for container in containers.find(store, asked.container):
         for entry, path in containers.files(store, container.number):
             if not pattern.match(path):
@@ -239,14 +241,16 @@ def _of_containers(
             yield build_id, artifact, place
 
 
-def _place_in(store: Store, container: Container, entry: ContainerEntry, path: bytes) -> Place:
+def _place_in(
+    store: Store, container: CapturedContainer, entry: ContainerEntry, path: bytes
+) -> ArtifactPlace:
     """Return the place of a file of a container; its time is that of the container if the build ID
     has too many places.
     """
     for record in store.index.origins(entry.ordinal):
         if label_of(record.origin) == container.label and record.origin.path == path:
-            return Place.of(record)
-    return Place(path, container.label, b"", container.last_seen_ns)
+            return ArtifactPlace.of(record)
+    return ArtifactPlace(path, container.label, b"", container.last_seen_ns)
 
 
 def _kinds_of(store: Store, entry: ContainerEntry) -> set[Kind]:
@@ -311,14 +315,14 @@ def reasons_of(store: Store, ordinal: int, kept: list[Artifact]) -> list[str]:
     ]
 
 
-def why_no_conflicts(store: Store, asked: Asked) -> str:
+def why_no_conflicts(store: Store, asked: ArtifactQuery) -> str:
     """Return the reason why the list of build IDs with several variants is empty."""
-    if asked == Asked() or next(iter(store.index.conflicts()), None) is None:
+    if asked == ArtifactQuery() or next(iter(store.index.conflicts()), None) is None:
         return "no build ID in this store has several variants"
     return f"no build ID with several variants fits {asked}"
 
 
-def why_no_artifacts(store: Store, asked: Asked) -> str:
+def why_no_artifacts(store: Store, asked: ArtifactQuery) -> str:
     """Return the reason why the list of artifacts is empty."""
     if not store.stats().blobs:
         return "nothing is captured in this store yet: buildidfs scan proc, or buildidfs up"
@@ -347,7 +351,7 @@ def alias_texts(aliases: Iterable[Alias]) -> dict[str, str]:
     return found
 
 
-class Known(NamedTuple):
+class BuildIdFacts(NamedTuple):
     """Further facts about a build ID.
 
     ``missing`` names the files that a debugger will miss; ``used`` is the last use of its bytes, in
@@ -368,7 +372,7 @@ class Known(NamedTuple):
     removed: Removal | None
 
 
-def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> Known:
+def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> BuildIdFacts:
 
     owner = names.package_owner(build_id)
     removed = store.journal.removals().get(build_id)
@@ -398,10 +402,10 @@ def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]])
     }
     aliases = {digest: alias_texts(store.aliases.of(digest)) for digest in digests}
     pins = store.pins.of(build_id)
-    return Known(missing, split, used, pins, why, served, truncated, aliases, removed)
+    return BuildIdFacts(missing, split, used, pins, why, served, truncated, aliases, removed)
 
 
-def variants(known: Known, kept: dict[Kind, list[Artifact]]) -> list[answers.PrivateVariant]:
+def variants(known: BuildIdFacts, kept: dict[Kind, list[Artifact]]) -> list[answers.PrivateVariant]:
     """Return the files of a build ID, those of a kind together, best first."""
     return [
         answers.PrivateVariant(

@@ -13,18 +13,18 @@ import msgspec
 
 from buildidfs.answers import utf8
 from buildidfs.catalog import remedies
-from buildidfs.catalog.coverage import Holdings
+from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.container import cgroup
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Digest, Quality
 from buildidfs.names import kept_for
-from buildidfs.store import Container
+from buildidfs.store import CapturedContainer
 from buildidfs.store.index.locations import is_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.catalog.coverage import Row
+    from buildidfs.catalog.coverage import BinaryCoverage
     from buildidfs.store import Store
     from buildidfs.store.location_rows import ContainerEntry, Removal
 
@@ -83,7 +83,7 @@ class Names:
         }
 
 
-def _kept(store: Store, label: str, group: bytes) -> Container | None:
+def _kept(store: Store, label: str, group: bytes) -> CapturedContainer | None:
     if group:
         return store.containers.placed(label, group)
     found = store.containers.labelled(label)
@@ -94,12 +94,12 @@ def _kept(store: Store, label: str, group: bytes) -> Container | None:
     return next((each for each in with_label if reported(each) == label), None)
 
 
-def reported(container: Container) -> str:
+def reported(container: CapturedContainer) -> str:
     """Return the label of a container for reports, as `capture.origin.container.shown` does."""
     return container.label + suffix(container)
 
 
-def suffix(container: Container) -> str:
+def suffix(container: CapturedContainer) -> str:
     """Return the part of a label for reports that tells an imitation from a container of root."""
     owner = container.owner
     if is_namespace(container.label) or not owner:
@@ -134,14 +134,14 @@ def last_ones(store: Store) -> str:
     return f"the last containers seen are {', '.join(last)}"
 
 
-def is_bare(container: Container) -> bool:
+def is_bare(container: CapturedContainer) -> bool:
     """Return True for a namespace that is not known as a container, such as that of a systemd
     service.
     """
     return is_namespace(container.label) and not container.called.shown
 
 
-def find(store: Store, text: str) -> list[Container]:
+def find(store: Store, text: str) -> list[CapturedContainer]:
     """Return the containers that a user means, the one seen last first.
 
     The container of another user than root is meant by its label in reports, or if none of root
@@ -173,7 +173,7 @@ def build_ids(store: Store, text: str) -> dict[BuildId, bytes]:
     return found
 
 
-class Contents(msgspec.Struct, frozen=True):
+class ContainerFiles(msgspec.Struct, frozen=True):
     """A container and the files of it that the store has.
 
     ``build_ids`` is the number of their build IDs, ``size`` the total bytes of the different files.
@@ -182,7 +182,7 @@ class Contents(msgspec.Struct, frozen=True):
     and with debuginfo.
     """
 
-    container: Container
+    container: CapturedContainer
     build_ids: int
     size: int
     executable: float
@@ -200,7 +200,7 @@ class ContainerShares(msgspec.Struct, frozen=True):
 
 
 class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A container, with the counts of its `Contents`. Names that are not known are None."""
+    """A container, with the counts of its `ContainerFiles`. Names that are not known are None."""
 
     container: str
     container_name: str | None
@@ -244,7 +244,7 @@ class Removals:
             if not numbers[key]:
                 self.gone[row.container] = row.removed | self.gone.get(row.container)
 
-    def of(self, container: Container) -> set[BuildId]:
+    def of(self, container: CapturedContainer) -> set[BuildId]:
         """Return the build IDs of a container of which a limit has once removed files."""
         return self._of.get(container.number, set())
 
@@ -265,14 +265,14 @@ def is_held(store: Store, build_id: BuildId) -> bool:
 
 def contents(
     store: Store,
-    container: Container,
-    holdings: Holdings,
+    container: CapturedContainer,
+    holdings: CoverageLookup,
     removals: Removals,
-    each: Callable[[ContainerEntry, bytes, Row], object] = lambda entry, path, row: None,
-) -> Contents:
+    each: Callable[[ContainerEntry, bytes, BinaryCoverage], object] = lambda entry, path, row: None,
+) -> ContainerFiles:
     """Count the files of a container in the store; call ``each`` with files and paths."""
     sizes: dict[Digest, int] = {}
-    rows: dict[int, Row | None] = {}
+    rows: dict[int, BinaryCoverage | None] = {}
     for entry, path in files(store, container.number):
         ordinal = entry.ordinal
         artifact = store.index.artifact_variant(ordinal, entry.kind, entry.variant)
@@ -297,12 +297,12 @@ def contents(
     removed = len(removals.of(container) - present)
     whole = len(rows) + removed or 1
     executable, symbols, debuginfo = (count / whole for count in counts)
-    return Contents(
+    return ContainerFiles(
         container, len(rows), sum(sizes.values()), executable, symbols, debuginfo, removed
     )
 
 
-def summary(row: Contents) -> ContainerSummary:
+def summary(row: ContainerFiles) -> ContainerSummary:
     """Return the answer about a container for text and JSON."""
     its = row.container
     name, _, digest = its.called.image.partition("\n")
@@ -328,12 +328,12 @@ def summary(row: Contents) -> ContainerSummary:
 
 
 def last_seen(
-    store: Store, wanted: Callable[[Container], bool], limit: int, removals: Removals
-) -> tuple[list[Contents], int]:
+    store: Store, wanted: Callable[[CapturedContainer], bool], limit: int, removals: Removals
+) -> tuple[list[ContainerFiles], int]:
     """Return the containers seen last, at most ``limit`` (0: all), and the number of all wanted."""
     every = [each for each in store.containers.every() if wanted(each)]
     chosen = heapq.nlargest(limit or len(every), every, key=lambda each: each.last_seen_ns)
-    holdings = Holdings(store)
+    holdings = CoverageLookup(store)
     return [contents(store, each, holdings, removals) for each in chosen], len(every)
 
 

@@ -37,7 +37,7 @@ MISSING: Final = "missing"
 _KALLSYMS: Final = b"[kernel.kallsyms]"
 
 
-class Row(msgspec.Struct, frozen=True):
+class BinaryCoverage(msgspec.Struct, frozen=True):
     """One binary in one container, and the files that the store has for it.
 
     ``container`` is its label, empty for the host or if it is not known; ``path`` is the path as
@@ -65,7 +65,7 @@ class Coverage(msgspec.Struct):
     it is None for other inputs.
     """
 
-    rows: list[Row]
+    rows: list[BinaryCoverage]
     unit: str
     notes: list[str] = msgspec.field(default_factory=list)
     incomplete: str = ""
@@ -103,12 +103,12 @@ class Coverage(msgspec.Struct):
         """Return the share of the weight, 0 to 1, with DWARF."""
         return self._share(row for row in self.rows if row.debuginfo)
 
-    def _share(self, rows: Iterable[Row]) -> float:
+    def _share(self, rows: Iterable[BinaryCoverage]) -> float:
         """Return the share of the weight; 1 if the weight is 0, because then no name is missing."""
         whole = self.weight
         return sum(row.weight for row in rows) / whole if whole else 1.0
 
-    def worst_first(self) -> list[Row]:
+    def worst_first(self) -> list[BinaryCoverage]:
         """Return the rows: first those with missing files, the heaviest first."""
         return sorted(
             self.rows,
@@ -119,7 +119,7 @@ class Coverage(msgspec.Struct):
         )  # fmt: skip
 
 
-class Holdings:
+class CoverageLookup:
     """Looks up the files that a store holds for build IDs, each once.
 
     With a ``viewer``, files that this viewer may not read count as missing.
@@ -133,19 +133,21 @@ class Holdings:
 
     def row(
         self, container: str, path: bytes, build_id: BuildId | None, weight: int, why: str = ""
-    ) -> Row:
+    ) -> BinaryCoverage:
         """Return the row of a binary; ``why`` is the reason if it has no build ID, or if the file
         with this build ID may be another one.
         """
         if build_id is None or why:
-            return Row(container, path, build_id, weight, why=why or NO_BUILD_ID)
+            return BinaryCoverage(container, path, build_id, weight, why=why or NO_BUILD_ID)
         known = self._known.get(build_id)
         if known is None:
             known = self._known[build_id] = self._look(build_id)
         executable, symbols, debuginfo, missing = known
         if path == _KALLSYMS and missing is NOT_CAPTURED:
             missing = NO_KALLSYMS
-        return Row(container, path, build_id, weight, executable, symbols, debuginfo, missing)
+        return BinaryCoverage(
+            container, path, build_id, weight, executable, symbols, debuginfo, missing
+        )
 
     def has(self, build_id: BuildId) -> bool:
         """Return True if the store has the executable of a build ID."""
@@ -181,7 +183,8 @@ class Holdings:
         return remedies.removed(found)
 
     def of(self, ordinal: int) -> tuple[bool, Quality, bool, str]:
-        """Return ``executable``, ``symbols``, ``debuginfo`` and ``why`` of a `Row` for an ordinal.
+        """Return ``executable``, ``symbols``, ``debuginfo`` and ``why`` of a `BinaryCoverage` for
+        an ordinal.
 
         The result is not cached.
         """

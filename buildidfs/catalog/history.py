@@ -21,7 +21,7 @@ from buildidfs.catalog import containers
 from buildidfs.formats.container import cgroup
 from buildidfs.model import BuildId
 from buildidfs.store.location_rows import Removal
-from buildidfs.store.run_files import Lost
+from buildidfs.store.run_files import LostFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from buildidfs.model import Origin
     from buildidfs.store import JournalRecord, OriginRecord, Store
 
-    JournalRow: TypeAlias = JournalRecord | Lost
+    JournalRow: TypeAlias = JournalRecord | LostFiles
 
 _ROOT: Final = 0
 # Files of packages and images were never in a namespace: their label names the package or image.
 _PACKED: Final = ("package", "image")
 
 
-class Place(msgspec.Struct):
+class SightedPath(msgspec.Struct):
     """A build ID at a path, in a container (its label; empty: the host) of the machine ``host``.
 
     Times are in nanoseconds of Unix time. ``held`` is True if the store has bytes of the build ID.
@@ -62,7 +62,7 @@ class Place(msgspec.Struct):
 
 def at_path(
     store: Store, path: bytes, label: str | None = None, *, others: Iterable[bytes] = ()
-) -> list[Place]:
+) -> list[SightedPath]:
     """Return every build ID that was seen at that path or one of the ``others``, the last seen
     first.
 
@@ -79,7 +79,7 @@ def at_path(
     return found.last_first()
 
 
-def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
+def at_paths(store: Store, glob: str, label: str | None = None) -> list[SightedPath]:
     """Return the same as `at_path`, for all paths that match a pattern, in which ``*`` matches
     slashes, too.
 
@@ -96,7 +96,7 @@ def at_paths(store: Store, glob: str, label: str | None = None) -> list[Place]:
     return found.last_first()
 
 
-def of_build_id(store: Store, build_id: BuildId) -> list[Place]:
+def of_build_id(store: Store, build_id: BuildId) -> list[SightedPath]:
     """Return every place at which a build ID was seen, the last one first."""
     found = _Places(store, None)
     found.origins(build_id, store.index.origins(store.index.ordinal(build_id) or 0))
@@ -110,7 +110,7 @@ class _Places:
     def __init__(self, store: Store, label: str | None) -> None:
         self._store = store
         self._is_meant = None if label is None else containers.meant(store, label)
-        self._found: dict[tuple[bytes, bytes, str, str, bytes], Place] = {}
+        self._found: dict[tuple[bytes, bytes, str, str, bytes], SightedPath] = {}
         self._held: dict[bytes, bool] = {}
         self._removals: dict[BuildId, Removal] | None = None
 
@@ -135,7 +135,7 @@ class _Places:
         for record in records:
             self._add(record.build_id, record, record)
 
-    def last_first(self) -> list[Place]:
+    def last_first(self) -> list[SightedPath]:
         """Return all places, the last seen first."""
         return sorted(
             self._found.values(),
@@ -156,7 +156,9 @@ class _Places:
         if place is None:
             held = self._is_held(build_id)
             removed = None if held else self._removed(build_id)
-            place = Place(build_id, at.path, label, at.host, first, last, held, group, removed)
+            place = SightedPath(
+                build_id, at.path, label, at.host, first, last, held, group, removed
+            )
             self._found[key] = place
         place.first_seen_ns = min(place.first_seen_ns, first)
         place.last_seen_ns = max(place.last_seen_ns, last)
@@ -246,15 +248,15 @@ def journal_filter(
 
 def row_container(row: JournalRow, names: tuple[str, ...] | None) -> str:
     """Return the label of the container of a row, see `container_of`."""
-    return row.container if isinstance(row, Lost) else container_of(row, names)
+    return row.container if isinstance(row, LostFiles) else container_of(row, names)
 
 
 def _path(row: JournalRow) -> bytes:
-    return row.raw_path if isinstance(row, Lost) else row.path
+    return row.raw_path if isinstance(row, LostFiles) else row.path
 
 
 def _time(row: JournalRow) -> int:
-    return row.time_ns if isinstance(row, Lost) else row.last_seen_ns
+    return row.time_ns if isinstance(row, LostFiles) else row.last_seen_ns
 
 
 def journal_rows(store: Store, since: int, lost: bool) -> Iterator[JournalRow]:

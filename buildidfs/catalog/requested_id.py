@@ -19,7 +19,7 @@ from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.names import printable
 
 if TYPE_CHECKING:
-    from buildidfs.catalog.history import Place
+    from buildidfs.catalog.history import SightedPath
     from buildidfs.model import Artifact
     from buildidfs.store import Store
 
@@ -191,7 +191,7 @@ def id_at(path: bytes) -> BuildId | None:
     return found if isinstance(found, BuildId) else None
 
 
-def _several(store: Store, path: bytes, places: list[Place]) -> str:
+def _several(store: Store, path: bytes, places: list[SightedPath]) -> str:
     names = Names(store)
     shown = [
         f"{place.build_id.hex()[:12]} in {names.short(place.container, place.cgroup) or 'the host'}"

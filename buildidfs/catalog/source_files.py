@@ -44,7 +44,7 @@ from buildidfs.store.permissions import PUBLIC, may_see
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from buildidfs.capture.archive.elf_members import Whose
+    from buildidfs.capture.archive.elf_members import ArchiveOrigin
     from buildidfs.capture.archive.plain_files import PlainFile
     from buildidfs.capture.image.scanner import ImageScanner
     from buildidfs.config import Settings
@@ -65,7 +65,7 @@ _DEBUG_FILE: Final = re.compile(rb".*/\.build-id/([0-9a-f]{2})/([0-9a-f]+)(?:\.d
 """The paths in packages that contain the build ID of their file: debug files and programs."""
 
 
-class Root(NamedTuple):
+class SourceRoot(NamedTuple):
     """A directory with sources, and the path that debug information has for it."""
 
     path: bytes
@@ -92,22 +92,22 @@ class SourceCounts(msgspec.Struct):
     no_debuginfo: int = 0
 
 
-def parse_root(text: bytes) -> Root:
+def parse_root(text: bytes) -> SourceRoot:
     """Parse a root from ``DIR`` or ``PATH=DIR``; debug information names DIR as PATH."""
     named, equals, path = text.partition(b"=")
     path = os.path.abspath(path if equals else named)
     if equals and not named.startswith(b"/"):
         raise UsageError(f"not an absolute path: {os.fsdecode(named)!r}")
-    return Root(path, source_archive.normal(named) if equals else path)
+    return SourceRoot(path, source_archive.normal(named) if equals else path)
 
 
 def capture_sources(
-    store: Store, settings: Settings, build_ids: Iterable[BuildId], roots: Sequence[Root]
+    store: Store, settings: Settings, build_ids: Iterable[BuildId], roots: Sequence[SourceRoot]
 ) -> SourceCounts:
     """Capture the sources of build IDs whose debuginfo the store has; raises `StoreFull`."""
     counts = SourceCounts()
     here = Here("tree", container_namespaces=settings.container.namespaces)
-    with _Roots(here, [*roots, *(Root(path, path) for path in DEFAULT_ROOTS)]) as opened:
+    with _Roots(here, [*roots, *(SourceRoot(path, path) for path in DEFAULT_ROOTS)]) as opened:
         for build_id in dict.fromkeys(build_ids):
             kept_under = names.sources_id(build_id)
             artifact = _described(store, build_id)
@@ -126,7 +126,7 @@ def capture_tree_sources(
     Raises `UsageError` for a directory that `parse_root` refuses, `StoreFull`.
     """
     roots = [parse_root(each) for each in source_dirs]
-    roots += [Root(real, real) for real in map(os.path.realpath, paths)]
+    roots += [SourceRoot(real, real) for real in map(os.path.realpath, paths)]
     found = (answer for _, answer in identify_tree(paths))
     build_ids = (answer for answer in found if isinstance(answer, BuildId))
     return capture_sources(store, settings, build_ids, roots)
@@ -172,7 +172,7 @@ def capture_image_sources(
     with tempfile.TemporaryFile(dir=os.fsdecode(store.path), buffering=0) as content:
         files = _Archived(_named(store, chosen), content)
 
-        def is_wanted(whose: Whose, path: bytes, size: int) -> bool:
+        def is_wanted(whose: ArchiveOrigin, path: bytes, size: int) -> bool:
             return files.is_wanted(_place(whose.container, whose.host), path, size)
 
         for item in scanner().plain_files(is_wanted):
@@ -402,9 +402,9 @@ def _private() -> PermissionError:
 class _Roots:
     """The directories from which sources are taken; a context manager."""
 
-    def __init__(self, here: Here, roots: Sequence[Root]) -> None:
+    def __init__(self, here: Here, roots: Sequence[SourceRoot]) -> None:
         self._here = here
-        self._roots: list[tuple[Root, int]] = []
+        self._roots: list[tuple[SourceRoot, int]] = []
         for root in roots:
             try:
                 fd = os.open(root.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

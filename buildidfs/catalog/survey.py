@@ -4,7 +4,7 @@
 A survey reads a few rows for each build ID and each file of the containers seen last, which takes
 seconds for 100,000 build IDs. So a process that shows surveys keeps the last one (`Surveyor`), and
 counts again when a new one is due. The shares of a container come from `containers.contents`, the
-reasons from `coverage.Holdings`, so the page, the history and the commands agree.
+reasons from `coverage.CoverageLookup`, so the page, the history and the commands agree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from buildidfs import names
 from buildidfs.answers import Going, Lacking, text
 from buildidfs.capture.origin.container import reported
 from buildidfs.catalog import containers, remedies
-from buildidfs.catalog.coverage import Holdings
+from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import BuildIdFsError
 from buildidfs.linux.threads import Background
 from buildidfs.model import BuildId, Digest, Kind, Quality, Trust
@@ -32,8 +32,8 @@ from buildidfs.store.retention.eviction import Policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.catalog.coverage import Row
-    from buildidfs.store import Container, ContainerEntry, Store
+    from buildidfs.catalog.coverage import BinaryCoverage
+    from buildidfs.store import CapturedContainer, ContainerEntry, Store
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Survey(msgspec.Struct):
     took_s: float = 0.0
     all: Counted = msgspec.field(default_factory=Counted)
     host: Counted = msgspec.field(default_factory=Counted)
-    containers: list[containers.Contents] = msgspec.field(default_factory=list)
+    containers: list[containers.ContainerFiles] = msgspec.field(default_factory=list)
     left_out: int = 0
     images: dict[str, Counted] = msgspec.field(default_factory=dict)
     reasons: Counter[str] = msgspec.field(default_factory=Counter)
@@ -101,7 +101,7 @@ def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
     """Count now. ``go_on`` is called often; it may wait, or raise to end the count."""
     began = time.monotonic()
     survey = Survey(time.time())
-    holdings = Holdings(store)
+    holdings = CoverageLookup(store)
     spread: Counter[int] = Counter()
     _count_containers(store, survey, holdings, spread, go_on)
     _count_all(store, survey, holdings, spread, go_on)
@@ -111,8 +111,8 @@ def take(store: Store, go_on: Callable[[], None] = _nothing) -> Survey:
 
 
 def why_lacking(executable: bool, symbols: Quality, debuginfo: bool, why: str) -> str:
-    """Return ``why``, the reason of `Holdings.of`, or the reason that only DWARF is missing; empty
-    if nothing is missing.
+    """Return ``why``, the reason of `CoverageLookup.of`, or the reason that only DWARF is missing;
+    empty if nothing is missing.
     """
     if why or debuginfo or not executable or symbols is not Quality.SYMTAB:
         return why
@@ -127,7 +127,7 @@ def severity(why: str) -> int:
 def _count_containers(
     store: Store,
     survey: Survey,
-    holdings: Holdings,
+    holdings: CoverageLookup,
     spread: Counter[int],
     go_on: Callable[[], None],
 ) -> None:
@@ -138,13 +138,18 @@ def _count_containers(
     last = heapq.nlargest(MOST_CONTAINERS, every, key=lambda each: each.last_seen_ns)
     removals = containers.Removals(store)
     files = 0
-    images: dict[str, dict[int, Row]] = {}
+    images: dict[str, dict[int, BinaryCoverage]] = {}
     for container in last:
         if files > _MOST_FILES:
             break
-        seen: dict[int, Row] = {}
+        seen: dict[int, BinaryCoverage] = {}
 
-        def each(entry: ContainerEntry, path: bytes, row: Row, seen: dict[int, Row] = seen) -> None:
+        def each(
+            entry: ContainerEntry,
+            path: bytes,
+            row: BinaryCoverage,
+            seen: dict[int, BinaryCoverage] = seen,
+        ) -> None:
             nonlocal files
             seen[entry.ordinal] = row
             files += 1
@@ -163,7 +168,7 @@ def _count_containers(
             counted.add(row.executable, row.symbols, row.debuginfo)
 
 
-def image_of(container: Container) -> str:
+def image_of(container: CapturedContainer) -> str:
     """Return the name of the image of a container; empty if unknown. The engine of another user
     than root may give any name to an image.
     """
@@ -174,7 +179,7 @@ def image_of(container: Container) -> str:
 def _count_all(
     store: Store,
     survey: Survey,
-    holdings: Holdings,
+    holdings: CoverageLookup,
     spread: Counter[int],
     go_on: Callable[[], None],
 ) -> None:

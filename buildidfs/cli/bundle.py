@@ -26,7 +26,7 @@ from buildidfs.cli.output import (
 
 if TYPE_CHECKING:
     from buildidfs.formats.bundle_archive import Manifest
-    from buildidfs.profile.inputs import Named
+    from buildidfs.profile.inputs import NamedIds
 
 
 _SHOWN = 10
@@ -121,7 +121,7 @@ def bundle(
 
 
 def _report_lacking(
-    session: Session, manifest: Manifest, inputs: dict[bytes, Named], wanted: int
+    session: Session, manifest: Manifest, inputs: dict[bytes, NamedIds], wanted: int
 ) -> int:
     """Print on standard error which files the bundle lacks, and return the exit status.
 
@@ -155,7 +155,7 @@ def _report_lacking(
     return IncompleteError.exit_code if any(lacking) else 0
 
 
-def _as_json(manifest: Manifest, kept: int, inputs: dict[bytes, Named]) -> dict[str, object]:
+def _as_json(manifest: Manifest, kept: int, inputs: dict[bytes, NamedIds]) -> dict[str, object]:
     blobs = {item.sha256: item.size for item in manifest.items}
     listed = manifest.sources
     assert listed is not None

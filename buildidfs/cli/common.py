@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from buildidfs.cli.output import Line
+    from buildidfs.cli.output import ProgressLine
     from buildidfs.config import Settings
     from buildidfs.store import Store
 
@@ -96,7 +96,9 @@ class Session:
         if not self.is_quiet:
             terminal.complain(one_line(why))
 
-    def progress(self, description: str, noun: str = "file") -> AbstractContextManager[Line | None]:
+    def progress(
+        self, description: str, noun: str = "file"
+    ) -> AbstractContextManager[ProgressLine | None]:
         """Return a line of progress if one is wanted, see `output.progress`.
 
         With -v there is no line: log messages show more, and would mix with it.
@@ -216,7 +218,7 @@ class Session:
         return words + ["-v"] * self.verbosity + ["-q"] * -self.verbosity
 
     @contextmanager
-    def capturing(self, doing: str = "Capturing") -> Iterator[tuple[Store, Line | None]]:
+    def capturing(self, doing: str = "Capturing") -> Iterator[tuple[Store, ProgressLine | None]]:
         """Open the store for captures, create it if it is absent, and show the progress."""
         with self.open_store(create=True) as store, self.progress(doing) as show:
             yield store, show

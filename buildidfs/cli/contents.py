@@ -39,20 +39,20 @@ from buildidfs.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.catalog.artifacts import Conflict, Place
+    from buildidfs.catalog.artifacts import ArtifactPlace, Conflict
     from buildidfs.catalog.containers import ContainerSummary
     from buildidfs.model import Artifact, BuildId, Kind, Origin
-    from buildidfs.store import Container
+    from buildidfs.store import CapturedContainer
 
 
 class _Listed(NamedTuple):
     """The artifacts of a build ID, each with its newest sighting; the executable is the first."""
 
     build_id: BuildId
-    artifacts: list[tuple[Artifact, Place]]
+    artifacts: list[tuple[Artifact, ArtifactPlace]]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ArtifactPlace:
         """Return the place of the executable, or else of the debug file."""
         return self.artifacts[0][1]
 
@@ -119,7 +119,7 @@ def list_(
     since: int,
     kind: str | None,
     conflicts: bool,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> None:
     """List build IDs in the order of their arrival, with kinds, size, age and last place.
 
@@ -131,7 +131,7 @@ def list_(
     shown = False
     with session.open_store() as store:
         names = Names(store)
-        asked = artifacts.Asked(glob, container, kind, since)
+        asked = artifacts.ArtifactQuery(glob, container, kind, since)
         if conflicts:
             wanted = artifacts.origin_filter(store, asked)
             for conflict in artifacts.conflicts(store, kind, wanted):
@@ -151,7 +151,7 @@ def list_(
             session.say_why_empty(artifacts.why_no_artifacts(store, asked))
 
 
-def _rows(found: Iterable[tuple[BuildId, Artifact, Place]]) -> Iterator[_Listed]:
+def _rows(found: Iterable[tuple[BuildId, Artifact, ArtifactPlace]]) -> Iterator[_Listed]:
     for build_id, group in groupby(found, lambda each: each[0]):
         yield _Listed(build_id, [(artifact, record) for _, artifact, record in group])
 
@@ -267,7 +267,7 @@ _CONTAINER_COLUMNS: Final[tuple[Column[ContainerSummary], ...]] = (
 @table.options(_CONTAINER_COLUMNS)
 @click.pass_obj
 def containers(
-    session: Session, names: tuple[str, ...], since: int, all_: bool, layout: table.Layout
+    session: Session, names: tuple[str, ...], since: int, all_: bool, layout: table.TableOptions
 ) -> None:
     """List the containers whose files were captured, the one seen last first.
 
@@ -285,7 +285,7 @@ def containers(
         tests = [known.meant(store, name) for name in names]
         unnamed, removals = 0, known.Removals(store)
 
-        def is_wanted(each: Container) -> bool:
+        def is_wanted(each: CapturedContainer) -> bool:
             nonlocal unnamed
             if each.last_seen_ns < since or (tests and not any(t(each.label) for t in tests)):
                 return False

@@ -24,8 +24,8 @@ from buildidfs.errors import ArtifactMissing, IncompleteError, StoreError, Upstr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from buildidfs.fleet.push import Pusher, Summary
-    from buildidfs.fleet.questions import Host, Location
+    from buildidfs.fleet.push import Pusher, PushSummary
+    from buildidfs.fleet.questions import Host, HostLocation
     from buildidfs.model import BuildId
     from buildidfs.store import Store
     from buildidfs.upstream.fetcher import Fetched
@@ -43,7 +43,7 @@ _HOSTS: Final[tuple[Column[Host], ...]] = (
     Column("manifests", "MANIFESTS", lambda row: row.manifests, table.COUNT, 100),
     Column("last_push", "PUSHED", lambda row: row.last_ns, table.AGE),
 )
-_LOCATIONS: Final[tuple[Column[Location], ...]] = (
+_LOCATIONS: Final[tuple[Column[HostLocation], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.HEX),
     Column("kind", "KIND", lambda row: row.kind, table.TEXT),
     Column("host", "HOST", lambda row: row.host, table.TEXT),
@@ -70,7 +70,7 @@ def fleet() -> None:
 )
 @table.options(_HOSTS)
 @click.pass_obj
-def status(session: Session, layout: table.Layout) -> None:
+def status(session: Session, layout: table.TableOptions) -> None:
     """List the hosts that have pushed, the one that pushed last first."""
     from buildidfs.fleet import questions
 
@@ -98,7 +98,7 @@ def _host_fields(host: Host) -> dict[str, object]:
 @click.argument("path", metavar="PATH")
 @table.options(_LOCATIONS)
 @click.pass_obj
-def which(session: Session, path: str, layout: table.Layout) -> None:
+def which(session: Session, path: str, layout: table.TableOptions) -> None:
     """Show the build IDs that hosts have seen at PATH, a path or a pattern with * and ?."""
     from buildidfs.fleet import questions
 
@@ -117,7 +117,7 @@ def which(session: Session, path: str, layout: table.Layout) -> None:
 @click.argument("id_", metavar="ID")
 @table.options(_LOCATIONS)
 @click.pass_obj
-def where(session: Session, id_: str, layout: table.Layout) -> None:
+def where(session: Session, id_: str, layout: table.TableOptions) -> None:
     """Show the hosts, containers and paths where a build ID was seen. A unique beginning of ID is
     enough.
     """
@@ -127,7 +127,7 @@ def where(session: Session, id_: str, layout: table.Layout) -> None:
     layout.print(_LOCATIONS, rows, _location_fields)
 
 
-def _location_fields(location: Location) -> dict[str, Any]:
+def _location_fields(location: HostLocation) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.structs.asdict(location)
     fields["first_seen"] = fields.pop("first_ns") / 1e9
     fields["last_seen"] = fields.pop("last_ns") / 1e9
@@ -275,7 +275,7 @@ def _found(store: Store, text: str) -> tuple[int, BuildId]:
     return ordinal, build_id
 
 
-def _report_push(session: Session, summary: Summary, *, json_: bool) -> int:
+def _report_push(session: Session, summary: PushSummary, *, json_: bool) -> int:
     for failure in summary.failed:
         terminal.complain(f"cannot push {one_line(failure)}")
     if json_:
@@ -374,14 +374,14 @@ def fetch(
 
 def _report_fetch(session: Session, done: list[Fetched], *, json_: bool) -> int:
     """Print the results; return the exit status."""
-    from buildidfs.upstream.fetcher import State
+    from buildidfs.upstream.fetcher import FetchState
 
     counts = Counter(each.state for each in done)
     total = sum(each.size for each in done)
     if json_:
         json_line(
             {
-                **{str(state): counts[state] for state in State},
+                **{str(state): counts[state] for state in FetchState},
                 "bytes": total,
                 "files": [_fields(each) for each in done],
             }
@@ -391,18 +391,18 @@ def _report_fetch(session: Session, done: list[Fetched], *, json_: bool) -> int:
             session.say_why_empty("the store has all that could be fetched")
         elif not session.is_quiet:
             click.echo(
-                f"{counted(counts[State.FETCHED], 'file')} fetched ({size(total)}),"
-                f" {counts[State.HELD]} already held"
+                f"{counted(counts[FetchState.FETCHED], 'file')} fetched ({size(total)}),"
+                f" {counts[FetchState.HELD]} already held"
             )
         _complain([each for each in done if each.why])
-    missing = len(done) - counts[State.FETCHED] - counts[State.HELD]
+    missing = len(done) - counts[FetchState.FETCHED] - counts[FetchState.HELD]
     if not missing:
         return 0
     if missing < len(done):
         return IncompleteError.exit_code
-    if counts[State.FAILED]:
+    if counts[FetchState.FAILED]:
         return StoreError.exit_code
-    if counts[State.UNAVAILABLE]:
+    if counts[FetchState.UNAVAILABLE]:
         return UpstreamError.exit_code
     return ArtifactMissing.exit_code
 

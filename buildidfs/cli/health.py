@@ -16,9 +16,9 @@ from buildidfs.errors import CapabilityError, IncompleteError, IntegrityError, I
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.cli.output import Line
-    from buildidfs.doctor import Finding
-    from buildidfs.ingest.check import Checked, Options, Result
+    from buildidfs.cli.output import ProgressLine
+    from buildidfs.doctor import ProbeFinding
+    from buildidfs.ingest.check import Checked, CheckOptions, Result
 
 
 @click.command(
@@ -63,7 +63,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     checked = checking.Checked()
     try:
         with session.progress("Checking", "") as line:
-            options = checking.Options(verify_data, from_start, repair, _shown_by(line))
+            options = checking.CheckOptions(verify_data, from_start, repair, _shown_by(line))
             for result in checking.check(session.store_path, session.settings, options, checked):
                 if line is not None:
                     line.clear()
@@ -80,7 +80,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     return 0 if checked.is_sound else IntegrityError.exit_code
 
 
-def _shown_by(line: Line | None) -> Callable[[str, int, int], None]:
+def _shown_by(line: ProgressLine | None) -> Callable[[str, int, int], None]:
     """Return a function that shows the progress of a check on a line."""
     from buildidfs.ingest import check as checking
 
@@ -116,7 +116,7 @@ def _as_json(result: Result) -> None:
     )
 
 
-def _summary(checked: Checked, options: Options) -> None:
+def _summary(checked: Checked, options: CheckOptions) -> None:
     words = [counted(checked.blobs, "blob")]
     if checked.read_bytes:
         words.append(f"{size(checked.read_bytes)} read")
@@ -166,7 +166,7 @@ def doctor(session: Session, json_: bool) -> int:
 
     failed: set[str] = set()
     area = ""
-    alike: list[Finding] = []
+    alike: list[ProbeFinding] = []
     for finding in _shown(examine(session.unchecked_store_path()), failed, session.is_quiet):
         if json_:
             json_line(msgspec.structs.asdict(finding))
@@ -186,12 +186,12 @@ def doctor(session: Session, json_: bool) -> int:
     return IncompleteError.exit_code if failed else 0
 
 
-def _general(finding: Finding) -> str:
+def _general(finding: ProbeFinding) -> str:
     """Return the remedy for a finding without the name of the finding."""
     return finding.remedy.replace(finding.name, "")
 
 
-def _say_remedy(alike: list[Finding]) -> None:
+def _say_remedy(alike: list[ProbeFinding]) -> None:
     """Print the remedy for one or more findings that are printed above it, and differ only in their
     names.
     """
@@ -201,7 +201,9 @@ def _say_remedy(alike: list[Finding]) -> None:
         terminal.say(text, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
 
 
-def _shown(findings: Iterator[Finding], failed: set[str], quiet: bool) -> Iterator[Finding]:
+def _shown(
+    findings: Iterator[ProbeFinding], failed: set[str], quiet: bool
+) -> Iterator[ProbeFinding]:
     """Yield the findings to be shown; add areas with a failure to ``failed``."""
     for finding in findings:
         if finding.state == "failed":

@@ -34,16 +34,16 @@ from buildidfs.cli.output import (
 )
 from buildidfs.cli.table import Column
 from buildidfs.errors import needs_extra
-from buildidfs.store.run_files import Lost
+from buildidfs.store.run_files import LostFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from buildidfs.answers import Health, Missing, Overview, Share, Stats
+    from buildidfs.answers import Health, IdShares, Missing, Overview, Stats
     from buildidfs.model import FileIdentity
     from buildidfs.store import JournalRecord, Store
 
-    Row = JournalRecord | Lost
+    Row = JournalRecord | LostFiles
 
 
 _MOST_LABELS = 5
@@ -122,7 +122,7 @@ def journal(
     globs: tuple[str, ...],
     names: tuple[str, ...] | None,
     lost: bool,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> None:
     """Show the build IDs that were seen, with path, container and time, by the time of the last
     sighting.
@@ -156,7 +156,7 @@ def _lines(
         if not wanted(row):
             if len(labels) < _MOST_LABELS:
                 labels.add(label)
-        elif isinstance(row, Lost):
+        elif isinstance(row, LostFiles):
             yield _Line(
                 row, row.build_id or None, row.time_ns, label, "lost", row.raw_path, row.count,
                 row.reason,
@@ -196,12 +196,12 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
 
 
 def _group(line: _Line) -> bytes:
-    return b"" if isinstance(line.row, Lost) else line.row.cgroup
+    return b"" if isinstance(line.row, LostFiles) else line.row.cgroup
 
 
 def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[str, object]:
     row = line.row
-    if isinstance(row, Lost):
+    if isinstance(row, LostFiles):
         return {
             "build_id": row.build_id or None,
             **path_fields(row.raw_path),
@@ -406,7 +406,7 @@ def _print_missing(missing: Missing) -> None:
         terminal.say(text, label=f"    {each.build_id[:12]}", indent=18)
 
 
-def _shares(share: Share) -> str:
+def _shares(share: IdShares) -> str:
     parts = (share.executable, share.symbols, share.debuginfo)
     widths = (8, 8, 9)
     shown = [

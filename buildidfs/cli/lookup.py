@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from buildidfs.answers import Facts, PrivateVariant
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
-    from buildidfs.catalog.history import Place
+    from buildidfs.catalog.history import SightedPath
     from buildidfs.watch import running
 
 
@@ -44,7 +44,7 @@ def _package(row: Mapper) -> str | None:
     return f"{now}{row.package.name} {row.package.version}".rstrip()
 
 
-_PLACES: Final[tuple[Column[Place], ...]] = (
+_PLACES: Final[tuple[Column[SightedPath], ...]] = (
     Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
     Column("held", "BYTES", lambda row: row.state, table.TEXT),
     Column("first_seen", "FIRST SEEN", lambda row: row.first_seen_ns, table.AGE, 100),
@@ -88,7 +88,7 @@ def which(
     container: str | None,
     since: int,
     is_glob: bool,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> None:
     """Show the build IDs that were seen at PATH, in all containers, the newest first.
 
@@ -118,12 +118,12 @@ def which(
         raise ArtifactMissing(text)
 
 
-def _print_places(places: list[Place], layout: table.Layout, names: Names) -> None:
+def _print_places(places: list[SightedPath], layout: table.TableOptions, names: Names) -> None:
     columns = table.named(_PLACES, names.short, lambda place: place.cgroup)
     layout.print(columns, places, partial(_place_fields, names))
 
 
-def _place_fields(names: Names, place: Place) -> dict[str, object]:
+def _place_fields(names: Names, place: SightedPath) -> dict[str, object]:
     return {
         "build_id": place.build_id.hex(),
         **path_fields(place.path),
@@ -180,7 +180,7 @@ def where(
     live: bool,
     glob: str | None,
     deleted: bool,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> int:
     """Show each place where a build ID, or the file at PATH, was seen, the newest first.
 
@@ -194,7 +194,7 @@ def where(
             raise click.UsageError("--live wants an ID, a PATH, --path or --deleted")
         from buildidfs.watch import running
 
-        asked = running.Asked(id_, glob, container, deleted)
+        asked = running.MappingFilter(id_, glob, container, deleted)
         return _print_mappers(session, asked, layout)
     if glob is not None or deleted:
         raise click.UsageError(
@@ -210,7 +210,9 @@ def where(
     return 0
 
 
-def _print_mappers(session: Session, asked: running.Asked, layout: table.Layout) -> int:
+def _print_mappers(
+    session: Session, asked: running.MappingFilter, layout: table.TableOptions
+) -> int:
     """Print the processes that map the requested files, and return the exit status."""
     from buildidfs.watch import running
 

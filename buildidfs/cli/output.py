@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from buildidfs.answers import EvictedFile, Limits
-    from buildidfs.ingest import Summary
-    from buildidfs.profile.inputs import Named
+    from buildidfs.ingest import ScanSummary
+    from buildidfs.profile.inputs import NamedIds
     from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.retention.tally import Tally
 
@@ -110,7 +110,7 @@ def moment(nanoseconds: int) -> str:
 
 
 def report_scan(
-    summary: Summary,
+    summary: ScanSummary,
     *,
     json_: bool = False,
     quiet: bool = False,
@@ -136,7 +136,7 @@ def report_scan(
     return StoreFull.exit_code
 
 
-def _summary_json(summary: Summary, more: Mapping[str, object]) -> None:
+def _summary_json(summary: ScanSummary, more: Mapping[str, object]) -> None:
     json_line(
         {
             **more,
@@ -162,7 +162,7 @@ def _summary_json(summary: Summary, more: Mapping[str, object]) -> None:
     )
 
 
-def _summary_text(summary: Summary, *, quiet: bool) -> None:
+def _summary_text(summary: ScanSummary, *, quiet: bool) -> None:
     if not quiet:
         click.echo(
             f"{summary.captured} captured ({size(summary.copied_bytes)},"
@@ -204,7 +204,7 @@ def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
         click.echo(f"    and {what.lost - len(losses)} more, see buildidfs journal", err=True)
 
 
-def report_nameless(path: bytes, named: Named) -> bool:
+def report_nameless(path: bytes, named: NamedIds) -> bool:
     """Print on standard error the unknown mappings of ``path``; return True if there are any.
 
     Each file is printed with its share of the samples: those in the file, and those called from
@@ -234,7 +234,7 @@ _SETTLED: Final = 0.01
 _LEAST_PATH: Final = 8  # columns; a path is left out if it would have fewer
 
 
-class Line:
+class ProgressLine:
     """The line; it implements `capture.base.Progress`. ``noun`` is the singular of the items."""
 
     def __init__(
@@ -306,12 +306,14 @@ def _clock_time(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def progress(description: str, noun: str = "file", *, quiet: bool = False) -> Iterator[Line | None]:
+def progress(
+    description: str, noun: str = "file", *, quiet: bool = False
+) -> Iterator[ProgressLine | None]:
     """Yield a line while the block runs; None if standard error is not a terminal, or ``quiet``."""
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield None
         return
-    line = Line(description, noun)
+    line = ProgressLine(description, noun)
     try:
         yield line
     finally:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from buildidfs.catalog.coverage import Coverage
     from buildidfs.model import BuildId
     from buildidfs.profile.repair import Repaired
-    from buildidfs.profile.why import Answer, Explainer
+    from buildidfs.profile.why import Explainer, UnnamedFiles
     from buildidfs.store import Store
 
 
@@ -93,7 +93,7 @@ def coverage(
     live: bool,
     container: str | None,
     fail_under: float | None,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> int:
     """Print for which share of the samples in FILE the store has executable, symbols and debuginfo.
 
@@ -127,7 +127,7 @@ def coverage(
 def show(
     coverage: Coverage,
     names: Names,
-    layout: table.Layout,
+    layout: table.TableOptions,
     *,
     fail_under: float | None = None,
     quiet: bool = False,
@@ -278,7 +278,7 @@ def why(
     return _end(session, path, answer)
 
 
-def _end(session: Session, path: bytes, answer: Answer) -> int:
+def _end(session: Session, path: bytes, answer: UnnamedFiles) -> int:
     """Say why nothing, or not everything, is explained; return the exit status."""
     if answer.incomplete:
         terminal.complain(one_line(answer.incomplete))
@@ -300,7 +300,9 @@ def _print_one(session: Session, each: Explained) -> None:
         _print_remedy(session, finding.remedy, finding.command, (finding.unknown or "").split())
 
 
-def _print_groups(session: Session, explainer: Explainer, answer: Answer, *, bounded: bool) -> None:
+def _print_groups(
+    session: Session, explainer: Explainer, answer: UnnamedFiles, *, bounded: bool
+) -> None:
     """Print the files in groups by reason; the group with the most weight comes first."""
     groups: dict[tuple[str, str, str | None], list[Explained]] = {}
     unit = answer.unit

@@ -96,7 +96,7 @@ def pin(
     cores: str | None,
     name: str | None,
     list_: bool,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> int:
     """Exempt build IDs from all limits, with all their captured files.
 
@@ -236,7 +236,7 @@ def _why_empty(store: Store, name: bytes | None) -> str:
     return "nothing is pinned in this store: buildidfs pin keeps build IDs, profiles, core files"
 
 
-def _list(store: Store, name: bytes | None, layout: table.Layout) -> int:
+def _list(store: Store, name: bytes | None, layout: table.TableOptions) -> int:
     """Print the pins; return their number."""
     rows = (
         _Listed(each, store.index.ordinal(each.build_id) is not None)
@@ -305,7 +305,11 @@ _REMOVED: Final[tuple[Column[Chosen], ...]] = (
 @table.options(_REMOVED)
 @click.pass_obj
 def remove(
-    session: Session, wanted: tuple[str, ...], dry_run: bool, force: bool, layout: table.Layout
+    session: Session,
+    wanted: tuple[str, ...],
+    dry_run: bool,
+    force: bool,
+    layout: table.TableOptions,
 ) -> None:
     """Remove all files of a build ID, or the files that were seen at a path.
 
@@ -387,7 +391,7 @@ def prune(
     min_age: str | None,
     verbose: bool,
     all_: bool,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> int:
     """Remove files until the store is within its limits, and print them with the reason.
 
@@ -412,7 +416,7 @@ def _prune(
     dry_run: bool,
     verbose: bool,
     most: int,
-    layout: table.Layout,
+    layout: table.TableOptions,
 ) -> int:
     from buildidfs.errors import StoreFull
     from buildidfs.ingest import upkeep

@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from buildidfs.catalog.source_files import SourceCounts
-    from buildidfs.ingest import Summary
-    from buildidfs.profile.cores import Binary as CoreBinary
-    from buildidfs.profile.cores import CoreScan, Dump
-    from buildidfs.profile.scan import Binary as ProfileBinary
-    from buildidfs.profile.scan import ProfileScan
+    from buildidfs.ingest import ScanSummary
+    from buildidfs.profile.cores import CoreBinary, CoreDump, CoreScan
+    from buildidfs.profile.scan import ProfileBinary, ProfileScan
 
 _SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
 
@@ -360,7 +358,7 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     return status
 
 
-def _core_fields(dump: Dump) -> dict[str, object]:
+def _core_fields(dump: CoreDump) -> dict[str, object]:
     return {
         **path_fields(dump.path),
         "pid": dump.pid,
@@ -396,7 +394,7 @@ def _core_text(scan: CoreScan, called: Mapping[str, str]) -> None:
             click.echo(f"    {name:40}  {printable(each.path) or '-'}: {each.why}")
 
 
-def _whose(dump: Dump, called: Mapping[str, str]) -> str:
+def _whose(dump: CoreDump, called: Mapping[str, str]) -> str:
     """Describe the process of a core file; ``called`` has the names of containers by label."""
     if not dump.name and not dump.pid:
         return "of an unknown process"  # its notes were cut off
@@ -527,7 +525,7 @@ def scan_image(
 
 
 def _report_archives(
-    session: Session, summary: Summary, counts: dict[str, int], *, json_: bool, **more: object
+    session: Session, summary: ScanSummary, counts: dict[str, int], *, json_: bool, **more: object
 ) -> int:
     """Print the number of archives and the summary; return the exit status."""
     (nouns, total), (_, unchanged) = counts.items()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from buildidfs.answers import Process, Status, Verdict
-    from buildidfs.watch.activity import Row, View
+    from buildidfs.watch.activity import ActivityRow, StoreActivity
 
 
 _PARTLY = 3
@@ -459,7 +459,7 @@ _LABEL: Final = 10  # columns
 _LEAST_WIDTH: Final = 20
 _RATE: Final = Cell(lambda rate: f"{rate:.1f}", lambda rate: f"{rate:.3f}", right=True)
 _RED_IF_ANY: Final = Cell(str, str, right=True, colour=lambda count: "red" if count else None)
-_COLUMNS: Final[tuple[Column[Row], ...]] = (
+_COLUMNS: Final[tuple[Column[ActivityRow], ...]] = (
     Column("container", "CONTAINER", lambda row: row.container or "the host", table.LABEL),
     Column("captured", "CAPTURED", lambda row: row.captured, table.COUNT),
     Column("rate", "PER SECOND", lambda row: row.rate, _RATE),
@@ -493,7 +493,7 @@ _COLUMNS: Final[tuple[Column[Row], ...]] = (
 )
 @table.options(_COLUMNS, json="")
 @click.pass_obj
-def top(session: Session, once: bool, interval: float, layout: table.Layout) -> None:
+def top(session: Session, once: bool, interval: float, layout: table.TableOptions) -> None:
     """Show captures by container, their rate, waiting files, losses, and the growth of the store.
 
     The values are those of `buildidfs status`. q or Ctrl-C ends the command. In a pipe or in the
@@ -505,7 +505,7 @@ def top(session: Session, once: bool, interval: float, layout: table.Layout) -> 
 
     activity = Activity()
 
-    def look() -> View:
+    def look() -> StoreActivity:
         return activity.add(status.take(session.store_path, session.settings.retention))
 
     if once or layout.is_for_programs or not _has_terminal():
@@ -526,7 +526,9 @@ def _has_terminal() -> bool:
         return False
 
 
-def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> None:
+def _print(
+    view: StoreActivity, columns: Sequence[Column[ActivityRow]], layout: table.TableOptions
+) -> None:
     if not layout.is_for_programs:
         for name, value in _head(view):
             gap = " " * max(_LABEL - len(name), 1) if sys.stdout.isatty() else "\t"
@@ -535,7 +537,7 @@ def _print(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> 
 
 
 @contextmanager
-def _named(path: str) -> Iterator[Sequence[Column[Row]]]:
+def _named(path: str) -> Iterator[Sequence[Column[ActivityRow]]]:
     """Yield columns that show the names of containers from a store instead of labels."""
     from buildidfs.catalog.containers import Names
     from buildidfs.store import Store
@@ -544,7 +546,9 @@ def _named(path: str) -> Iterator[Sequence[Column[Row]]]:
         yield table.named(_COLUMNS, Names(store).short)
 
 
-def _live(look: Callable[[], View], interval: float, layout: table.Layout, path: str) -> None:
+def _live(
+    look: Callable[[], StoreActivity], interval: float, layout: table.TableOptions, path: str
+) -> None:
     """Redraw the screen until the user ends the command."""
     from rich.console import Console
     from rich.live import Live
@@ -562,7 +566,9 @@ def _live(look: Callable[[], View], interval: float, layout: table.Layout, path:
                 return
 
 
-def _screen(view: View, columns: Sequence[Column[Row]], layout: table.Layout) -> list[str]:
+def _screen(
+    view: StoreActivity, columns: Sequence[Column[ActivityRow]], layout: table.TableOptions
+) -> list[str]:
     """Return the lines of the screen, wrapped or cut to its width."""
     width = max(terminal.width(sys.stdout) - _LABEL, _LEAST_WIDTH)
     lines = []
@@ -577,7 +583,7 @@ def _screen(view: View, columns: Sequence[Column[Row]], layout: table.Layout) ->
     return lines
 
 
-def _head(view: View) -> Iterator[tuple[str, str]]:
+def _head(view: StoreActivity) -> Iterator[tuple[str, str]]:
     """Yield names and values about the watch, the store and its mounts, the state first."""
     found, facts = view.status, view.facts
     mode = printable(str(facts.get("mode", "")).encode(errors="replace"))

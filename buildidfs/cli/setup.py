@@ -305,7 +305,7 @@ _COLUMNS: Final[tuple[Column[_Row], ...]] = (
 )
 @table.options(_COLUMNS)
 @click.pass_context
-def config(ctx: click.Context, layout: table.Layout) -> None:
+def config(ctx: click.Context, layout: table.TableOptions) -> None:
     """Show each setting with its value and its source: default, file, environment, or option.
 
     The first rows are the configuration file and the name of this machine. Options of single

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.symbolizer_output import Frame
     from buildidfs.model import BuildId
     from buildidfs.store import Store
-    from buildidfs.symbolize.addresses import Answer, Symbolizer
+    from buildidfs.symbolize.addresses import NamedFrames, Symbolizer
 
 
 _PROGRAM: Final = re.compile(r"(?:llvm-symbolizer|eu-addr2line)(?:-[0-9]{1,3})?")
@@ -176,7 +176,7 @@ def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
     return _Request(text, build_id, int(found[2], 16))
 
 
-def _fields(request: _Request, answer: Answer) -> dict[str, object]:
+def _fields(request: _Request, answer: NamedFrames) -> dict[str, object]:
     return {
         "request": request.text,
         "build_id": request.build_id.hex(),
@@ -194,7 +194,7 @@ def _fields(request: _Request, answer: Answer) -> dict[str, object]:
     }
 
 
-def _text(request: _Request, answer: Answer) -> None:
+def _text(request: _Request, answer: NamedFrames) -> None:
     for frame in answer.frames:
         inlined = " (inlined)" if frame.inlined else ""
         sys.stdout.write(f"{request.text} {_function(frame)} {_place(frame)}{inlined}\n")

@@ -2,10 +2,10 @@
 """Tables in the common form of all commands.
 
 A command describes its columns once (`Column`), takes the options of tables (`options`) and gives
-the rows to `Layout.print`. On a terminal a table has a header, ages, rounded sizes and the first
-digits of build IDs, and fits the width. In a pipe or a file it has one line for each row without a
-header: the cells in full with a TAB between them, times in ISO 8601, sizes in bytes. ``--format``
-prints cells in the same full form.
+the rows to `TableOptions.print`. On a terminal a table has a header, ages, rounded sizes and the
+first digits of build IDs, and fits the width. In a pipe or a file it has one line for each row
+without a header: the cells in full with a TAB between them, times in ISO 8601, sizes in bytes.
+``--format`` prints cells in the same full form.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ HEX: Final = Cell(lambda text: _label(text)[:SHORT_ID], _label)
 SHARE: Final = Cell(lambda share: f"{share:.1%}", lambda share: f"{share:.6g}", right=True)
 
 
-class Layout:
+class TableOptions:
     """The options of a table: ``--sort``, ``--limit``, ``--format``, ``--no-trunc``, ``--json``."""
 
     def __init__(
@@ -272,8 +272,8 @@ def options(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of tables; it gets them as one argument ``layout``.
 
-    `Layout` refuses fields that the printed table lacks. ``json`` is the help for ``--json``; empty
-    for a command without that option.
+    `TableOptions` refuses fields that the printed table lacks. ``json`` is the help for ``--json``;
+    empty for a command without that option.
     """
     columns = list({each.field: each for columns in tables for each in columns}.values())
     fields = ", ".join(each.field for each in columns)
@@ -329,7 +329,7 @@ def options(
                 _column(columns, sort.removeprefix("-"), "--sort")
             if template is not None:
                 _parsed(template, columns)
-            layout = Layout(sort, limit or 0, template, uncut, is_json)
+            layout = TableOptions(sort, limit or 0, template, uncut, is_json)
             return command(*args, layout=layout, **rest)
 
         for option in reversed(added):

@@ -258,7 +258,7 @@ _COLUMNS: Final[tuple[Column[JitMap], ...]] = (
 @container_option("Only processes of this container: its name, pod, label, or start of its ID.")
 @table.options(_COLUMNS)
 @click.pass_obj
-def jit(session: Session, container: str | None, layout: table.Layout) -> None:
+def jit(session: Session, container: str | None, layout: table.TableOptions) -> None:
     """List the processes whose names of generated code are kept, the one that began last first.
 
     JIT compilers write these names for perf, if an option tells them to: into /tmp/perf-PID.map or

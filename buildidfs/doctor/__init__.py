@@ -5,7 +5,8 @@
 probes. A probe tries the feature instead of comparing versions: kernels are patched, and containers
 and security modules remove features of a version. No probe changes anything.
 
-Outsiders use `examine`, `Finding` and `PRIVILEGES`. Nothing here captures or writes to a store.
+Outsiders use `examine`, `ProbeFinding` and `PRIVILEGES`. Nothing here captures or writes to a
+store.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Iterator
 
 from buildidfs.doctor import machine, probe, storage
 from buildidfs.doctor.machine import PRIVILEGES
-from buildidfs.doctor.probe import Finding, State
+from buildidfs.doctor.probe import ProbeFinding, State
 
-__all__ = ["PRIVILEGES", "Finding", "State", "examine"]
+__all__ = ["PRIVILEGES", "ProbeFinding", "State", "examine"]
 
 
-def examine(store_path: str | bytes | os.PathLike[str]) -> Iterator[Finding]:
+def examine(store_path: str | bytes | os.PathLike[str]) -> Iterator[ProbeFinding]:
     """Run all probes; yield their findings one by one, grouped by area.
 
     A probe without an answer within `probe.PATIENCE` seconds is a finding, too. The probes run in

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from buildidfs.capture.live import first_touch
 from buildidfs.capture.process.gate import ProcessGate
-from buildidfs.doctor.probe import Answer, Probe, degraded, failed, ok
+from buildidfs.doctor.probe import Probe, ProbeOutcome, degraded, failed, ok
 from buildidfs.formats import proc_text
 from buildidfs.linux import (
     credentials,
@@ -30,7 +30,7 @@ from buildidfs.linux.file_ops import closing_fd
 
 PRIVILEGES = "privileges"
 
-_Verdict = Callable[[str, str], Answer]
+_Verdict = Callable[[str, str], ProbeOutcome]
 _KERNEL = "kernel"
 _NOT_THERE = (errno.ENOTTY, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.EXDEV)
 _SHOWN = 5  # processes named by number
@@ -129,7 +129,7 @@ def privilege_probes() -> list[Probe]:
     ]
 
 
-def _capability(need: _Need, lacking: _Verdict) -> Answer:
+def _capability(need: _Need, lacking: _Verdict) -> ProbeOutcome:
     held = credentials.effective_capabilities().intersection(need.any_of)
     if held:
         with_ = "" if need.name in held else f" (with {min(held)})"
@@ -148,7 +148,7 @@ def paranoid() -> int:
         return 2
 
 
-def _user_namespace() -> Answer:
+def _user_namespace() -> ProbeOutcome:
     if machine.is_first_user():
         return ok("the first one: capabilities count everywhere")
     return failed(
@@ -157,14 +157,14 @@ def _user_namespace() -> Answer:
     )
 
 
-def _pid_namespace() -> Answer:
+def _pid_namespace() -> ProbeOutcome:
     spot = machine.blind_spot()
     if spot is None:
         return ok("the first one: all processes are seen")
     return failed(spot.unseen, spot.remedy)
 
 
-def _mount_namespace() -> Answer:
+def _mount_namespace() -> ProbeOutcome:
     own, first = namespaces.of_pid(os.getpid()).mnt, namespaces.initial().mnt
     if own == first:
         return ok("that of the first process")
@@ -196,7 +196,7 @@ def kernel_probes() -> list[Probe]:
 # --- processes and their files -------------------------------------------------------------
 
 
-def _processes() -> Answer:
+def _processes() -> ProbeOutcome:
     refused, seen, gate = [], 0, ProcessGate()
     for pid in procfs.pids():
         try:
@@ -223,7 +223,7 @@ def _processes() -> Answer:
     )
 
 
-def _memory_maps() -> Answer:
+def _memory_maps() -> ProbeOutcome:
     with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
         try:
             with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
@@ -240,7 +240,7 @@ def _memory_maps() -> Answer:
     return ok("PROCMAP_QUERY answers")
 
 
-def _mapped_files() -> Answer:
+def _mapped_files() -> ProbeOutcome:
     with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
         for mapping in proc_text.mappings_in(procfs.maps(pid_fd)):
             if not mapping.path.startswith(b"/"):
@@ -262,7 +262,7 @@ def _mapped_files() -> Answer:
     )
 
 
-def _openat2() -> Answer:
+def _openat2() -> ProbeOutcome:
     if openat2.have_openat2():
         return ok("the kernel keeps paths within a container's root")
     return degraded(
@@ -271,7 +271,7 @@ def _openat2() -> Answer:
     )
 
 
-def _mount_ids() -> Answer:
+def _mount_ids() -> ProbeOutcome:
     with closing_fd(os.open("/", os.O_PATH | os.O_CLOEXEC)) as fd:
         unique = statx.unique_mount_id(fd)
     if unique is None:
@@ -283,7 +283,7 @@ def _mount_ids() -> Answer:
     return ok("unique until the next boot")
 
 
-def _mount_namespace_ids() -> Answer:
+def _mount_namespace_ids() -> ProbeOutcome:
     with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
         if namespaces.mnt_ns_id(pid_fd):
             return ok("unique until the next boot")
@@ -293,7 +293,7 @@ def _mount_namespace_ids() -> Answer:
     )
 
 
-def _leases() -> Answer:
+def _leases() -> ProbeOutcome:
     """Try a lease on a file of our own. For other files, CAP_LEASE and support by their filesystem
     may be needed.
     """
@@ -309,7 +309,7 @@ def _leases() -> Answer:
     )
 
 
-def _kernel_symbols() -> Answer:
+def _kernel_symbols() -> ProbeOutcome:
     with open("/proc/kallsyms", "rb") as file:
         first = [line.split(b" ", 1)[0] for line in file.readlines(1 << 14)]
     if any(address.strip(b"0") for address in first):
@@ -320,7 +320,7 @@ def _kernel_symbols() -> Answer:
     )
 
 
-def _landlock() -> Answer:
+def _landlock() -> ProbeOutcome:
     version = sandbox_helper.landlock_version()
     if version:
         return ok(f"version {version}: symbolizers read no files but those they are given")
@@ -333,7 +333,7 @@ def _landlock() -> Answer:
 # --- events --------------------------------------------------------------------------------
 
 
-def _perf_events() -> Answer:
+def _perf_events() -> ProbeOutcome:
     events = perf_event.MMAP | perf_event.TASK | perf_event.NAMESPACES
     cpus, refused = perf_event.online_cpus(), dict[int, OSError]()
     for cpu in sorted(cpus):
@@ -361,7 +361,7 @@ def _perf_events() -> Answer:
     )
 
 
-def _first_touches() -> Answer:
+def _first_touches() -> ProbeOutcome:
     program, reason = first_touch.start()
     if program is None:
         return degraded(
@@ -372,7 +372,7 @@ def _first_touches() -> Answer:
     return ok("a program in the kernel reports unknown files only")
 
 
-def _perf_build_ids() -> Answer:
+def _perf_build_ids() -> ProbeOutcome:
     try:
         leak = perf_event.build_ids_leak()
     except OSError as error:
@@ -402,7 +402,7 @@ def read_number(path: str) -> int:
         return int(file.read())
 
 
-def _open_files() -> Answer:
+def _open_files() -> ProbeOutcome:
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY or most >= _FILES_WANTED:
         shown = "any number of" if most == resource.RLIM_INFINITY else str(most)
@@ -414,7 +414,7 @@ def _open_files() -> Answer:
     return failed(found, remedy) if most < _FILES_NEEDED else degraded(found, remedy)
 
 
-def _locked_memory() -> Answer:
+def _locked_memory() -> ProbeOutcome:
     """Check the limits of locked memory for the rings of perf.
 
     The rings count against perf_event_mlock_kb for each CPU, then against RLIMIT_MEMLOCK. Source:
@@ -438,7 +438,7 @@ def _locked_memory() -> Answer:
     )
 
 
-def _real_time() -> Answer:
+def _real_time() -> ProbeOutcome:
     """Set a real-time priority on this process, which is a child that ends soon."""
     period = 0
     try:

@@ -28,7 +28,7 @@ _MOST_BYTES = 1000  # of one text; the rest does not come from a probe
 _encode = msgspec.json.Encoder().encode
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ProbeFinding(msgspec.Struct, frozen=True):
     """The finding of one probe.
 
     ``failed``: unless this is remedied, captures are missing, or the store can capture or serve
@@ -43,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ProbeOutcome(msgspec.Struct, frozen=True):
     """A finding without the name of its probe; made by `ok`, `degraded` and `failed`."""
 
     state: State
@@ -60,29 +60,29 @@ class Probe(msgspec.Struct, frozen=True):
 
     area: str
     name: str
-    ask: Callable[[], Answer]
+    ask: Callable[[], ProbeOutcome]
     place: str = ""
 
 
-def ok(found: str) -> Answer:
+def ok(found: str) -> ProbeOutcome:
     """Return the finding that a feature works."""
-    return Answer("ok", found)
+    return ProbeOutcome("ok", found)
 
 
-def degraded(found: str, remedy: str) -> Answer:
+def degraded(found: str, remedy: str) -> ProbeOutcome:
     """Return the finding that something works with restrictions."""
-    return Answer("degraded", found, remedy)
+    return ProbeOutcome("degraded", found, remedy)
 
 
-def failed(found: str, remedy: str) -> Answer:
+def failed(found: str, remedy: str) -> ProbeOutcome:
     """Return the finding that something does not work."""
-    return Answer("failed", found, remedy)
+    return ProbeOutcome("failed", found, remedy)
 
 
-_decoder = msgspec.json.Decoder(Answer)
+_decoder = msgspec.json.Decoder(ProbeOutcome)
 
 
-def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[Finding]:
+def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[ProbeFinding]:
     """Yield the finding of each probe in order, as they come.
 
     A probe that does not answer within ``seconds``, or dies, is a finding too. This function forks,
@@ -96,7 +96,9 @@ def ask(probes: Sequence[Probe], seconds: float = PATIENCE) -> Iterator[Finding]
                 if probe.place in silent:
                     break
                 answer = answers.answer(seconds)
-                yield Finding(probe.area, probe.name, answer.state, answer.found, answer.remedy)
+                yield ProbeFinding(
+                    probe.area, probe.name, answer.state, answer.found, answer.remedy
+                )
                 del rest[0]
                 if answers.is_over:
                     if answers.is_silent and probe.place:
@@ -126,7 +128,7 @@ class _Answers:
         os.close(self._pipe)
         self._process.end(_LAST_WAIT)
 
-    def answer(self, seconds: float) -> Answer:
+    def answer(self, seconds: float) -> ProbeOutcome:
         """Return the next answer, or a finding on why there is none."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
@@ -145,7 +147,7 @@ class _Answers:
         line, _, self._text = self._text.partition(b"\n")
         return _decoder.decode(line)
 
-    def _death(self) -> Answer:
+    def _death(self) -> ProbeOutcome:
         code = self._process.wait() or 0
         name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         return failed(
@@ -162,7 +164,7 @@ def _answer_all(probes: Sequence[Probe], pipe: int) -> None:
             data = data[os.write(pipe, data) :]
 
 
-def _answer(probe: Probe) -> Answer:
+def _answer(probe: Probe) -> ProbeOutcome:
     try:
         answer = probe.ask()
     except OSError as error:
@@ -170,10 +172,10 @@ def _answer(probe: Probe) -> Answer:
         answer = _unknown(f"{error.strerror or error}{where}")
     except Exception as error:  # the top of a process: a fault of one probe must not end the others
         answer = _unknown(f"{type(error).__name__}: {error}")
-    return Answer(answer.state, _one_line(answer.found), _one_line(answer.remedy))
+    return ProbeOutcome(answer.state, _one_line(answer.found), _one_line(answer.remedy))
 
 
-def _unknown(why: str) -> Answer:
+def _unknown(why: str) -> ProbeOutcome:
     where = "on the host" if os.geteuid() == 0 else "as root, on the host"
     return degraded(f"cannot be told: {why}", f"run it {where}, to be told")
 

@@ -10,7 +10,7 @@ import shutil
 import stat
 import time
 
-from buildidfs.doctor.probe import Answer, Probe, degraded, failed, ok
+from buildidfs.doctor.probe import Probe, ProbeOutcome, degraded, failed, ok
 from buildidfs.errors import BuildIdFsError, StoreVersionError
 from buildidfs.formats import proc_text
 from buildidfs.linux import credentials, file_ops, mounts
@@ -70,7 +70,7 @@ def _own_mounts() -> list[bytes]:
     return list(dict.fromkeys(each.mount_point for each in ours))
 
 
-def _device() -> Answer:
+def _device() -> ProbeOutcome:
     try:
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except (FileNotFoundError, NotADirectoryError):
@@ -87,7 +87,7 @@ def _device() -> Answer:
     return ok(f"{_DEVICE} can be opened")
 
 
-def _library() -> Answer:
+def _library() -> ProbeOutcome:
     try:
         from buildidfs.mount import session  # noqa: F401 - whether it can be loaded
     except ImportError as error:
@@ -97,7 +97,7 @@ def _library() -> Answer:
     return ok("libfuse3 and pyfuse3 can be loaded")
 
 
-def _helper() -> Answer:
+def _helper() -> ProbeOutcome:
     if os.geteuid() == 0:
         if "CAP_SYS_ADMIN" in credentials.effective_capabilities():
             return ok(f"root mounts without {_HELPER}")
@@ -117,7 +117,7 @@ def _helper() -> Answer:
     return ok(f"{path} runs as root")
 
 
-def _other_users() -> Answer:
+def _other_users() -> ProbeOutcome:
     if os.geteuid() == 0:
         return ok("root may let other users read its mounts")
     try:
@@ -133,7 +133,7 @@ def _other_users() -> Answer:
     )
 
 
-def _mounted(point: bytes) -> Answer:
+def _mounted(point: bytes) -> ProbeOutcome:
     # Not stat(2): the kernel's cache may answer it long after the server was killed.
     try:
         os.statvfs(point)
@@ -181,7 +181,7 @@ def _place(root: bytes) -> bytes:
     return root
 
 
-def _directory(root: bytes) -> Answer:
+def _directory(root: bytes) -> ProbeOutcome:
     shown = printable(root)
     try:
         status = os.stat(root)
@@ -219,7 +219,7 @@ def _directory(root: bytes) -> Answer:
     return ok(shown)
 
 
-def _filesystem(root: bytes) -> Answer:
+def _filesystem(root: bytes) -> ProbeOutcome:
     place = _place(root)
     mount = _mount_of(place)
     kind = mount.fstype.decode("utf-8", "backslashreplace")
@@ -253,7 +253,7 @@ def _mount_of(place: bytes) -> proc_text.MountInfo:
     raise FileNotFoundError(errno.ENOENT, "its mount is not below the root of this process", place)
 
 
-def _writing(root: bytes) -> Answer:
+def _writing(root: bytes) -> ProbeOutcome:
     place = _place(root)
     if os.statvfs(place).f_flag & os.ST_RDONLY:
         return failed(
@@ -268,7 +268,7 @@ def _writing(root: bytes) -> Answer:
     return ok("allowed")
 
 
-def _free_space(root: bytes) -> Answer:
+def _free_space(root: bytes) -> ProbeOutcome:
     usage = os.statvfs(_place(root))
     free, whole = usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
     share = free / whole if whole else 1.0
@@ -280,7 +280,7 @@ def _free_space(root: bytes) -> Answer:
     return ok(found)
 
 
-def _free_inodes(root: bytes) -> Answer:
+def _free_inodes(root: bytes) -> ProbeOutcome:
     usage = os.statvfs(_place(root))
     if not usage.f_files:
         return ok("its filesystem makes them as needed")
@@ -292,7 +292,7 @@ def _free_inodes(root: bytes) -> Answer:
     return ok(found)
 
 
-def _unnamed_files(root: bytes) -> Answer:
+def _unnamed_files(root: bytes) -> ProbeOutcome:
     try:
         os.close(_unnamed(root))
     except OSError as error:
@@ -313,7 +313,7 @@ def _unnamed(root: bytes) -> int:
     return os.open(_place(root), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
-def _reflinks(root: bytes) -> Answer:
+def _reflinks(root: bytes) -> ProbeOutcome:
     try:
         with closing_fd(_unnamed(root)) as source:
             os.write(source, b"\0" * 4096)
@@ -327,7 +327,7 @@ def _reflinks(root: bytes) -> Answer:
     return ok("its filesystem has none (FICLONE): every file that is captured is copied")
 
 
-def _index(root: bytes) -> Answer:
+def _index(root: bytes) -> ProbeOutcome:
     if not _is_there(root):
         return ok("not there yet")
     from buildidfs.store import Store
@@ -347,7 +347,7 @@ def _index(root: bytes) -> Answer:
     return ok(f"opens: {held.ids} build ID{ids}, {held.blobs} blob{blobs}")
 
 
-def _leftovers(root: bytes) -> Answer:
+def _leftovers(root: bytes) -> ProbeOutcome:
     count = size = 0
     try:
         with os.scandir(os.path.join(root, b"staging")) as entries:

@@ -6,8 +6,8 @@ the environment there (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOK
 AWS_ENDPOINT_URL), or asks the metadata service of the machine. The file of credentials is read
 here, because obstore does not read it.
 
-A request blocks the calling thread for `Limits.timeout_s` at most, times its attempts. Messages
-contain only the server's error code, not its text, which may contain keys.
+A request blocks the calling thread for `RequestLimits.timeout_s` at most, times its attempts.
+Messages contain only the server's error code, not its text, which may contain keys.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from buildidfs.fleet.link import (
     MISSING,
     NO_ROOM,
     TOO_LARGE,
+    BucketRequest,
     Introduction,
-    Limits,
     Link,
     LinkDown,
     Reply,
-    Request,
+    RequestLimits,
 )
 from buildidfs.linux.file_ops import closing_fd, read_fully, write_fully_at
 
@@ -72,10 +72,10 @@ _MOST_MARKER: Final = 4096
 _MOST_KEY: Final = 1024
 _MOST_SIZE: Final = 1 << 60
 
-PATIENT: Final = Limits()
+PATIENT: Final = RequestLimits()
 """For requests without a waiting reader."""
 
-INTERACTIVE: Final = Limits(timeout_s=5.0, connect_s=2.0, retries=1)
+INTERACTIVE: Final = RequestLimits(timeout_s=5.0, connect_s=2.0, retries=1)
 """For requests with a waiting reader."""
 
 
@@ -107,7 +107,7 @@ class Bucket:
     """A bucket, or the part of one below a prefix. May be used from several threads."""
 
     def __init__(
-        self, url: str, limits: Limits = PATIENT, environ: Mapping[str, str] | None = None
+        self, url: str, limits: RequestLimits = PATIENT, environ: Mapping[str, str] | None = None
     ) -> None:
         """``url`` is ``s3://BUCKET/PREFIX``, gs or az. Makes no request. Raises `UsageError`."""
         found = _URL.fullmatch(url)
@@ -118,7 +118,7 @@ class Bucket:
         options = _options(self.url, os.environ if environ is None else environ)
         self._link = Link(Introduction(self.url, options))
 
-    def limited(self, limits: Limits) -> Bucket:
+    def limited(self, limits: RequestLimits) -> Bucket:
         """Return the same bucket with other limits; both share a process."""
         other = copy.copy(self)
         other._limits = limits
@@ -155,14 +155,14 @@ class Bucket:
 
     def head(self, key: str) -> Head | None:
         """Return the facts about an object; None if the object does not exist."""
-        return _head_of(self._ask(Request("head", key, self._limits)))
+        return _head_of(self._ask(BucketRequest("head", key, self._limits)))
 
     def get(self, key: str, most: int = 256 << 20) -> bytes | None:
         """Return the bytes of an object; None if the object does not exist.
 
         Raises `RemoteDamaged` if it has more than ``most`` bytes.
         """
-        found = self._read(Request("get", key, self._limits, most))
+        found = self._read(BucketRequest("get", key, self._limits, most))
         return None if found is None else found[1]
 
     def mapped(self, key: str, most: int, fd: int) -> mmap.mmap | None:
@@ -171,7 +171,7 @@ class Bucket:
 
         Raises as `get`, and OSError.
         """
-        reply = self._ask(Request("get", key, self._limits, most), fd)
+        reply = self._ask(BucketRequest("get", key, self._limits, most), fd)
         if reply.failure:
             return None
         if not reply.count:
@@ -182,7 +182,7 @@ class Bucket:
         """Return the facts about an object and its first ``most`` bytes; None if it does
         not exist.
         """
-        return self._read(Request("get", key, self._limits, most, is_range=True))
+        return self._read(BucketRequest("get", key, self._limits, most, is_range=True))
 
     def get_range(self, key: str, offset: int, size: int, etag: str = "", fd: int = -1) -> bytes:
         """Return ``size`` bytes of an object from ``offset``. With ``fd``, write them to the same
@@ -191,7 +191,7 @@ class Bucket:
         With ``etag``, only that version of the object is read. Raises FileNotFoundError if the
         object is gone or is another version, and `RemoteError` if the answer is short.
         """
-        request = Request("get", key, self._limits, size, offset, True, offset, etag)
+        request = BucketRequest("get", key, self._limits, size, offset, True, offset, etag)
         if fd < 0 and size > INLINE:
             with closing_fd(os.memfd_create("buildidfs-object")) as copy_fd:
                 self.get_range(key, offset, size, etag, copy_fd)
@@ -203,7 +203,7 @@ class Bucket:
             raise RemoteUnavailable(f"{self.url}: {reply.count} bytes came, and not {size}")
         return reply.data
 
-    def _read(self, request: Request) -> tuple[Head, bytes] | None:
+    def _read(self, request: BucketRequest) -> tuple[Head, bytes] | None:
         """Return the facts about an object, and bytes of it."""
         if request.size <= INLINE:
             reply = self._ask(request)
@@ -219,7 +219,7 @@ class Bucket:
 
         If several clients try at once, one succeeds.
         """
-        request = Request("create", key, self._limits, len(data), metadata=dict(metadata))
+        request = BucketRequest("create", key, self._limits, len(data), metadata=dict(metadata))
         if len(data) <= INLINE:
             return not self._ask(msgspec.structs.replace(request, data=data)).failure
         with closing_fd(os.memfd_create("buildidfs-object")) as fd:
@@ -230,7 +230,7 @@ class Bucket:
         """Write a large object in parts. It appears when all parts have arrived, and replaces an
         object with the same key.
         """
-        request = Request("upload", key, self._limits, metadata=dict(metadata))
+        request = BucketRequest("upload", key, self._limits, metadata=dict(metadata))
         with self._reported():
             self._checked(request, self._link.write(request, chunks))
 
@@ -241,7 +241,7 @@ class Bucket:
         ``touch/`` and back. The data do not leave the storage.
         """
         for source, target in ((key, f"touch/{key}"), (f"touch/{key}", key)):
-            if self._ask(Request("copy", source, self._limits, etag=target)).failure:
+            if self._ask(BucketRequest("copy", source, self._limits, etag=target)).failure:
                 return False
         self.delete(f"touch/{key}")
         return True
@@ -249,7 +249,7 @@ class Bucket:
     def delete(self, key: str) -> bool:
         """Delete an object; return False if this user may not."""
         try:
-            self._ask(Request("delete", key, self._limits))
+            self._ask(BucketRequest("delete", key, self._limits))
         except RemoteDenied:
             return False
         return True
@@ -279,7 +279,7 @@ class Bucket:
             yield row
 
     def _rows(self, prefix: str, after: str) -> Iterator[Listed]:
-        request = Request("list", prefix, self._limits, etag=after)
+        request = BucketRequest("list", prefix, self._limits, etag=after)
         with self._reported():
             for line in self._link.rows(request):
                 if isinstance(line, Reply):
@@ -290,7 +290,7 @@ class Bucket:
 
     # --- errors --------------------------------------------------------------------------------
 
-    def _ask(self, request: Request, fd: int = -1) -> Reply:
+    def _ask(self, request: BucketRequest, fd: int = -1) -> Reply:
         with self._reported():
             reply = self._link.ask(request, fd)
         answer = reply.failure or "done"
@@ -304,7 +304,7 @@ class Bucket:
         except (LinkDown, msgspec.MsgspecError) as error:
             raise RemoteUnavailable(f"{self.url}: {error}") from error
 
-    def _checked(self, request: Request, reply: Reply) -> Reply:
+    def _checked(self, request: BucketRequest, reply: Reply) -> Reply:
         """Return a reply; raise the error in it unless it is about a single object."""
         if reply.failure in ("", MISSING, CHANGED, EXISTS):
             return reply

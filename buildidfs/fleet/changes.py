@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from buildidfs.store.coordination import Listener
+    from buildidfs.store.coordination import ChangeListener
 
 _SETTLE_S: Final = 1.0
 _POLL_S: Final = 60.0
@@ -23,7 +23,7 @@ class Changes:
     A context manager.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ChangeListener) -> None:
         self._listener = listener
         self._lock = threading.Lock()
         self._ordinals: set[int] | None = set()

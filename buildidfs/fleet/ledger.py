@@ -33,8 +33,8 @@ _BUSY_S: Final = 30.0
 _CLOCK_S: Final = 60
 
 
-class Entry(NamedTuple):
-    """A file that the receiver has, and its state: `manifests.Row.state`."""
+class LedgerEntry(NamedTuple):
+    """A file that the receiver has, and its state: `manifests.ManifestRow.state`."""
 
     build_id: BuildId
     kind: Kind
@@ -81,7 +81,7 @@ class Ledger:
         """Return True if a file was pushed."""
         return _key(build_id, kind, digest) in self._known
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[LedgerEntry]) -> None:
         """Record files that are in the bucket; its filter may lack them so far."""
         rows = [
             (bytes(each.build_id), int(each.kind), bytes(each.digest), each.state, _now(), 0)
@@ -90,21 +90,21 @@ class Ledger:
         self._write("insert or replace into pushed values (?, ?, ?, ?, ?, ?)", rows)
         self._known.update(_key(*row[:3]) for row in rows)
 
-    def unfiltered(self) -> list[Entry]:
+    def unfiltered(self) -> list[LedgerEntry]:
         """Return the files that the filter of the bucket may lack."""
         return [
-            Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3])
+            LedgerEntry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3])
             for row in self._rows("select build_id, kind, digest, state", "where filtered = 0")
         ]
 
-    def set_filtered(self, entries: Iterable[Entry]) -> None:
+    def set_filtered(self, entries: Iterable[LedgerEntry]) -> None:
         """Record that the filter has these files."""
         rows = [(bytes(each.build_id), int(each.kind), bytes(each.digest)) for each in entries]
         self._write(
             "update pushed set filtered = 1 where build_id = ? and kind = ? and digest = ?", rows
         )
 
-    def older_than(self, age_s: float) -> list[Entry]:
+    def older_than(self, age_s: float) -> list[LedgerEntry]:
         """Return the files that were pushed or touched more than ``age_s`` seconds ago.
 
         Files with a time in the future are included, because a wrong clock set it.
@@ -114,16 +114,16 @@ class Ledger:
             "select build_id, kind, digest, state",
             f"where at < {int(now - age_s)} or at > {now + _CLOCK_S}",
         )
-        return [Entry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3]) for row in found]
+        return [LedgerEntry(BuildId(row[0]), Kind(row[1]), Digest(row[2]), row[3]) for row in found]
 
-    def set_touched(self, entry: Entry) -> None:
+    def set_touched(self, entry: LedgerEntry) -> None:
         """Record that the object of a file is so new that the bucket keeps it for some time."""
         row = (_now(), bytes(entry.build_id), int(entry.kind), bytes(entry.digest))
         self._write(
             "update pushed set at = ? where build_id = ? and kind = ? and digest = ?", [row]
         )
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: LedgerEntry) -> None:
         """Record that the bucket lacks a file that it was thought to have."""
         row = (bytes(entry.build_id), int(entry.kind), bytes(entry.digest))
         self._write("delete from pushed where build_id = ? and kind = ? and digest = ?", [row])

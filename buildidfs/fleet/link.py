@@ -48,7 +48,7 @@ requested; access is denied, or there is no bucket; no usable answer.
 """
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """Limits of requests: seconds for an attempt, seconds for a connection, and the number of
     retries.
     """
@@ -70,7 +70,7 @@ class Introduction(msgspec.Struct, array_like=True):
     options: dict[str, str]
 
 
-class Request(msgspec.Struct, array_like=True):
+class BucketRequest(msgspec.Struct, array_like=True):
     """A request for an object or a prefix ``key``.
 
     ``size`` is the greatest number of bytes, from ``offset`` if it is a range. They go to ``at`` of
@@ -80,7 +80,7 @@ class Request(msgspec.Struct, array_like=True):
 
     op: str
     key: str
-    limits: Limits
+    limits: RequestLimits
     size: int = 0
     offset: int = 0
     is_range: bool = False
@@ -171,12 +171,12 @@ class Link:
         """The number of the process, 0 while there is none."""
         return self._program.pid
 
-    def ask(self, request: Request, fd: int = -1) -> Reply:
+    def ask(self, request: BucketRequest, fd: int = -1) -> Reply:
         """Send a request, and wait for its answer. Raises `LinkDown`."""
         with self._channel() as channel:
             return self._exchanged(channel, request, fd)
 
-    def rows(self, request: Request) -> Iterator[bytes | Reply]:
+    def rows(self, request: BucketRequest) -> Iterator[bytes | Reply]:
         """Yield the lines of a listing, then its answer. Raises `LinkDown`."""
         with self._channel() as channel, contextlib.ExitStack() as stack:
             reading, writing = os.pipe()
@@ -194,7 +194,7 @@ class Link:
                     break
             yield self._received(channel, request)
 
-    def write(self, request: Request, chunks: Iterable[bytes]) -> Reply:
+    def write(self, request: BucketRequest, chunks: Iterable[bytes]) -> Reply:
         """Send a request with the chunks of an object. Raises `LinkDown`, and as ``chunks``."""
         # One upload at a time, because the parts of each are in memory.
         with self._uploading, self._channel() as channel:
@@ -208,11 +208,11 @@ class Link:
                     _write_all(writing, bytes(4) + b".", request.limits)
             return self._received(channel, request)
 
-    def _exchanged(self, channel: socket.socket, request: Request, fd: int) -> Reply:
+    def _exchanged(self, channel: socket.socket, request: BucketRequest, fd: int) -> Reply:
         socket.send_fds(channel, [_encode(request)], [fd] if fd >= 0 else [])
         return self._received(channel, request)
 
-    def _received(self, channel: socket.socket, request: Request) -> Reply:
+    def _received(self, channel: socket.socket, request: BucketRequest) -> Reply:
         channel.settimeout(request.limits.patience_s)
         data = channel.recv(PACKET)
         if not data:
@@ -273,7 +273,7 @@ def _parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
             yield chunk[start : start + _MOST_PART]
 
 
-def _write_all(fd: int, data: bytes, limits: Limits) -> None:
+def _write_all(fd: int, data: bytes, limits: RequestLimits) -> None:
     """Write to a pipe. Raises TimeoutError if no process reads it, BrokenPipeError."""
     os.set_blocking(fd, False)
     rest = memoryview(data)

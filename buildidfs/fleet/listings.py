@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from xml.parsers import expat
 
 if TYPE_CHECKING:
-    from buildidfs.fleet.link import Limits
+    from buildidfs.fleet.link import RequestLimits
 
 _MOST_PAGE: Final = 8 << 20
 _MOST_ERROR: Final = 16 << 10
@@ -26,14 +26,14 @@ Row = tuple[str, int, float]
 """A key, the size of the object, and the time of its write (Unix time, s)."""
 
 
-class Page(NamedTuple):
+class ListingPage(NamedTuple):
     """The rows of a page, and the token for the next one, empty for the last page."""
 
     rows: list[Row]
     token: str
 
 
-def page(url: str, limits: Limits) -> Page:
+def page(url: str, limits: RequestLimits) -> ListingPage:
     """Return the page at a signed address.
 
     Keys with characters outside of ASCII are left out. Raises OSError, ValueError.
@@ -97,7 +97,7 @@ class _Parser:
         except expat.ExpatError as error:
             raise ValueError("not the XML of a listing") from error
 
-    def page(self) -> Page:
+    def page(self) -> ListingPage:
         """Return the page when all bytes were fed. Raises ValueError."""
         try:
             self._parser.Parse(b"", True)
@@ -112,7 +112,7 @@ class _Parser:
                 modified = datetime.datetime.fromisoformat(row.get("LastModified", ""))
                 rows.append((key, int(row.get("Size", "")), modified.timestamp()))
         more = self._found.get("IsTruncated") == "true"
-        return Page(rows, self._found.get("NextContinuationToken", "") if more else "")
+        return ListingPage(rows, self._found.get("NextContinuationToken", "") if more else "")
 
     def _refuse(self, *_: object) -> None:
         raise ValueError("a listing declares entities")

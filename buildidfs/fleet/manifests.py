@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manifests: the files that a host has seen, in objects that are written once.
 
-``host/<host>/<time>-<random>.jsonl.zst`` has a `Row` in each line. A host writes one at the end of
-each push, with the files that are new or were seen again. The time in the key is from the clock of
-the host, and for people only. Manifests are ordered by the time of the storage.
+``host/<host>/<time>-<random>.jsonl.zst`` has a `ManifestRow` in each line. A host writes one at the
+end of each push, with the files that are new or were seen again. The time in the key is from the
+clock of the host, and for people only. Manifests are ordered by the time of the storage.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _READERS: Final = 4
 PUSHED: Final = "pushed"
 VARIANT: Final = "variant"
 PRIVATE: Final = "private"
-"""The values of `Row.state`, in this order: the file is below ``buildid/``; it is below
+"""The values of `ManifestRow.state`, in this order: the file is below ``buildid/``; it is below
 ``variant/``; it is in no bucket, because not all users could read it.
 """
 
@@ -62,7 +62,7 @@ Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 35)]
 """Unix time in seconds, limited to a thousand years."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ManifestPlace(msgspec.Struct, frozen=True):
     """A place where all users could read a file; times are Unix time in seconds."""
 
     path: Annotated[str, msgspec.Meta(max_length=MOST_PATH)]
@@ -71,7 +71,7 @@ class Place(msgspec.Struct, frozen=True):
     last: Seconds = 0
 
 
-class Row(msgspec.Struct, frozen=True):
+class ManifestRow(msgspec.Struct, frozen=True):
     """A file on a host."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"\A(([0-9a-f]{2}){2,120}|~[0-9a-f]{8,64})\Z")]
@@ -79,15 +79,15 @@ class Row(msgspec.Struct, frozen=True):
     sha256: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
     size: Annotated[int, msgspec.Meta(ge=0, le=1 << 44)]
     state: Annotated[str, msgspec.Meta(pattern=r"\A(pushed|variant|private)\Z")]
-    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=MOST_PLACES)] = ()
+    places: Annotated[tuple[ManifestPlace, ...], msgspec.Meta(max_length=MOST_PLACES)] = ()
 
 
-def private(build_id: bytes, kind: Kind) -> Row:
+def private(build_id: bytes, kind: Kind) -> ManifestRow:
     """Return the row of a file that not all users could read: it has only a hash of the build ID.
 
     It helps only readers who know the build ID.
     """
-    return Row(f"~{fingerprint(build_id).hex()}", kind.name.lower(), "", 0, PRIVATE)
+    return ManifestRow(f"~{fingerprint(build_id).hex()}", kind.name.lower(), "", 0, PRIVATE)
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class Seen(msgspec.Struct, frozen=True):
 
     host: str
     written: float
-    row: Row
+    row: ManifestRow
 
 
 def host_name(name: str) -> str:
@@ -103,7 +103,7 @@ def host_name(name: str) -> str:
     return _FOREIGN.sub("-", name)[:64].strip(".") or "unknown"
 
 
-def write(bucket: Bucket, host: str, rows: Iterable[Row]) -> str:
+def write(bucket: Bucket, host: str, rows: Iterable[ManifestRow]) -> str:
     """Write rows as one manifest, or as several if they are too many; return the key of the last.
 
     Raises `RemoteError`.
@@ -182,11 +182,11 @@ def _body(bucket: Bucket, key: str) -> bytes:
         return b""
 
 
-def _lines(body: bytes, name: str) -> Iterator[Row]:
+def _lines(body: bytes, name: str) -> Iterator[ManifestRow]:
     """Yield the rows of a manifest; rows after damage are left out and logged."""
     import zstandard
 
-    decoder = msgspec.json.Decoder(Row)
+    decoder = msgspec.json.Decoder(ManifestRow)
     if not body:
         return
     reader = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW).stream_reader(body)

@@ -45,8 +45,8 @@ from buildidfs.fleet import manifests, objects
 from buildidfs.fleet.bucket import Bucket
 from buildidfs.fleet.changes import Changes
 from buildidfs.fleet.filters import CLAIM_S, Filter
-from buildidfs.fleet.ledger import Entry, Ledger
-from buildidfs.fleet.manifests import PUSHED, VARIANT, Place, Row
+from buildidfs.fleet.ledger import Ledger, LedgerEntry
+from buildidfs.fleet.manifests import PUSHED, VARIANT, ManifestPlace, ManifestRow
 from buildidfs.fleet.objects import NO_BUCKET
 from buildidfs.linux import machine
 from buildidfs.model import Artifact, BuildId, Kind
@@ -98,7 +98,7 @@ or ``other`` bytes, or because another host is uploading it (``leased``).
 """
 
 
-class Options(msgspec.Struct, frozen=True):
+class PushOptions(msgspec.Struct, frozen=True):
     """Options of a push. ``rate`` is in bytes per second, 0 for no limit. ``patience_s`` is the
     time to wait for a bucket that does not answer, None for ever. ``verify`` compares all files
     with the bucket and ignores the ledger. Objects older than half of ``keep_s`` are touched.
@@ -110,7 +110,7 @@ class Options(msgspec.Struct, frozen=True):
     keep_s: int | None = None
 
 
-class Summary(msgspec.Struct):
+class PushSummary(msgspec.Struct):
     """Counts of files: sent as the first of their build ID (``pushed``) or as ``variants``, already
     there (``present``), left out because not all users could read them (``private``), being
     uploaded by another host (``leased``). ``bytes`` is the number of bytes sent. ``failed`` has the
@@ -130,14 +130,14 @@ class Summary(msgspec.Struct):
         """Return the number of files that were processed."""
         return self.pushed + self.variants + self.present + self.private + self.leased
 
-    def add(self, other: Summary) -> None:
+    def add(self, other: PushSummary) -> None:
         """Add the counts of another summary."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failed += other.failed
 
 
-_COUNTS: Final = tuple(name for name in Summary.__struct_fields__ if name != "failed")
+_COUNTS: Final = tuple(name for name in PushSummary.__struct_fields__ if name != "failed")
 
 
 class Pace:
@@ -164,7 +164,7 @@ class Stopped(Exception):
     """`stop` was called."""
 
 
-class Target:
+class PushTarget:
     """The bucket of a push, with its filter and its ledger."""
 
     def __init__(self, store: Store, url: str) -> None:
@@ -228,7 +228,7 @@ class _Job(msgspec.Struct):
 
     build_id: BuildId
     artifact: Artifact
-    target: Target
+    target: PushTarget
     served: bool
     origins: list[OriginRecord]
     is_new: bool = False
@@ -240,7 +240,7 @@ class Pusher:
     thread.
     """
 
-    def __init__(self, store: Store, settings: RemoteSettings, options: Options) -> None:
+    def __init__(self, store: Store, settings: RemoteSettings, options: PushOptions) -> None:
         """Raises `UsageError`, `RemoteError`, `StoreError`."""
         if not settings.url:
             raise UsageError(NO_BUCKET)
@@ -249,9 +249,9 @@ class Pusher:
         self._stop = threading.Event()
         self._pace = Pace(options.rate, self._stop)
         self._host = machine.host_name()
-        self._targets: list[Target] = []
+        self._targets: list[PushTarget] = []
         self._urls = (settings.url, settings.private)
-        self._rows: list[Row] = []
+        self._rows: list[ManifestRow] = []
         self._in_memory = threading.Semaphore(_MOST_IN_MEMORY)
 
     def __enter__(self) -> Pusher:
@@ -275,7 +275,7 @@ class Pusher:
         self,
         ordinals: Iterable[tuple[int, BuildId]] | None = None,
         progress: Progress | None = None,
-    ) -> Summary:
+    ) -> PushSummary:
         """Push the files of some build IDs, or all, and write manifest and filter; return the
         summary.
 
@@ -289,7 +289,7 @@ class Pusher:
         if since > began:
             since = 0  # a time in the future, of a wrong clock
         chosen = self._store.index.build_ids_from() if ordinals is None else ordinals
-        summary = Summary()
+        summary = PushSummary()
         is_complete = False
         try:
             self._send(self._claimed(self._jobs(chosen, since, summary)), summary, progress)
@@ -304,23 +304,23 @@ class Pusher:
         return summary
 
     @property
-    def _public(self) -> Target:
+    def _public(self) -> PushTarget:
         return self._targets[0]
 
     def _connect(self) -> None:
         for number, url in enumerate(filter(None, self._urls)):
             if len(self._targets) <= number:
-                self._targets.append(Target(self._store, url))
+                self._targets.append(PushTarget(self._store, url))
             self._targets[number].refresh()
 
-    def _target(self, artifact: Artifact) -> Target | None:
+    def _target(self, artifact: Artifact) -> PushTarget | None:
         """Return the bucket for a file; None if the file must not leave this host."""
         if is_public(artifact):
             return self._public
         return self._targets[1] if len(self._targets) > 1 else None
 
     def _jobs(
-        self, chosen: Iterable[tuple[int, BuildId]], since_ns: int, summary: Summary
+        self, chosen: Iterable[tuple[int, BuildId]], since_ns: int, summary: PushSummary
     ) -> Iterator[_Job]:
         """Yield the files that may have to be sent; add files seen again to the manifest."""
         index = self._store.index
@@ -354,14 +354,14 @@ class Pusher:
                     self._persistently(functools.partial(target.claim, its))
             yield from some
 
-    def _is_done(self, target: Target, build_id: BuildId, artifact: Artifact) -> bool:
+    def _is_done(self, target: PushTarget, build_id: BuildId, artifact: Artifact) -> bool:
         if self._options.verify:
             return False
         return target.ledger.has(build_id, artifact.kind, artifact.digest)
 
-    def _send(self, jobs: Iterator[_Job], summary: Summary, progress: Progress | None) -> None:
+    def _send(self, jobs: Iterator[_Job], summary: PushSummary, progress: Progress | None) -> None:
         """Send the files in threads; a few files per thread are queued."""
-        waiting: deque[tuple[_Job, Future[Summary]]] = deque()
+        waiting: deque[tuple[_Job, Future[PushSummary]]] = deque()
         with ThreadPoolExecutor(_WORKERS, "push") as pool:
             try:
                 for job in jobs:
@@ -377,7 +377,11 @@ class Pusher:
                 raise
 
     def _take(
-        self, job: _Job, future: Future[Summary], summary: Summary, progress: Progress | None
+        self,
+        job: _Job,
+        future: Future[PushSummary],
+        summary: PushSummary,
+        progress: Progress | None,
     ) -> None:
         try:
             summary.add(future.result())
@@ -388,21 +392,21 @@ class Pusher:
 
     # --- one file ------------------------------------------------------------------------------
 
-    def _sent(self, job: _Job) -> Summary:
+    def _sent(self, job: _Job) -> PushSummary:
         """Send a file unless the bucket has it; runs in a thread."""
         target = job.target
         state, put = self._persistently(lambda: self._placed(job))
         if put == "leased":
-            return Summary(leased=1)
+            return PushSummary(leased=1)
         artifact = job.artifact
-        target.ledger.add([Entry(job.build_id, artifact.kind, artifact.digest, state)])
+        target.ledger.add([LedgerEntry(job.build_id, artifact.kind, artifact.digest, state)])
         if target is self._public:
             self._note(job.build_id, artifact, state, job.origins)
         if put == "same":
-            return Summary(present=1)
+            return PushSummary(present=1)
         if state == VARIANT:
-            return Summary(variants=1, bytes=artifact.size)
-        return Summary(pushed=1, bytes=artifact.size)
+            return PushSummary(variants=1, bytes=artifact.size)
+        return PushSummary(pushed=1, bytes=artifact.size)
 
     def _placed(self, job: _Job) -> tuple[str, Put]:
         """Upload a file under the right key; return its state."""
@@ -490,7 +494,7 @@ class Pusher:
             job.target.claim_again(job)
             yield chunk
 
-    def _leased(self, target: Target, key: str) -> bool:
+    def _leased(self, target: PushTarget, key: str) -> bool:
         """Return True if this store may upload a large file now.
 
         A lease is valid for an hour by the clock of the storage. If it could not be deleted, it
@@ -512,7 +516,7 @@ class Pusher:
     ) -> None:
         """Queue a row for the manifest."""
         places = [
-            Place(
+            ManifestPlace(
                 each.origin.path.decode("utf-8", "backslashreplace")[: objects.MOST_PATH],
                 each.origin.container[:1024],
                 each.first_seen_ns // _NS,
@@ -522,7 +526,7 @@ class Pusher:
             if each.digest == artifact.digest and each.origin.is_public
         ]
         self._rows.append(
-            Row(
+            ManifestRow(
                 str(build_id),
                 artifact.kind.name.lower(),
                 artifact.digest.hex(),
@@ -565,7 +569,7 @@ class Pusher:
                     return
                 self._persistently(functools.partial(self._keep_one, target, entry, old))
 
-    def _keep_one(self, target: Target, entry: Entry, old: float) -> None:
+    def _keep_one(self, target: PushTarget, entry: LedgerEntry, old: float) -> None:
         """Touch the object of a file that was written before ``old`` (seconds, clock of the
         storage).
         """
@@ -632,7 +636,7 @@ class Pusher:
         named = ((each, self._store.index.build_id(each)) for each in sorted(ordinals))
         return [(ordinal, build_id) for ordinal, build_id in named if build_id is not None]
 
-    def _log(self, summary: Summary) -> None:
+    def _log(self, summary: PushSummary) -> None:
         for failure in summary.failed:
             _log.warning("cannot push %s", failure)
         if summary.pushed or summary.variants:
@@ -641,10 +645,10 @@ class Pusher:
 
 def settings_of(
     settings: RemoteSettings, *, rate: str | None, verify: bool, patience_s: float | None
-) -> Options:
+) -> PushOptions:
     """Return the options of a push, from the settings and the command line. Raises `UsageError`."""
     keep = settings.keep
-    return Options(
+    return PushOptions(
         config.size(settings.rate if rate is None else rate),
         patience_s,
         verify,

@@ -67,7 +67,7 @@ class Host(msgspec.Struct):
     last_ns: int = 0
 
 
-class Location(msgspec.Struct, frozen=True):
+class HostLocation(msgspec.Struct, frozen=True):
     """A place where a host saw a file; times are Unix time in nanoseconds."""
 
     build_id: str
@@ -81,7 +81,7 @@ class Location(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Reason(msgspec.Struct, frozen=True):
+class KindState(msgspec.Struct, frozen=True):
     """One kind of file of a build ID: its state, and the remedy."""
 
     kind: str
@@ -138,7 +138,7 @@ def status(bucket: Bucket) -> list[Host]:
     return sorted(hosts.values(), key=lambda host: (-host.last_ns, host.name))
 
 
-def which(bucket: Bucket, pattern: str) -> list[Location]:
+def which(bucket: Bucket, pattern: str) -> list[HostLocation]:
     """Return the places whose path matches a pattern, the one seen last first.
 
     ``*`` matches slashes, too. Raises `RemoteError`.
@@ -147,7 +147,7 @@ def which(bucket: Bucket, pattern: str) -> list[Location]:
     return _newest(bucket, lambda each: fits(each.path) is not None)
 
 
-def where(bucket: Bucket, text: str) -> list[Location]:
+def where(bucket: Bucket, text: str) -> list[HostLocation]:
     """Return the places of a build ID, the one that was seen last first. ``text`` may be the
     beginning of the ID.
 
@@ -165,7 +165,7 @@ def where(bucket: Bucket, text: str) -> list[Location]:
     return [each for each in found if prefix not in ids or each.build_id == prefix]
 
 
-def why(bucket: Bucket, text: str) -> list[Reason]:
+def why(bucket: Bucket, text: str) -> list[KindState]:
     """Return for each kind of a build ID if the bucket has it, and if not, the reason.
 
     ``text`` may be the beginning of an ID if a host has listed a place of it; private files are
@@ -223,7 +223,7 @@ def _only(prefix: str, ids: Collection[str]) -> str:
 
 def _reason(
     bucket: Bucket, build_id: BuildId, kind: Kind, rows: set[_Listed], negative: Filter
-) -> Reason:
+) -> KindState:
     name = kind.name.lower()
     of_kind = [row for row in rows if row.kind == name]
     hosts = {
@@ -237,28 +237,28 @@ def _reason(
         others = _variants(bucket, build_id, kind)
         more = f", and {others} with other bytes below variant/" if others else ""
         if not negative.may_have(build_id, kind):
-            return Reason(
+            return KindState(
                 name,
                 "hidden",
                 f"it is in the bucket, pushed by {by}, but the filter does not have it",
                 "buildidfs fleet filter --rebuild adds it",
             )
-        return Reason(name, "present", f"it is in the bucket, pushed by {by}{more}")
+        return KindState(name, "present", f"it is in the bucket, pushed by {by}{more}")
     if bucket.head(objects.lease_key(build_id, kind)) is not None:
-        return Reason(name, "uploading", "a host is uploading it, or has begun to")
+        return KindState(name, "uploading", "a host is uploading it, or has begun to")
     if hosts[PUSHED]:
-        return Reason(
+        return KindState(
             name,
             "removed",
             f"{_some(hosts[PUSHED])} pushed it, but it was removed from the bucket",
             "buildidfs push --verify on such a host pushes it again",
         )
     if hosts[VARIANT]:
-        return Reason(
+        return KindState(
             name, "variant", f"the bucket has only variants of it, from {_some(hosts[VARIANT])}"
         )
     if hosts[PRIVATE]:
-        return Reason(
+        return KindState(
             name,
             "private",
             f"{_some(hosts[PRIVATE])} has it, but not every user may read it there",
@@ -269,7 +269,7 @@ def _reason(
     else:
         text = "hosts have other files of this build ID, but not this kind"
     remedy = "push it from a host that has it, or from the build: buildidfs add FILE, then push"
-    return Reason(name, "unknown", text, remedy)
+    return KindState(name, "unknown", text, remedy)
 
 
 def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
@@ -295,14 +295,14 @@ def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
     )
 
 
-def _newest(bucket: Bucket, fits: Callable[[Location], bool]) -> list[Location]:
+def _newest(bucket: Bucket, fits: Callable[[HostLocation], bool]) -> list[HostLocation]:
     """Return the places for which ``fits`` returns True; of several rows for one place, the last
     one. Each host gets an equal share of `_MOST_LOCATIONS`, as far as there is room.
     """
     share = max(_MOST_LOCATIONS // max(len({host for host, _ in manifests.listed(bucket)}), 1), 1)
     counts: dict[str, int] = {}
     cut: set[str] = set()
-    found: dict[tuple[str, str, str, str, str, str], Location] = {}
+    found: dict[tuple[str, str, str, str, str, str], HostLocation] = {}
     for each in _locations(bucket):
         if fits(each):
             key = (each.build_id, each.kind, each.host, each.path, each.container, each.sha256)
@@ -317,11 +317,11 @@ def _newest(bucket: Bucket, fits: Callable[[Location], bool]) -> list[Location]:
     return sorted(found.values(), key=lambda each: (-each.last_ns, each.host, each.path))
 
 
-def _locations(bucket: Bucket) -> Iterator[Location]:
+def _locations(bucket: Bucket) -> Iterator[HostLocation]:
     for seen in manifests.read(bucket):
         row = seen.row
         for place in row.places:
-            yield Location(
+            yield HostLocation(
                 row.id,
                 row.kind,
                 seen.host,

@@ -57,13 +57,13 @@ def _opened(path: bytes, settings: Settings, *, private: bool) -> Store:
         tiers.append(Tier(remote.private, Trust[remote.trust.upper()], private=True))
 
     def make(root: bytes) -> RemoteFiles:
-        keeper = Keeper(root, settings)
+        keeper = RemoteCommitter(root, settings)
         return RemoteFiles(tiers, root, keeper.keep, config.seconds(remote.refresh))
 
     return TieredStore.over(path, make)
 
 
-class Keeper:
+class RemoteCommitter:
     """Commits remote files to a store in another process, one after another.
 
     `keep` does not wait for a commit, and a failed commit is only logged.

@@ -43,10 +43,10 @@ from buildidfs.fleet.link import (
     PACKET,
     TOO_LARGE,
     UNAVAILABLE,
+    BucketRequest,
     Introduction,
-    Limits,
     Reply,
-    Request,
+    RequestLimits,
 )
 from buildidfs.linux import supervised
 from buildidfs.linux.file_ops import close_fds, write_fully_at
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
-    from buildidfs.fleet.listings import Page, Row
+    from buildidfs.fleet.listings import ListingPage, Row
 
 _MOST_MEMORY: Final = 192 << 20
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -103,8 +103,8 @@ class _Requests:
     def __init__(self, introduction: Introduction) -> None:
         self._url = introduction.url
         self._options = introduction.options
-        self._stores: dict[Limits, ObjectStore] = {}
-        self._work: dict[str, Callable[[Request, int], Reply]] = {
+        self._stores: dict[RequestLimits, ObjectStore] = {}
+        self._work: dict[str, Callable[[BucketRequest, int], Reply]] = {
             "head": self._head,
             "get": self._get,
             "create": self._create,
@@ -114,7 +114,7 @@ class _Requests:
             "list": self._list,
         }
 
-    def answer(self, request: Request, fd: int) -> Reply:
+    def answer(self, request: BucketRequest, fd: int) -> Reply:
         """Make a request; ``fd`` is for its bytes or those of the answer, or -1."""
         try:
             return self._work[request.op](request, fd)
@@ -127,16 +127,16 @@ class _Requests:
         except (failures.BaseError, OSError, ValueError, OverflowError) as error:
             return Reply(*_failure(error))
 
-    def _store(self, limits: Limits) -> ObjectStore:
+    def _store(self, limits: RequestLimits) -> ObjectStore:
         if limits not in self._stores:
             self._stores[limits] = _opened(self._url, limits, self._options)
         return self._stores[limits]
 
-    def _head(self, request: Request, _: int) -> Reply:
+    def _head(self, request: BucketRequest, _: int) -> Reply:
         found = obstore.get(self._store(request.limits), request.key, options={"head": True})
         return _reply_of(found)
 
-    def _get(self, request: Request, fd: int) -> Reply:
+    def _get(self, request: BucketRequest, fd: int) -> Reply:
         options: dict[str, Any] = {}
         if request.is_range:
             options["range"] = (request.offset, request.offset + request.size)
@@ -167,7 +167,7 @@ class _Requests:
                 break
         return msgspec.structs.replace(reply, data=b"".join(parts), count=at)
 
-    def _create(self, request: Request, fd: int) -> Reply:
+    def _create(self, request: BucketRequest, fd: int) -> Reply:
         store = self._store(request.limits)
         attributes: Any = {"Content-Type": "application/octet-stream", **request.metadata}
         try:
@@ -180,7 +180,7 @@ class _Requests:
             return Reply(EXISTS)
         return Reply()
 
-    def _upload(self, request: Request, fd: int) -> Reply:
+    def _upload(self, request: BucketRequest, fd: int) -> Reply:
         attributes: Any = {"Content-Type": "application/octet-stream", **request.metadata}
         with open(fd, "rb", closefd=False) as pipe:
             obstore.put(
@@ -194,15 +194,15 @@ class _Requests:
             )
         return Reply()
 
-    def _copy(self, request: Request, _: int) -> Reply:
+    def _copy(self, request: BucketRequest, _: int) -> Reply:
         obstore.copy(self._store(request.limits), request.key, request.etag)
         return Reply()
 
-    def _delete(self, request: Request, _: int) -> Reply:
+    def _delete(self, request: BucketRequest, _: int) -> Reply:
         obstore.delete(self._store(request.limits), request.key)
         return Reply()
 
-    def _list(self, request: Request, fd: int) -> Reply:
+    def _list(self, request: BucketRequest, fd: int) -> Reply:
         pages = self._s3_pages if self._url.startswith("s3") else self._other_pages
         with open(fd, "wb", closefd=False) as pipe:
             for rows in pages(request):
@@ -211,7 +211,7 @@ class _Requests:
                 pipe.flush()
         return Reply()
 
-    def _other_pages(self, request: Request) -> Iterator[Iterable[Row]]:
+    def _other_pages(self, request: BucketRequest) -> Iterator[Iterable[Row]]:
         for rows in obstore.list(
             self._store(request.limits),
             request.key,
@@ -220,7 +220,7 @@ class _Requests:
         ):
             yield ((row["path"], row["size"], row["last_modified"].timestamp()) for row in rows)
 
-    def _s3_pages(self, request: Request) -> Iterator[Iterable[Row]]:
+    def _s3_pages(self, request: BucketRequest) -> Iterator[Iterable[Row]]:
         bucket, _, root = self._url.partition("://")[2].partition("/")
         root = f"{root}/" if root else ""
         query = {"list-type": "2", "encoding-type": "url", "prefix": f"{root}{request.key}/"}
@@ -236,7 +236,7 @@ class _Requests:
             query["continuation-token"] = page.token
         raise _Refused(UNAVAILABLE, "a listing has too many empty pages")
 
-    def _page(self, bucket: str, query: dict[str, str], limits: Limits) -> Page:
+    def _page(self, bucket: str, query: dict[str, str], limits: RequestLimits) -> ListingPage:
         """Return a page of a listing of S3. obstore signs the request as one for the object
         ``x=/a`` in the query of the bucket's address.
         """
@@ -336,7 +336,7 @@ def _address(bucket: str, options: dict[str, str]) -> str:
     return f"{endpoint or f'https://s3.{region}.amazonaws.com'}/{bucket}"
 
 
-def _opened(url: str, limits: Limits, options: dict[str, str]) -> ObjectStore:
+def _opened(url: str, limits: RequestLimits, options: dict[str, str]) -> ObjectStore:
     second = datetime.timedelta(seconds=1)
     client: dict[str, Any] = {
         "timeout": limits.timeout_s * second,
@@ -383,7 +383,7 @@ def _serve(channel_fd: int, requests: _Requests) -> None:
             if not data:
                 return
             try:
-                request = msgspec.msgpack.decode(data, type=Request)
+                request = msgspec.msgpack.decode(data, type=BucketRequest)
                 reply = requests.answer(request, fds[0] if fds else -1)
             finally:
                 close_fds(*fds)

@@ -6,7 +6,7 @@ A bundle is a tar archive in the seekable format of zstd (`formats.archive.seeka
     manifest.json        one JSON object, `Manifest`
     blobs/SHA256         each file once, in the order in which the manifest first names it
     inputs/NUMBER-NAME   the profile or core file of the bundle, if requested
-    sources.jsonl        the source files that its debuginfo names, one `Source` per line
+    sources.jsonl        the source files that its debuginfo names, one `SourceLine` per line
     buildid/ID/KIND      symbolic links to the files, for people who unpack it; readers ignore them
 
 Sizes are in the manifest, so a reader can compute the place of a file. The same input gives the
@@ -49,7 +49,7 @@ Time = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Text = Annotated[str, Meta(max_length=8192)]
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class BundlePlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place where bytes were seen, with the first and last time (Unix time, ns).
 
     ``path`` is text; ``path_b64`` has the bytes if they are not UTF-8. ``public`` is True if all
@@ -85,7 +85,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     trust: Annotated[int, Meta(ge=0, le=3)]
     segments: Annotated[str, Meta(pattern="^[0-9a-f]{1,16}$")] = "0"
     scripts: Annotated[tuple[tuple[Size, Size], ...], Meta(max_length=64)] = ()
-    places: Annotated[tuple[Place, ...], Meta(max_length=_PLACES_MAX)] = ()
+    places: Annotated[tuple[BundlePlace, ...], Meta(max_length=_PLACES_MAX)] = ()
     truncated: bool = False
 
     @property
@@ -109,7 +109,7 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     size: Size | None = None
 
 
-class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
+class SourceList(msgspec.Struct, frozen=True, omit_defaults=True):
     """The list of source files, or the reason ``why`` there is none.
 
     ``files`` is the number of files in it. ``absent`` are debug files whose sources it does not
@@ -123,7 +123,7 @@ class Sources(msgspec.Struct, frozen=True, omit_defaults=True):
     absent: Annotated[tuple[Absent, ...], Meta(max_length=_ITEMS_MAX)] = ()
 
 
-class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+class SourceLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the list of source files. It has either the ``path`` of a source file that a debug
     file names, or a compilation ``directory``; a relative path starts at one of these directories.
 
@@ -137,7 +137,7 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     directory_b64: bytes = b""
 
 
-class Container(msgspec.Struct, frozen=True, omit_defaults=True):
+class LabelNames(msgspec.Struct, frozen=True, omit_defaults=True):
     """The names of the container with a label, as in `model.ContainerNames`."""
 
     label: Text
@@ -157,11 +157,11 @@ class Manifest(msgspec.Struct, frozen=True):
     inputs: Annotated[tuple[Input, ...], Meta(max_length=1024)]
     items: Annotated[tuple[Item, ...], Meta(max_length=_ITEMS_MAX)]
     absent: Annotated[tuple[Absent, ...], Meta(max_length=_ITEMS_MAX)]
-    sources: Sources | None = None
-    containers: Annotated[tuple[Container, ...], Meta(max_length=_ITEMS_MAX)] = ()
+    sources: SourceList | None = None
+    containers: Annotated[tuple[LabelNames, ...], Meta(max_length=_ITEMS_MAX)] = ()
 
 
-class Member(NamedTuple):
+class BundleMember(NamedTuple):
     """A file of the archive: ``size`` bytes from ``offset``, after its header."""
 
     name: bytes
@@ -169,12 +169,12 @@ class Member(NamedTuple):
     size: int
 
 
-class Members(NamedTuple):
+class BundleMembers(NamedTuple):
     """All files of the archive except the manifest, in order."""
 
-    blobs: dict[Digest, Member]
-    inputs: list[Member]
-    sources: Member | None
+    blobs: dict[Digest, BundleMember]
+    inputs: list[BundleMember]
+    sources: BundleMember | None
 
 
 class _Version(msgspec.Struct):
@@ -188,7 +188,7 @@ def encode(manifest: Manifest) -> bytes:
 
 def encode_source(build_id: str, *, path: bytes = b"", directory: bytes = b"") -> bytes:
     """Return a line of the source list, for a file or a directory."""
-    source = Source(
+    source = SourceLine(
         build_id,
         path.decode("utf-8", "replace"),
         directory.decode("utf-8", "replace"),
@@ -240,18 +240,18 @@ def check_content(size: int, packed: int) -> None:
         raise IntegrityError(f"the bundle has {size} bytes in only {packed} compressed ones")
 
 
-def members(manifest: Manifest, manifest_bytes: int) -> Members:
+def members(manifest: Manifest, manifest_bytes: int) -> BundleMembers:
     """Return the places of all files. Raises `IntegrityError` if the manifest gives two sizes for
     one blob.
     """
     position = BLOCK + padded(manifest_bytes)
-    blobs: dict[Digest, Member] = {}
+    blobs: dict[Digest, BundleMember] = {}
     for item in manifest.items:
         digest = Digest(bytes.fromhex(item.sha256))
         before = blobs.get(digest)
         if before is None:
             name = b"blobs/" + item.sha256.encode()
-            blobs[digest] = Member(name, position + BLOCK, item.size)
+            blobs[digest] = BundleMember(name, position + BLOCK, item.size)
             position += BLOCK + padded(item.size)
         elif before.size != item.size:
             raise IntegrityError(f"the bundle says two sizes of blob {digest}")
@@ -260,12 +260,12 @@ def members(manifest: Manifest, manifest_bytes: int) -> Members:
         if each.size is not None:
             base = each.name.rpartition("/")[2].encode("utf-8", "replace")[:80]
             name = b"inputs/%d-%s" % (number, base)
-            inputs.append(Member(name, position + BLOCK, each.size))
+            inputs.append(BundleMember(name, position + BLOCK, each.size))
             position += BLOCK + padded(each.size)
     sources = None
     if manifest.sources is not None and manifest.sources.size is not None:
-        sources = Member(SOURCES, position + BLOCK, manifest.sources.size)
-    return Members(blobs, inputs, sources)
+        sources = BundleMember(SOURCES, position + BLOCK, manifest.sources.size)
+    return BundleMembers(blobs, inputs, sources)
 
 
 def links(manifest: Manifest) -> bytes:

@@ -2,15 +2,16 @@
 """The pipeline of a file into the store: stage its bytes, identify the staged bytes, commit in
 batches.
 
-One `pipeline` serves both uses. `Ingest` runs a scanner to its end and returns a `Summary`; `live`
-serves a watch until it is closed, and takes the files from the catcher. A hostile process may
-overwrite the source of a file at any moment, so `staging` records only facts that it reads from the
-staged copy. Nothing here knows the command line, or the process that follows the kernel's events.
+One `pipeline` serves both uses. `Ingest` runs a scanner to its end and returns a `ScanSummary`;
+`live` serves a watch until it is closed, and takes the files from the catcher. A hostile process
+may overwrite the source of a file at any moment, so `staging` records only facts that it reads from
+the staged copy. Nothing here knows the command line, or the process that follows the kernel's
+events.
 """
 
 from __future__ import annotations
 
-from buildidfs.ingest.batch import Summary
+from buildidfs.ingest.batch import ScanSummary
 from buildidfs.ingest.scan import Ingest, StoreMemo, interrupted
 
-__all__ = ["Ingest", "StoreMemo", "Summary", "interrupted"]
+__all__ = ["Ingest", "ScanSummary", "StoreMemo", "interrupted"]

@@ -244,7 +244,7 @@ class Results(msgspec.Struct):
     unjournaled: int = 0
 
 
-class Summary(Results):
+class ScanSummary(Results):
     """Counts of one scan.
 
     ``files`` counts all files found. Each file is captured, held, ``absent`` (by reason), noted or
@@ -258,7 +258,7 @@ class Summary(Results):
     noted_bytes: int = 0
     removed: Tally = msgspec.field(default_factory=Tally)
 
-    def add(self, part: Summary) -> None:
+    def add(self, part: ScanSummary) -> None:
         """Add the counts of another scan."""
         for field in msgspec.structs.fields(self):
             if field.type is int:
@@ -269,7 +269,7 @@ class Summary(Results):
         self.removed.merge(part.removed)
 
 
-class Counters(Results):
+class WatchCounters(Results):
     """Counts of a watch since its start.
 
     ``absent`` counts files without a build ID, ``unreadable`` files that could not be read,

@@ -26,7 +26,7 @@ from buildidfs.linux import machine
 from buildidfs.names import printable
 from buildidfs.store import Store, layout, schema
 from buildidfs.store.fsck import rebuild
-from buildidfs.store.fsck.faults import Fault
+from buildidfs.store.fsck.faults import StoreFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -44,7 +44,7 @@ _MOST_NAMED: Final = 1000
 """The number of faults of rows that a repair names; it counts further ones."""
 
 
-class Options(NamedTuple):
+class CheckOptions(NamedTuple):
     """``verify_data`` reads all blobs; it continues an interrupted check unless ``from_start``.
     ``repair`` mends faults. ``progress`` is called with the step, the amount done and the total.
     """
@@ -58,7 +58,7 @@ class Options(NamedTuple):
 class Result(NamedTuple):
     """A fault, and its repair if there was one."""
 
-    fault: Fault
+    fault: StoreFault
     state: State
 
 
@@ -84,7 +84,9 @@ class Checked(msgspec.Struct):
         return self.faults == self.repaired + self.captured_again
 
 
-def check(path: str, settings: Settings, options: Options, checked: Checked) -> Iterator[Result]:
+def check(
+    path: str, settings: Settings, options: CheckOptions, checked: Checked
+) -> Iterator[Result]:
     """Look for faults in a store; yield each one when it is found, and count in ``checked``.
 
     Raises `StoreMissing`, `StoreVersionError`, `StoreError`, and `StoreLocked` if the index has to
@@ -98,10 +100,12 @@ def check(path: str, settings: Settings, options: Options, checked: Checked) -> 
         yield found
 
 
-def _check(path: str, settings: Settings, options: Options, checked: Checked) -> Iterator[Result]:
+def _check(
+    path: str, settings: Settings, options: CheckOptions, checked: Checked
+) -> Iterator[Result]:
     damage = _damage(path)
     if damage is not None:
-        yield Result(Fault(damage), "repaired" if options.repair else "found")
+        yield Result(StoreFault(damage), "repaired" if options.repair else "found")
         if not options.repair:
             return
         yield from _new_index(path, options, checked)
@@ -141,16 +145,16 @@ def _damage(path: str) -> str | None:
     return None
 
 
-def _faults_of_rows(path: str, options: Options) -> list[Fault]:
+def _faults_of_rows(path: str, options: CheckOptions) -> list[StoreFault]:
     """Return the faults of rows; those beyond `_MOST_NAMED` are one fault that counts them."""
     with _opened(path) as store:
         faults = store.checker().rows(_progress_of_rows(store, options))
         named = list(islice(faults, _MOST_NAMED))
         more = sum(1 for _ in faults)
-    return [*named, Fault(f"{more} more rows have faults")] if more else named
+    return [*named, StoreFault(f"{more} more rows have faults")] if more else named
 
 
-def _progress_of_rows(store: Store, options: Options) -> Callable[[int], None]:
+def _progress_of_rows(store: Store, options: CheckOptions) -> Callable[[int], None]:
     total, done = store.checker().count_rows(), 0
 
     def progress(count: int) -> None:
@@ -161,7 +165,9 @@ def _progress_of_rows(store: Store, options: Options) -> Callable[[int], None]:
     return progress
 
 
-def _mended(path: str, faults: list[Fault], options: Options, checked: Checked) -> Iterator[Result]:
+def _mended(
+    path: str, faults: list[StoreFault], options: CheckOptions, checked: Checked
+) -> Iterator[Result]:
     """Make a new index if there are faults, and yield these. Raises `StoreLocked`."""
     if not faults:
         return
@@ -173,7 +179,7 @@ def _mended(path: str, faults: list[Fault], options: Options, checked: Checked) 
     yield from (Result(fault, "repaired") for fault in faults)
 
 
-def _new_index(path: str, options: Options, checked: Checked) -> Iterator[Result]:
+def _new_index(path: str, options: CheckOptions, checked: Checked) -> Iterator[Result]:
     """Make a new index. Raises `StoreLocked` if the store is in use."""
     made = 0
 
@@ -185,14 +191,14 @@ def _new_index(path: str, options: Options, checked: Checked) -> Iterator[Result
     rebuilt = rebuild.rebuild(path, progress)
     checked.unknown = len(rebuilt.unknown)
     for digest in rebuilt.damaged:
-        yield Result(Fault(f"blob {digest} has other bytes", digest), "found")
+        yield Result(StoreFault(f"blob {digest} has other bytes", digest), "found")
         yield _lost(digest)
 
 
-def _check_names(store: Store, options: Options) -> Iterator[Result]:
+def _check_names(store: Store, options: CheckOptions) -> Iterator[Result]:
     """Check the files with names of generated code; remove those that are invalid."""
     for path in list(store.jit_maps.damaged()):
-        fault = Fault(
+        fault = StoreFault(
             f"jit/{printable(os.path.basename(path))} does not say of which process it is"
         )
         if options.repair:
@@ -201,8 +207,8 @@ def _check_names(store: Store, options: Options) -> Iterator[Result]:
 
 
 def _check_files(
-    store: Store, settings: Settings, options: Options, checked: Checked
-) -> Generator[Result, None, list[Fault]]:
+    store: Store, settings: Settings, options: CheckOptions, checked: Checked
+) -> Generator[Result, None, list[StoreFault]]:
     """Check the blobs, and capture damaged ones again; return the faults that a new index mends."""
     checker = store.checker()
     total = store.stats().stored_bytes if options.verify_data else 0
@@ -238,13 +244,15 @@ def restore(store: Store, settings: Settings) -> Iterator[Result]:
     lost = set(checker.damaged()).intersection(damaged)
     for digest in damaged:
         if digest not in lost:
-            yield Result(Fault(f"blob {digest} was captured again", digest), "captured again")
+            yield Result(StoreFault(f"blob {digest} was captured again", digest), "captured again")
     yield from map(_lost, lost)
     store.set_aside(lost)
 
 
 def _lost(digest: Digest) -> Result:
-    return Result(Fault(f"blob {digest} is lost: what is left is in quarantine", digest), "lost")
+    return Result(
+        StoreFault(f"blob {digest} is lost: what is left is in quarantine", digest), "lost"
+    )
 
 
 def recapture(store: Store, settings: Settings, digests: Iterable[Digest]) -> None:

@@ -26,7 +26,7 @@ from buildidfs.model import Sighting
 from buildidfs.store import CommitResult
 
 if TYPE_CHECKING:
-    from buildidfs.ingest.batch import Counters, Results
+    from buildidfs.ingest.batch import Results, WatchCounters
     from buildidfs.model import BuildId
     from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
 
@@ -384,7 +384,7 @@ class Trouble:
     searched.
     """
 
-    def __init__(self, counters: Counters, announce: Callable[[], None]) -> None:
+    def __init__(self, counters: WatchCounters, announce: Callable[[], None]) -> None:
         self.announce = announce
         self._counters = counters
         self._told: dict[type, float] = {}

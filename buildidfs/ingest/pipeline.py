@@ -34,7 +34,7 @@ from buildidfs.store import NewAbsence, NewCapture, NewSeen, Store
 
 if TYPE_CHECKING:
     from buildidfs.capture.base import PinnedFile
-    from buildidfs.ingest.batch import Batch, Counters, Summary
+    from buildidfs.ingest.batch import Batch, ScanSummary, WatchCounters
     from buildidfs.ingest.committer import Trouble
     from buildidfs.ingest.pending_files import PendingFile
     from buildidfs.ingest.staging import Outcome as Staging
@@ -81,7 +81,7 @@ class Pipeline(ABC):
     def __init__(
         self,
         store: Store,
-        results: Summary | Counters,
+        results: ScanSummary | WatchCounters,
         *,
         workers: int,
         most_queued: int,

@@ -17,7 +17,7 @@ from buildidfs.capture.base import Known, PinnedFile, Unreadable
 from buildidfs.errors import Interrupted, StoreFull
 from buildidfs.formats.elf.other_ids import link_of
 from buildidfs.ingest import staging
-from buildidfs.ingest.batch import BATCH_ROWS, Summary
+from buildidfs.ingest.batch import BATCH_ROWS, ScanSummary
 from buildidfs.ingest.pipeline import Job, Pipeline, TooEarly
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Absence, AliasType, BuildId, FileIdentity, Kind, Sighting
@@ -80,7 +80,7 @@ class Ingest:
         found: Iterable[Found],
         progress: Progress | None = None,
         share: Callable[[], float | None] = lambda: None,
-    ) -> Summary:
+    ) -> ScanSummary:
         """Take all files into the store; return when they are durable and visible.
 
         ``share`` returns the progress of the scanner for ``progress``. On Ctrl-C the staged files
@@ -131,7 +131,7 @@ class Scan(Pipeline):
     """
 
     def __init__(self, store: Store, workers: int) -> None:
-        self.summary = Summary()
+        self.summary = ScanSummary()
         super().__init__(
             store, self.summary, workers=workers, most_queued=workers * _WAITING_PER_WORKER
         )

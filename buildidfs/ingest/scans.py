@@ -13,7 +13,7 @@ import msgspec
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.errors import IntegrityError, Interrupted, UsageError
-from buildidfs.ingest import Ingest, StoreMemo, Summary, interrupted
+from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, interrupted
 from buildidfs.model import Absence, BuildId, Origin, Standing, Trust
 from buildidfs.store import NewAbsence
 
@@ -40,7 +40,7 @@ def scan_processes(
     containers: Sequence[str] | None = None,
     containers_only: bool = False,
     progress: Progress | None = None,
-) -> Summary:
+) -> ScanSummary:
     """Capture the files that running processes have mapped, and the running kernel's symbols.
 
     ``containers`` are labels, or the beginnings of container IDs. The kernel's symbols are captured
@@ -123,7 +123,7 @@ def _debug_directories(settings: Settings) -> list[bytes]:
 
 def scan_tree(
     store: Store, settings: Settings, paths: Sequence[bytes], *, progress: Progress | None = None
-) -> Summary:
+) -> ScanSummary:
     """Capture the ELF files below ``paths``; raises `StoreFull`."""
     from buildidfs.capture.scan.tree import TreeScanner
 
@@ -164,7 +164,7 @@ class PackageScan(msgspec.Struct, frozen=True):
     skipped.
     """
 
-    summary: Summary
+    summary: ScanSummary
     packages: int
     unchanged: int
 
@@ -196,7 +196,7 @@ class ImageScan(msgspec.Struct, frozen=True):
     taken.
     """
 
-    summary: Summary
+    summary: ScanSummary
     images: int
     unchanged: int
     corrupt: tuple[IntegrityError, ...]
@@ -290,9 +290,9 @@ class _Scanner(Protocol):
     def __iter__(self) -> Generator[Found, None, None]: ...
 
 
-def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None) -> Summary:
+def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None) -> ScanSummary:
     """Ingest all archives, a portion at a time, and remember those that were read to the end."""
-    total = Summary()
+    total = ScanSummary()
     found = iter(scanner)
     try:
         while True:
@@ -318,7 +318,7 @@ class _Continued(NamedTuple):
     """Adds the progress of a portion to that of the portions before."""
 
     progress: Progress
-    before: Summary
+    before: ScanSummary
 
     def __call__(self, done: int, what: str, *, size: int = 0, share: float | None = None) -> None:
         size += self.before.copied_bytes
@@ -351,7 +351,7 @@ def scan_kernel(
     everything: bool = False,
     root: bytes | None = None,
     progress: Progress | None = None,
-) -> Summary:
+) -> ScanSummary:
     """Capture the running kernel: its symbols, files and loaded modules, with debug files.
 
     ``everything`` adds all installed kernels and modules. With a ``root`` only the kernels and
@@ -383,7 +383,7 @@ def add(
     build_id: BuildId | None = None,
     kallsyms: bool = False,
     progress: Progress | None = None,
-) -> Summary:
+) -> ScanSummary:
     """Capture single files and their debug files (`capture.scan.tree`).
 
     Raises `StoreFull`.

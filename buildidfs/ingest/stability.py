@@ -44,7 +44,7 @@ WRITTEN_TO: Final = "a process keeps writing to it"
 _NEW: Final = "it changed a moment ago"
 
 
-class Limits(msgspec.Struct, frozen=True):
+class StabilityLimits(msgspec.Struct, frozen=True):
     """Times in seconds.
 
     ``tick`` is longer than a tick of any filesystem's clock. ``pause`` lets a writer continue
@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True):
     patience: float = 1.5
 
 
-limits = Limits()
+limits = StabilityLimits()
 
 
 def premature(pinned: PinnedFile) -> tuple[float, str]:

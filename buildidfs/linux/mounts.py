@@ -185,7 +185,7 @@ def mount_magic(mount: int, namespace: int = 0) -> int:
     return found
 
 
-class Placed(NamedTuple):
+class ShownMount(NamedTuple):
     """A mount: (major, minor) of its superblock, the directory that it shows, its type.
 
     ``root`` is a path within the filesystem, as in `formats.proc_text.MountInfo`; ``fstype`` has no
@@ -197,7 +197,7 @@ class Placed(NamedTuple):
     fstype: bytes
 
 
-def placed(mount: int, namespace: int) -> Placed:
+def placed(mount: int, namespace: int) -> ShownMount:
     """Return facts about one mount, without reading all of mountinfo.
 
     Arguments and errors are those of `mount_magic`; also EOVERFLOW if the path is too long.
@@ -212,7 +212,7 @@ def placed(mount: int, namespace: int) -> Placed:
         begin = _STATMOUNT_SIZE + at
         return answer[begin : answer.index(b"\0", begin)]
 
-    return Placed((major, minor), text(root), text(fstype))
+    return ShownMount((major, minor), text(root), text(fstype))
 
 
 def _statmount(

@@ -26,7 +26,7 @@ _SECONDS: Final = 60.0
 _REPORT_BYTES: Final = 1 << 16
 
 
-class Limits(NamedTuple):
+class SandboxLimits(NamedTuple):
     """The limits of a program: ``memory`` bytes of its own, ``addresses`` bytes including mapped
     files, ``seconds`` of processor time.
     """
@@ -69,7 +69,7 @@ def changes_user() -> bool:
 
 def start(
     argv: Sequence[str],
-    limits: Limits,
+    limits: SandboxLimits,
     *,
     env: Mapping[str, str],
     pass_fds: Sequence[int] = (),

@@ -33,7 +33,7 @@ from buildidfs.errors import BuildIdFsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from buildidfs.store.coordination import Listener
+    from buildidfs.store.coordination import ChangeListener
     from buildidfs.view import View
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Invalidator:
         view: View,
         absences: Absences,
         kernel: FuseKernel,
-        listener: Listener,
+        listener: ChangeListener,
         on_removed: Callable[[], None] = lambda: None,
         begin: Callable[[], object] = lambda: None,
     ) -> None:

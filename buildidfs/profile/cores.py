@@ -12,14 +12,14 @@ import msgspec
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container
 from buildidfs.capture.scan import core as scan_core
-from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner
+from buildidfs.capture.scan.by_build_id import SoughtFiles, WantedScanner
 from buildidfs.capture.scan.core import CoreFile, is_core
 from buildidfs.catalog import history
-from buildidfs.catalog.coverage import CAPTURED, HELD, MISSING, Coverage, Holdings
+from buildidfs.catalog.coverage import CAPTURED, HELD, MISSING, Coverage, CoverageLookup
 from buildidfs.catalog.remedies import AMBIGUOUS
 from buildidfs.errors import UsageError
 from buildidfs.formats.elf.core import VDSO
-from buildidfs.ingest import Ingest, StoreMemo, Summary
+from buildidfs.ingest import Ingest, ScanSummary, StoreMemo
 from buildidfs.linux.file_ops import read_fully
 from buildidfs.model import BuildId, Kind
 from buildidfs.store.index.locations import NAMES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from buildidfs.capture.base import Found, Progress
-    from buildidfs.catalog.history import Place
+    from buildidfs.catalog.history import SightedPath
     from buildidfs.config import Settings
     from buildidfs.formats.elf.core import Module
     from buildidfs.store import Store
@@ -49,7 +49,7 @@ _COMM_MAX: Final = 15
 _NO_VDSO: Final = "not all of it is in the core"
 
 
-class Binary(msgspec.Struct):
+class CoreBinary(msgspec.Struct):
     """A mapped binary: ``state`` is `HELD`, `CAPTURED` (by this scan) or `MISSING`.
 
     ``why`` is the reason why it is missing. ``main`` is True for the program itself, ``deleted``
@@ -66,7 +66,7 @@ class Binary(msgspec.Struct):
     pages: tuple[tuple[int, bytes], ...] = ()
 
 
-class Dump(msgspec.Struct):
+class CoreDump(msgspec.Struct):
     """The process of a core file, and the state of its binaries.
 
     ``pid``, ``name``, ``arguments`` and ``signal`` are those of `formats.elf.core.Core`. The core
@@ -82,20 +82,20 @@ class Dump(msgspec.Struct):
     signal: int
     containers: list[str]
     cut_off: str
-    binaries: list[Binary]
+    binaries: list[CoreBinary]
 
 
 class CoreScan(msgspec.Struct):
     """The result of a scan of core files."""
 
-    summary: Summary
-    dumps: list[Dump]
+    summary: ScanSummary
+    dumps: list[CoreDump]
 
 
 def coverage(store: Store, path: bytes) -> Coverage:
     """Return the coverage of a core file. Raises `UsageError` for any other file."""
     dump = _read(store, path)
-    holdings = Holdings(store)
+    holdings = CoverageLookup(store)
     label = dump.containers[0] if len(dump.containers) == 1 else ""
     rows = [holdings.row(label, each.path, each.build_id, 1, each.why) for each in dump.binaries]
     notes = []
@@ -129,19 +129,19 @@ def scan_cores(
     return CoreScan(summary, dumps)
 
 
-def _read(store: Store, path: bytes) -> Dump:
+def _read(store: Store, path: bytes) -> CoreDump:
     """Read a core file; look up in the store where its program was seen."""
     with CoreFile(path) as file:
         core = file.core
-        found: dict[tuple[bytes, BuildId | None], Binary] = {}
+        found: dict[tuple[bytes, BuildId | None], CoreBinary] = {}
         for module, why in identified(store, file):
-            binary = Binary(module.path, module.build_id, module.main, module.deleted, why=why)
+            binary = CoreBinary(module.path, module.build_id, module.main, module.deleted, why=why)
             if module.build_id is None:
                 binary.pages = file.pages(module)
             known = found.setdefault((module.path, module.build_id), binary)
             known.main |= module.main
         main = next((each for each in found.values() if each.main), None)
-        return Dump(
+        return CoreDump(
             path, core.pid, core.name, core.arguments, core.signal, _containers(store, main),
             file.cut_off, list(found.values()),
         )  # fmt: skip
@@ -169,8 +169,8 @@ def _by_path(store: Store, file: CoreFile, module: Module) -> tuple[Module, str]
         if build_id is None:
             return module, str(module.unknown)
         return msgspec.structs.replace(module, build_id=build_id, unknown=None), ""
-    by_bytes: list[Place] = []
-    by_time: list[Place] = []
+    by_bytes: list[SightedPath] = []
+    by_time: list[SightedPath] = []
     for place in history.at_path(store, module.path):
         is_like = _is_like(store, place.build_id, pages)
         if is_like:
@@ -196,7 +196,7 @@ def _called(store: Store, name: bytes) -> list[BuildId]:
     return [build_id for build_id in found if build_id is not None]
 
 
-def _was_there(place: Place, moment_ns: int) -> bool:
+def _was_there(place: SightedPath, moment_ns: int) -> bool:
     """Return True if a file was seen at a place by a time, and not long before it."""
     return (
         place.first_seen_ns <= moment_ns + _LATE_NS and place.last_seen_ns >= moment_ns - _STALE_NS
@@ -218,7 +218,7 @@ def _is_like(store: Store, build_id: BuildId, pages: tuple[tuple[int, bytes], ..
     return False if found else None
 
 
-def _containers(store: Store, main: Binary | None) -> list[str]:
+def _containers(store: Store, main: CoreBinary | None) -> list[str]:
     """Return the places where a program was seen under a path, the last one first."""
     if main is None or main.build_id is None:
         return []
@@ -241,13 +241,13 @@ def _has_pages(fd: int, pages: tuple[tuple[int, bytes], ...]) -> bool:
 class _Scan:
     """The search for the binaries of dumps that the store lacks."""
 
-    def __init__(self, store: Store, settings: Settings, dumps: list[Dump]) -> None:
+    def __init__(self, store: Store, settings: Settings, dumps: list[CoreDump]) -> None:
         self._store = store
         self._namespaces = settings.container.namespaces
         self._dumps = dumps
-        holdings = Holdings(store)
-        self._missing: list[tuple[BuildId, Binary]] = []
-        self._nameless: list[Binary] = []
+        holdings = CoverageLookup(store)
+        self._missing: list[tuple[BuildId, CoreBinary]] = []
+        self._nameless: list[CoreBinary] = []
         self._held: set[BuildId] = set()
         for dump in dumps:
             for binary in dump.binaries:
@@ -261,11 +261,11 @@ class _Scan:
                 else:
                     self._missing.append((binary.build_id, binary))
 
-    def run(self, progress: Progress | None) -> Summary:
+    def run(self, progress: Progress | None) -> ScanSummary:
         """Look for the missing files and capture them; files that the store holds count
         as found.
         """
-        before = Summary(files=len(self._held), held=len(self._held))
+        before = ScanSummary(files=len(self._held), held=len(self._held))
         if not self._missing and not self._nameless:
             return before
         memo = StoreMemo(self._store)
@@ -278,7 +278,7 @@ class _Scan:
             yield from scanner
 
         summary = Ingest(self._store).run(found(), progress)
-        holdings = Holdings(self._store)
+        holdings = CoverageLookup(self._store)
         for build_id, binary in self._missing:
             if holdings.has(build_id):
                 binary.state = CAPTURED
@@ -294,9 +294,9 @@ class _Scan:
         summary.held += before.held
         return summary
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> SoughtFiles:
         """Return the build IDs to search for, and the paths to try."""
-        wanted = Wanted({build_id for build_id, _ in self._missing}, set(), {}, set())
+        wanted = SoughtFiles({build_id for build_id, _ in self._missing}, set(), {}, set())
         for _, binary in self._missing:
             if binary.path.startswith(b"/"):
                 wanted.paths.add(binary.path)
@@ -306,7 +306,7 @@ class _Scan:
             wanted.elsewhere[number] = wanted.paths
         return wanted
 
-    def _vdso(self, memo: StoreMemo, dump: Dump, wanted: set[BuildId]) -> Iterator[Found]:
+    def _vdso(self, memo: StoreMemo, dump: CoreDump, wanted: set[BuildId]) -> Iterator[Found]:
         """Yield the vDSO in a core if it is missing."""
         if not any(each.path == VDSO and each.build_id in wanted for each in dump.binaries):
             return

@@ -22,8 +22,8 @@ from buildidfs.profile import inputs
 from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import FAILED, Upstreams, token_of
-from buildidfs.upstream.options import Options, of_settings
-from buildidfs.upstream.server import Spool
+from buildidfs.upstream.options import FetchOptions, of_settings
+from buildidfs.upstream.server import DownloadSpool
 from buildidfs.upstream.servers import servers_of
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ Lacking = tuple[BuildId, Kind]
 """A file to fetch."""
 
 
-def check(options: Options) -> None:
+def check(options: FetchOptions) -> None:
     """Raise `UsageError` for an invalid URL or a missing Python package."""
-    for server in servers_of(options, Spool(b"/", options.max_size), ""):
+    for server in servers_of(options, DownloadSpool(b"/", options.max_size), ""):
         server.close()
 
 
@@ -94,7 +94,7 @@ def lacking_in(store: Store, path: bytes) -> list[Lacking]:
 
 def fetch(
     store: Store,
-    options: Options,
+    options: FetchOptions,
     wanted: Iterable[Lacking],
     *,
     again: bool = False,
@@ -165,7 +165,7 @@ def agent_maker(
 
 
 def agent_of(
-    store_path: str | bytes | os.PathLike[str], settings: Settings, options: Options
+    store_path: str | bytes | os.PathLike[str], settings: Settings, options: FetchOptions
 ) -> Agent:
     """Return an agent that fetches in another process, which starts at the first request."""
     words = (os.path.abspath(os.fsencode(store_path)).hex(),)
@@ -191,7 +191,9 @@ def main(words: Sequence[str]) -> None:
         introduction = pipe.recv(agent.INTRODUCTION_MAX)
         if not introduction:
             return  # the requesting process was killed
-        settings, options = msgspec.json.decode(introduction, type=tuple[config.Settings, Options])
+        settings, options = msgspec.json.decode(
+            introduction, type=tuple[config.Settings, FetchOptions]
+        )
 
         def opened() -> Store:
             return upkeep.open_for_capture(bytes.fromhex(path), settings)

@@ -14,7 +14,7 @@ import msgspec
 
 from buildidfs.catalog import containers, requested_id
 from buildidfs.catalog.containers import Names
-from buildidfs.catalog.coverage import Coverage, Holdings
+from buildidfs.catalog.coverage import Coverage, CoverageLookup
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf.headers import CPUMODE, USER
 from buildidfs.linux import openat2
@@ -37,7 +37,7 @@ _REPORTED: Final = 64  # files between two reports of progress
 _NAMELESS: Final = "the file has no build ID"
 
 
-class Nameless(msgspec.Struct, frozen=True):
+class NamelessFile(msgspec.Struct, frozen=True):
     """A file of a profile or core file whose build ID is not known, and the reason ``why``.
 
     ``container`` is its label, empty for the host or if it is not known; ``called`` is its
@@ -53,7 +53,7 @@ class Nameless(msgspec.Struct, frozen=True):
     called: str = ""
 
 
-class Named(msgspec.Struct):
+class NamedIds(msgspec.Struct):
     """The build IDs that a file names, each with a path or name that it has there.
 
     ``nameless`` are the files without a build ID, the heaviest first. ``is_resolved`` is True if
@@ -63,14 +63,14 @@ class Named(msgspec.Struct):
     """
 
     paths: dict[BuildId, bytes]
-    nameless: list[Nameless] = []
+    nameless: list[NamelessFile] = []
     is_resolved: bool = False
     incomplete: str = ""
     is_profile: bool = False
     is_file: bool = True
 
 
-def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = None) -> Named:
+def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = None) -> NamedIds:
     """Return the build IDs that a profile of perf or a core file names, or the one of a binary.
 
     Raises `UsageError` for any other file, and for one that cannot be read.
@@ -80,7 +80,7 @@ def build_ids_named(store: Store, path: bytes, *, progress: Progress | None = No
         return _of_profile(store, path, progress)
     if head[:4] == b"\x7fELF":
         kind = int.from_bytes(head[16:18], "big" if head[5:6] == b"\2" else "little")
-        return _of_core(store, path) if kind == _ET_CORE else Named({_own(path): path})
+        return _of_core(store, path) if kind == _ET_CORE else NamedIds({_own(path): path})
     if cores.is_core(path):  # a compressed one
         return _of_core(store, path)
     raise UsageError(
@@ -104,7 +104,7 @@ def _head(path: bytes) -> bytes:
 
 def named_by(
     store: Store, text: str, looking: Callable[[], AbstractContextManager[Progress | None]]
-) -> Named:
+) -> NamedIds:
     """The build ID that a user means, or those that the file at that path names.
 
     ``looking`` shows the progress of reading a file. Raises as `requested_id.unless_file` and
@@ -112,7 +112,7 @@ def named_by(
     """
     build_id = requested_id.unless_file(store, text)
     if build_id is not None:
-        return Named({build_id: b""}, is_file=False)
+        return NamedIds({build_id: b""}, is_file=False)
     with looking() as progress:
         return build_ids_named(store, os.fsencode(text), progress=progress)
 
@@ -122,7 +122,7 @@ def wanted(
     words: Iterable[str],
     labels: Iterable[str],
     looking: Callable[[], AbstractContextManager[Progress | None]],
-) -> tuple[dict[BuildId, bytes], dict[bytes, Named]]:
+) -> tuple[dict[BuildId, bytes], dict[bytes, NamedIds]]:
     """The build IDs of files, IDs and containers, with their paths; and the files that name them.
 
     A word that is the path of an existing file means that file, even if the word may also be an ID
@@ -131,7 +131,7 @@ def wanted(
     found: dict[BuildId, bytes] = {}
     for label in labels:
         found = containers.build_ids(store, label) | found
-    inputs: dict[bytes, Named] = {}
+    inputs: dict[bytes, NamedIds] = {}
     for text in words:
         path = os.fsencode(text)
         if os.path.exists(path):
@@ -150,7 +150,7 @@ def pin(
     text: str,
     name: bytes | None,
     looking: Callable[[], AbstractContextManager[Progress | None]],
-) -> tuple[Named, int]:
+) -> tuple[NamedIds, int]:
     """Pin the build IDs that `named_by` finds; return them, and the number that were not pinned
     before.
 
@@ -235,14 +235,14 @@ def _pin_name(path: str) -> bytes:
     return os.path.abspath(os.fsencode(path))
 
 
-def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
+def _of_profile(store: Store, path: bytes, progress: Progress | None) -> NamedIds:
     """Return the build IDs in a profile, and those that the store knows for other sampled files."""
     from buildidfs.catalog.remedies import TOO_LONG
     from buildidfs.profile import repair
     from buildidfs.profile.perf_data import Profile
 
     with Profile(path) as profile:
-        named = Named(reading.build_ids_of(profile), is_profile=True)
+        named = NamedIds(reading.build_ids_of(profile), is_profile=True)
         read = reading.Reading(profile, store, progress)
         if _lacks_build_ids(read):
             hits = read.hits(chains=True)
@@ -253,7 +253,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> Named:
                     named.is_resolved = True
             names = Names(store)
             named.nameless = [
-                Nameless(
+                NamelessFile(
                     each.path,
                     each.why,
                     each.container,
@@ -280,14 +280,14 @@ def _lacks_build_ids(read: Reading) -> bool:
     )
 
 
-def _of_core(store: Store, path: bytes) -> Named:
-    named = Named({})
+def _of_core(store: Store, path: bytes) -> NamedIds:
+    named = NamedIds({})
     with cores.CoreFile(path) as file:
         for module, why in cores.identified(store, file):
             if module.build_id is not None:
                 named.paths.setdefault(module.build_id, module.path)
             else:
-                named.nameless.append(Nameless(module.path, why))
+                named.nameless.append(NamelessFile(module.path, why))
         if file.cut_off:
             named.incomplete = f"{printable(path)} is {file.cut_off}"
     return named
@@ -362,7 +362,7 @@ def coverage_of_processes(
             rows[label, each.path, None, _NAMELESS] += 1
         if progress is not None and not number % _REPORTED:
             progress(number, each.path.decode("utf-8", "surrogateescape"))
-    holdings = Holdings(store)
+    holdings = CoverageLookup(store)
     coverage = Coverage(
         [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "mapped files"
     )

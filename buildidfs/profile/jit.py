@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from buildidfs.formats.perf.address_spaces import File
-    from buildidfs.profile.reading import Hit, Reading
+    from buildidfs.profile.reading import Reading, SampleSite
     from buildidfs.store import Store
     from buildidfs.store.jit_maps import JitMap
 
@@ -43,7 +43,7 @@ _EXACT_NS: Final = 100_000_000
 _log = logging.getLogger(__name__)
 
 
-class Generated(msgspec.Struct, frozen=True):
+class GeneratedCode(msgspec.Struct, frozen=True):
     """The generated code of one process: ``name`` stands for it, with this build ID.
 
     ``container`` is its label, ``comm`` the name of the process, ``functions`` the number of named
@@ -74,7 +74,7 @@ class JitNames:
         self._store = store
         self._reading = reading
         self._chosen: dict[tuple[int, int], JitMap] = {}
-        self._made: dict[bytes, Generated] = {}
+        self._made: dict[bytes, GeneratedCode] = {}
         self.failed = ""
         known: dict[int, list[JitMap]] = {}
         for hit in reading.everything():
@@ -89,7 +89,7 @@ class JitNames:
                     self._chosen[hit.pid, hit.image] = chosen
 
     @property
-    def found(self) -> list[Generated]:
+    def found(self) -> list[GeneratedCode]:
         """Return the processes whose generated code has names, in no order."""
         return list(self._made.values())
 
@@ -109,7 +109,7 @@ class JitNames:
             path: made for path, made in self._made.items() if held(made.build_id) is not None
         }
 
-    def at(self, hit: Hit) -> Generated | None:
+    def at(self, hit: SampleSite) -> GeneratedCode | None:
         """Return the file that names the code at a hit; None if the hit is not in named generated
         code.
         """
@@ -134,7 +134,7 @@ class JitNames:
             # Two processes with equal code have a file each, because their containers differ.
             source = b"%d %d %b" % (process.pid, process.start_ticks, process.boot_id.encode())
             build_id, data = symbol_file(symbols, process.machine, source)
-            self._made[chosen.path] = Generated(
+            self._made[chosen.path] = GeneratedCode(
                 process.pid,
                 process.comm,
                 container.shown(process.origin.container, process.origin.cgroup, process.owner),
@@ -144,7 +144,7 @@ class JitNames:
             )
             yield _pinned(chosen, data)
 
-    def _fits(self, each: JitMap, hit: Hit) -> bool:
+    def _fits(self, each: JitMap, hit: SampleSite) -> bool:
         """Return True if a map is that of the process of a hit: same host, namespace and time."""
         reading, process = self._reading, each.process
         clock = reading.matcher.clock

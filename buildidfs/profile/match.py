@@ -61,7 +61,7 @@ _FEWEST: Final = 3
 _TIMES_OTHERS: Final = 1.5
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class SightedId(msgspec.Struct, frozen=True):
     """A build ID that was seen at a path; fields as those of `Origin` and `JournalRecord`, and
     ``container`` as `container.reported` returns it.
     """
@@ -77,7 +77,7 @@ class Candidate(msgspec.Struct, frozen=True):
     shared: BuildId | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Match(msgspec.Struct, frozen=True):
     """The result for a mapping: its build ID, or the reason ``why`` there is none, and the
     ``candidates`` left. With both, the store may have another file with that build ID.
 
@@ -86,7 +86,7 @@ class Answer(msgspec.Struct, frozen=True):
     """
 
     build_id: BuildId | None
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[SightedId, ...] = ()
     why: str = ""
     is_other: bool = False
     is_sure: bool = False
@@ -116,7 +116,7 @@ class Matcher:
         store: Store,
         files: Mapping[File, int],
         *,
-        clock: Clock | None = None,
+        clock: ClockOffset | None = None,
         host: str = "",
         start: int = 0,
         release: bytes = b"",
@@ -131,9 +131,9 @@ class Matcher:
         self._firsts = files
         self._repeated = _repeated(files)
         self._believed: dict[bytes, bool] = {}
-        self._known: dict[bytes, tuple[Candidate, ...]] = {}
+        self._known: dict[bytes, tuple[SightedId, ...]] = {}
 
-    def candidates(self, path: bytes) -> tuple[Candidate, ...]:
+    def candidates(self, path: bytes) -> tuple[SightedId, ...]:
         """Return the captures and journal rows of a path, of any time."""
         path = plain(path)
         found = self._known.get(path)
@@ -167,16 +167,16 @@ class Matcher:
         self._known.clear()
         self._believed.clear()
 
-    def alike(self, file: File) -> list[Candidate]:
+    def alike(self, file: File) -> list[SightedId]:
         """Return the candidates that may be this file by device and inode, of any time."""
         pool = self.candidates(file.path)
         return [each for each in pool if each.identity and _is_same(each.identity, file)]
 
-    def answer(self, file: File, time: int, mnt: int = 0, mounts: Collection[int] = ()) -> Answer:
+    def answer(self, file: File, time: int, mnt: int = 0, mounts: Collection[int] = ()) -> Match:
         """Identify a file that was mapped at ``time`` of the profile (0: before it began).
 
         ``mnt`` is the inode number of the mount namespace of the process, 0 if unknown; with
-        ``mounts`` it was one of those (`Candidate.mnt_ns_id`).
+        ``mounts`` it was one of those (`SightedId.mnt_ns_id`).
         """
         pool = self.candidates(file.path)
         if self.believes(file):
@@ -185,12 +185,12 @@ class Matcher:
             pool = tuple(each for each in pool if each.shared == file.build_id) or pool
         if (given := self._assigned.get(plain(file.path))) is not None:
             its = tuple(each for each in pool if each.build_id == given)
-            return Answer(given, its, is_sure=True)
+            return Match(given, its, is_sure=True)
         if not pool:
-            return Answer(None, why=NO_BUILD_ID)
+            return Match(None, why=NO_BUILD_ID)
         pool = self._on_its_host(pool)
         if not pool:
-            return Answer(None, why=OTHER_HOST)
+            return Match(None, why=OTHER_HOST)
         if mnt:
             pool = tuple(each for each in pool if not each.mnt or each.mnt == mnt)
         same = [each for each in pool if each.identity and _is_same(each.identity, file)]
@@ -212,13 +212,13 @@ class Matcher:
             left = [each for each in left if each.mnt_ns_id in mounts]
         if not left:
             is_other = bool(file.inode) and any(each.identity for each in pool)
-            return Answer(None, why=OTHER_FILE if pool else NO_BUILD_ID, is_other=is_other)
+            return Match(None, why=OTHER_FILE if pool else NO_BUILD_ID, is_other=is_other)
         ids = {each.build_id for each in left}
         if len(ids) > 1:
-            return Answer(None, tuple(left), AMBIGUOUS)
-        return Answer(ids.pop(), tuple(left), is_sure=bool(same))
+            return Match(None, tuple(left), AMBIGUOUS)
+        return Match(ids.pop(), tuple(left), is_sure=bool(same))
 
-    def _on_its_host(self, pool: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    def _on_its_host(self, pool: tuple[SightedId, ...]) -> tuple[SightedId, ...]:
         """Return the candidates in ``pool`` that were seen on the machine that made the profile.
 
         Device and inode distinguish files of one machine only. perf in a container records the host
@@ -236,8 +236,8 @@ class Matcher:
         return tuple(each for each in pool if each.host in names)
 
     def _named(
-        self, file: File, pool: Sequence[Candidate], time: int, mnt: int, mounts: Collection[int]
-    ) -> Answer:
+        self, file: File, pool: Sequence[SightedId], time: int, mnt: int, mounts: Collection[int]
+    ) -> Match:
         """Return the answer for a mapping with a build ID, with the container it was in."""
         build_id = BuildId(file.build_id)
         left = [each for each in pool if each.build_id == build_id]
@@ -247,7 +247,7 @@ class Matcher:
             lambda each: not mounts or each.mnt_ns_id in mounts,
         ):
             left = [each for each in left if fits(each)] or left
-        return Answer(build_id, tuple(self._at(left, time, one_at_a_time=False)), is_sure=True)
+        return Match(build_id, tuple(self._at(left, time, one_at_a_time=False)), is_sure=True)
 
     def unix_time(self, time: int) -> int | None:
         """Return a time of the profile (0: before it began) as Unix time in ns; None if unknown."""
@@ -255,7 +255,7 @@ class Matcher:
             return None
         return (time or self._start) + self.clock.offset_ns
 
-    def _at(self, pool: Sequence[Candidate], time: int, *, one_at_a_time: bool) -> list[Candidate]:
+    def _at(self, pool: Sequence[SightedId], time: int, *, one_at_a_time: bool) -> list[SightedId]:
         """Return the candidates in ``pool`` that may have been at the path at that time.
 
         A file that was first seen at that time was captured because of this mapping. If there is no
@@ -283,7 +283,7 @@ class Matcher:
             return before  # the file existed when the recording began
         return begun + before or list(pool)
 
-    def _may_be(self, each: Candidate, file: File) -> bool:
+    def _may_be(self, each: SightedId, file: File) -> bool:
         """Return True if the sighting may be of this file, by the time of its first mapping.
 
         The profile has each mapping of the file during the recording. So a sighting between the
@@ -295,7 +295,7 @@ class Matcher:
         error, offset = self.clock.error_ns, self.clock.offset_ns
         return not self._start + offset + error < each.first_ns < first + offset - error
 
-    def _there(self, pool: Sequence[Candidate], time: int) -> list[Candidate]:
+    def _there(self, pool: Sequence[SightedId], time: int) -> list[SightedId]:
         """Return the candidates that may have been at the path at that time, by path and time only.
 
         They were seen by then or had not changed since, and were seen not long before.
@@ -311,14 +311,14 @@ class Matcher:
             and (each.first_ns <= by or (each.identity and each.identity.ctime_ns <= moment))
         ]
 
-    def _is_near(self, each: Candidate, time: int) -> bool:
+    def _is_near(self, each: SightedId, time: int) -> bool:
         moment = self.unix_time(time)
         if moment is None or self.clock is None:
             return True
         error = self.clock.error_ns
         return each.first_ns <= moment + error + _LATE_NS and each.last_ns >= moment - _STALE_NS
 
-    def _look_up(self, path: bytes) -> Iterable[Candidate]:
+    def _look_up(self, path: bytes) -> Iterable[SightedId]:
         seen = set()
         if path.startswith(b"[") and path != KALLSYMS:
             yield from _modules(self._store, path, self._release)
@@ -333,7 +333,7 @@ class Matcher:
                 continue
             label = container.reported(row)
             if (row.build_id, row.mnt_ns_id, label) not in seen:
-                yield Candidate(
+                yield SightedId(
                     row.build_id,
                     label,
                     row.namespaces.mnt,
@@ -364,7 +364,7 @@ def namesakes(store: Store, path: bytes) -> list[tuple[BuildId, bytes]]:
     return found
 
 
-def _first_seen(each: Candidate) -> int:
+def _first_seen(each: SightedId) -> int:
     return each.first_ns
 
 
@@ -375,7 +375,7 @@ def plain(path: bytes) -> bytes:
     return path.removesuffix(_DELETED)
 
 
-def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
+def _origins(store: Store, path: bytes) -> Iterable[SightedId]:
     """Return the captures at a path as candidates."""
     number = store.paths.number(filter(None, path.split(b"/")))
     if number is None:
@@ -386,7 +386,7 @@ def _origins(store: Store, path: bytes) -> Iterable[Candidate]:
                 yield from _candidate(store, ordinal, record)
 
 
-def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Candidate]:
+def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[SightedId]:
     """Return a place as a candidate; if unrelated programs have the build ID, under the
     adopted ID.
     """
@@ -396,7 +396,7 @@ def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Can
     if build_id is None:
         return
     origin = record.origin
-    yield Candidate(
+    yield SightedId(
         build_id,
         container.reported(origin),
         origin.namespaces.mnt,
@@ -409,7 +409,7 @@ def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Can
     )
 
 
-def _modules(store: Store, name: bytes, release: bytes) -> list[Candidate]:
+def _modules(store: Store, name: bytes, release: bytes) -> list[SightedId]:
     """Return the captures of a kernel module that a profile names: in brackets, or by its path.
 
     A path contains the release of the kernel; ``release`` is that of the profile, if known. Files
@@ -455,7 +455,7 @@ def _under_lib(path: bytes) -> bytes:
     return path.removeprefix(b"/usr")
 
 
-def _is_one_place(pool: Sequence[Candidate]) -> bool:
+def _is_one_place(pool: Sequence[SightedId]) -> bool:
     """Return True if all candidates were in one mount namespace, where a path has one file at a
     time.
     """
@@ -496,7 +496,7 @@ def _has_dev(identity: FileIdentity | None, file: File) -> bool:
     return identity is not None and (os.major(identity.dev), os.minor(identity.dev)) == file.dev
 
 
-class Clock(msgspec.Struct, frozen=True):
+class ClockOffset(msgspec.Struct, frozen=True):
     """The offset from times of a profile to Unix time, ``offset_ns``, known up to ``error_ns``.
 
     ``how`` describes the source of the offset. ``is_local``: this machine made the profile since
@@ -510,14 +510,14 @@ class Clock(msgspec.Struct, frozen=True):
     is_seen: bool = False
 
 
-def recorded(profile: Profile) -> Clock | None:
+def recorded(profile: Profile) -> ClockOffset | None:
     """Return the clock that the profile itself records, if any."""
     said = headers.clock(profile.feature(headers.CLOCK_DATA), profile.header.order)
     if said is None:
         return None
     offset = said.wall_ns - said.event_ns
     is_local = said.clockid in _OF_A_BOOT and _is_of_this_boot(said.clockid, offset)
-    return Clock(
+    return ClockOffset(
         offset,
         _EXACT_NS,
         "the times of the samples are exact: the profile says how its clock relates to the date",
@@ -530,7 +530,7 @@ def _is_of_this_boot(clockid: int, offset: int) -> bool:
     return abs(here - offset) <= _MARGIN_NS
 
 
-def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
+def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> ClockOffset | None:
     """Return the clock of this machine if it fits a profile that was written at ``mtime_ns``.
 
     It fits if ``last``, the last time in the profile, is a little earlier. The clock of perf is
@@ -543,7 +543,7 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
     if not -_MARGIN_NS <= mtime_ns - (last + offset) <= _WRITING_NS:
         return None
     error += _EXACT_NS // 10 + max(now_ns - mtime_ns, 0) // 10_000
-    return Clock(
+    return ClockOffset(
         offset,
         error,
         "the times of the samples are exact: by the clock of this machine",
@@ -551,7 +551,7 @@ def of_this_boot(mtime_ns: int, last: int, now_ns: int) -> Clock | None:
     )
 
 
-def by_file_time(mtime_ns: int, last: int) -> Clock:
+def by_file_time(mtime_ns: int, last: int) -> ClockOffset:
     """Return a clock that assumes that the file was written at ``last``, the last time in it.
 
     A copy with a new mtime makes the profile seem later than it is.
@@ -561,10 +561,10 @@ def by_file_time(mtime_ns: int, last: int) -> Clock:
         "the times of the samples are those of the last write to the file: right to a minute,"
         " wrong for a copy"
     )
-    return Clock(mtime_ns - last - error, error + _MARGIN_NS, how)
+    return ClockOffset(mtime_ns - last - error, error + _MARGIN_NS, how)
 
 
-def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | None:
+def aligned(clock: ClockOffset, differences: Iterable[tuple[int, int]]) -> ClockOffset | None:
     """Return the clock with which most files were seen just after they were mapped.
 
     ``differences`` has pairs: the number of a file, and the Unix time it was first seen minus the
@@ -596,10 +596,10 @@ def aligned(clock: Clock, differences: Iterable[tuple[int, int]]) -> Clock | Non
         f"the times of the samples are exact: {most} files were first seen when they were first"
         " mapped"
     )
-    return Clock(best, _EXACT_NS, how, is_seen=True)
+    return ClockOffset(best, _EXACT_NS, how, is_seen=True)
 
 
-def find(profile: Profile, last: int, differences: Iterable[tuple[int, int]]) -> Clock:
+def find(profile: Profile, last: int, differences: Iterable[tuple[int, int]]) -> ClockOffset:
     """Return the best clock for a profile whose last time is ``last`` (not 0)."""
     clock = (
         recorded(profile)

@@ -18,7 +18,7 @@ import msgspec
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
-from buildidfs.formats.perf.stream import Stream
+from buildidfs.formats.perf.stream import RecordStream
 from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import close_fds, closing_fd, on_error, read_fully
 from buildidfs.model import ByteRange
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from buildidfs.formats.perf.attributes import Attr
-    from buildidfs.formats.perf.headers import Named, ReadAt
+    from buildidfs.formats.perf.headers import BuildIdEntry, ReadAt
     from buildidfs.formats.perf.stream import Raw
 
 _PART: Final = re.compile(rb"data\.\d{1,9}")
@@ -36,7 +36,7 @@ _MAX_ATTRS: Final = 1 << 14
 _MAX_FEATURE: Final = 1 << 16
 
 
-class Part(msgspec.Struct):
+class ProfilePart(msgspec.Struct):
     """One of the files of a profile, and the place of the records in it."""
 
     path: bytes
@@ -68,7 +68,7 @@ class Profile:
 
     def __init__(self, path: bytes) -> None:
         self.path = path
-        self.parts: list[Part] = []
+        self.parts: list[ProfilePart] = []
         self.size = 0
         self.mtime_ns = 0
         self._piped: dict[int, bytes] = {}
@@ -109,10 +109,12 @@ class Profile:
         for part in self.parts:
             yield from self.records_of(part, kinds)
 
-    def records_of(self, part: Part, kinds: frozenset[int] | None = None) -> Iterator[Raw]:
+    def records_of(self, part: ProfilePart, kinds: frozenset[int] | None = None) -> Iterator[Raw]:
         """Yield the records in one file. Raises `UsageError`."""
         header = self.header
-        stream = Stream(part.read_at, part.data, header.order, is_pipe=header.is_pipe, kinds=kinds)
+        stream = RecordStream(
+            part.read_at, part.data, header.order, is_pipe=header.is_pipe, kinds=kinds
+        )
         try:
             yield from stream
         except UsageError as error:
@@ -130,11 +132,11 @@ class Profile:
         """Return the text of a feature that is one string."""
         return headers.text(self.feature(number), self.header.order)
 
-    def build_ids(self) -> Iterator[Named]:
+    def build_ids(self) -> Iterator[BuildIdEntry]:
         """Yield the table of build IDs behind the records; a pipe has records (`named`) instead."""
         return headers.build_id_table(self.read_at, self.header)
 
-    def named(self, raw: Raw) -> Named | None:
+    def named(self, raw: Raw) -> BuildIdEntry | None:
         """Return the build ID of a file in a record; None for records of other kinds."""
         if raw.kind != records.HEADER_BUILD_ID:
             return None
@@ -156,7 +158,7 @@ class Profile:
 
     def _add(self, path: bytes, fd: int) -> None:
         found = os.fstat(fd)
-        self.parts.append(Part(path, fd, ByteRange(0, found.st_size)))
+        self.parts.append(ProfilePart(path, fd, ByteRange(0, found.st_size)))
         self.size += found.st_size
         self.mtime_ns = max(self.mtime_ns, found.st_mtime_ns)
 
@@ -164,7 +166,7 @@ class Profile:
         """Read events and features from the records with which a pipe begins."""
         order = self.header.order
         attrs: list[Attr] = []
-        for raw in Stream(self.read_at, self.header.data, order, is_pipe=True):
+        for raw in RecordStream(self.read_at, self.header.data, order, is_pipe=True):
             if raw.kind == records.HEADER_ATTR:
                 attr = _piped_attr(raw, order)
                 if attr is not None and len(attrs) < _MAX_ATTRS:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.catalog.coverage import Coverage, Holdings
+from buildidfs.catalog.coverage import Coverage, CoverageLookup
 from buildidfs.catalog.remedies import (
     AMBIGUOUS,
     ANONYMOUS,
@@ -42,11 +42,11 @@ from buildidfs.formats.perf.attributes import (
     MAX_CONTEXT,
 )
 from buildidfs.formats.perf.headers import CPUMODE, GUEST_KERNEL, GUEST_USER, KERNEL, USER
-from buildidfs.formats.perf.records import KERNEL_PID, Events, Executed, Forked, Lost, Mapped
+from buildidfs.formats.perf.records import KERNEL_PID, Events, Executed, Forked, LostRecords, Mapped
 from buildidfs.model import BuildId
 from buildidfs.names import printable
 from buildidfs.profile import match
-from buildidfs.profile.match import KALLSYMS, Answer, Matcher
+from buildidfs.profile.match import KALLSYMS, Match, Matcher
 from buildidfs.profile.perf_data import Profile
 from buildidfs.store.placement import Extent, Placement
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from buildidfs.capture.base import Progress
-    from buildidfs.formats.perf.headers import Named
+    from buildidfs.formats.perf.headers import BuildIdEntry
     from buildidfs.formats.perf.records import Entered
     from buildidfs.formats.perf.stream import Raw
     from buildidfs.store import Store
@@ -109,13 +109,13 @@ class Reading:
         self.spaces = Spaces()
         self.lost = 0
         self.samples = 0
-        self.named: dict[bytes, Named] = {}
+        self.named: dict[bytes, BuildIdEntry] = {}
         self._progress = progress
         self._has_time = profile.layouts.have_time
         self._first: list[int] = []  # the time at which each file was first mapped, 0 if unknown
         self._span = headers.times(profile.feature(headers.SAMPLE_TIME), profile.header.order)
         self._events = Events(profile.layouts, profile.header.order)
-        self._answers: dict[tuple[int, int, int], Answer] = {}
+        self._answers: dict[tuple[int, int, int], Match] = {}
         self._mounts: dict[tuple[int, int], frozenset[int]] = {}
         self._placement = Placement(store)
         self.contested: set[bytes] = set()
@@ -142,7 +142,7 @@ class Reading:
                         start = min(start or head[3], head[3])
                         last = max(last, head[3])
                 continue
-            if isinstance(event, Lost):
+            if isinstance(event, LostRecords):
                 self.lost += event.count
                 continue
             time = self.time_of(event, number)
@@ -187,7 +187,7 @@ class Reading:
                 self._progress(number, what)
             yield number, raw
 
-    def _name(self, named: Named | None) -> None:
+    def _name(self, named: BuildIdEntry | None) -> None:
         if named is not None and named.misc & CPUMODE in (KERNEL, USER):
             self.named.setdefault(named.name, named)
 
@@ -222,7 +222,7 @@ class Reading:
 
     # --- files -----------------------------------------------------------------------------
 
-    def answer(self, hit: Hit) -> Answer:
+    def answer(self, hit: SampleSite) -> Match:
         """Identify the file of a hit (whose ``file`` is not negative).
 
         If files with its build ID have their code at other offsets, the result has the adopted ID
@@ -246,7 +246,7 @@ class Reading:
             return answer
         return msgspec.structs.replace(answer, build_id=build_id, why=why)
 
-    def _identify(self, hit: Hit) -> Answer:
+    def _identify(self, hit: SampleSite) -> Match:
         file = self.spaces.files[hit.file]
         mnt = self.spaces.mount_namespace(hit.pid, hit.time)
         answer = self._alone(hit.file, hit.time, mnt)
@@ -264,10 +264,10 @@ class Reading:
         left = tuple(each for each in answer.candidates if each.build_id == build_id)
         if answer.candidates and not left:
             # The table of build IDs has paths only, and several files had this path.
-            return Answer(None, answer.candidates, AMBIGUOUS)
-        return Answer(build_id, left)
+            return Match(None, answer.candidates, AMBIGUOUS)
+        return Match(build_id, left)
 
-    def _alone(self, number: int, time: int, mnt: int) -> Answer:
+    def _alone(self, number: int, time: int, mnt: int) -> Match:
         key = number, time, mnt
         answer = self._answers.get(key)
         if answer is None:
@@ -316,19 +316,19 @@ class Reading:
 
     # --- the second pass -------------------------------------------------------------------
 
-    def hits(self, *, chains: bool = False) -> Counter[Hit]:
+    def hits(self, *, chains: bool = False) -> Counter[SampleSite]:
         """Count the samples at each place; with ``chains``, a sample also counts at each place in
         its call chain.
         """
         return self._count(Hits(self.spaces), chains=chains)
 
-    def hits_at(self, address: int) -> Counter[Hit]:
+    def hits_at(self, address: int) -> Counter[SampleSite]:
         """Count the samples with an address in their call chain, and find the files at that
         address.
         """
         return self._count(Hits(self.spaces, address), chains=True)
 
-    def _count(self, hits: Hits, *, chains: bool) -> Counter[Hit]:
+    def _count(self, hits: Hits, *, chains: bool) -> Counter[SampleSite]:
         layouts = self.profile.layouts
         self.samples = 0
         for number, raw in self._records("samples", _CHAINS if chains else _SAMPLES):
@@ -350,31 +350,31 @@ class Reading:
                 hits.add(pid, time, ip, misc & CPUMODE)
         return hits.result()
 
-    def _kernel(self, build_id: bytes) -> Answer:
+    def _kernel(self, build_id: bytes) -> Match:
         """Return the kernel that the profile names, or else the only one seen on its host."""
         named = self.named.get(KALLSYMS)
         if not build_id and named is not None:
             build_id = named.build_id
         if build_id:
-            return Answer(BuildId(build_id))
+            return Match(BuildId(build_id))
         answer = self.matcher.answer(File(KALLSYMS, (0, 0), 0, 0, b"", KERNEL), 0)
-        return answer if answer.build_id is not None else Answer(None, why=NO_KERNEL)
+        return answer if answer.build_id is not None else Match(None, why=NO_KERNEL)
 
-    def everything(self) -> Counter[Hit]:
+    def everything(self) -> Counter[SampleSite]:
         """Return all mappings of all processes as hits without samples."""
-        hits: Counter[Hit] = Counter()
+        hits: Counter[SampleSite] = Counter()
         for pid, image, file, time in self.spaces.everything():
-            hits[Hit(file, time, pid, image)] = 0
+            hits[SampleSite(file, time, pid, image)] = 0
         return hits
 
-    def describe(self, hit: Hit) -> tuple[bytes, Answer]:
+    def describe(self, hit: SampleSite) -> tuple[bytes, Match]:
         """Return the path or name to show for a hit, and the answer for the file that was hit."""
         if hit.file == UNMAPPED:
-            return b"[unknown]", Answer(None, why=NO_MAPPING)
+            return b"[unknown]", Match(None, why=NO_MAPPING)
         if hit.file == IN_GUEST:
-            return b"[guest]", Answer(None, why=GUEST)
+            return b"[guest]", Match(None, why=GUEST)
         if hit.file == IN_OTHER:
-            return b"[unknown]", Answer(None, why=OTHER_CONTEXT)
+            return b"[unknown]", Match(None, why=OTHER_CONTEXT)
         if hit.file == IN_KERNEL:
             return KALLSYMS, self._kernel(b"")
         file = self.spaces.files[hit.file]
@@ -382,9 +382,9 @@ class Reading:
             return KALLSYMS, self._kernel(file.build_id)
         answer = self.answer(hit)
         if answer.build_id is None and is_anonymous(file):
-            return file.path, Answer(None, why=self._why_anonymous(hit.pid, hit.image))
+            return file.path, Match(None, why=self._why_anonymous(hit.pid, hit.image))
         if answer.why in (NO_BUILD_ID, OTHER_HOST) and file.path.startswith(_MEMFD_NAME):
-            return file.path, Answer(None, why=MEMFD)
+            return file.path, Match(None, why=MEMFD)
         return file.path, answer
 
 
@@ -401,7 +401,7 @@ def coverage(
     With ``address``, only samples with this address in their call chain count. Raises `UsageError`
     if the file is no profile.
     """
-    holdings = Holdings(store)
+    holdings = CoverageLookup(store)
     rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()
     with Profile(path) as profile:
         reading = Reading(profile, store, progress)
@@ -453,7 +453,7 @@ def _shown(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-class Hit(NamedTuple):
+class SampleSite(NamedTuple):
     """A place of samples: the number of the file (negative: no file), the time it was mapped, and
     the process and image (`Spaces.image`).
     """
@@ -473,7 +473,7 @@ class _Counted(NamedTuple):
 
 
 class Hits:
-    """Counts samples by their `Hit` in ``spaces``. ``mode`` is the CPUMODE of the
+    """Counts samples by their `SampleSite` in ``spaces``. ``mode`` is the CPUMODE of the
     sample's record. With ``only``, no other address counts.
 
     A call chain may end with the number of its user part, which is in a record of its own, before
@@ -486,7 +486,7 @@ class Hits:
         self._deferred: dict[int, tuple[int, ...]] = {}
         self._waiting: dict[int, list[_Counted]] = {}
         self._waiters = 0
-        self._counts: dict[Hit, list[int]] = {}
+        self._counts: dict[SampleSite, list[int]] = {}
         # Begin and end of the validity of an entry, and the count in a list of one.
         self._pages: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
 
@@ -539,7 +539,7 @@ class Hits:
             counted.places.add(id(count))
             count[0] += 1
 
-    def result(self) -> Counter[Hit]:
+    def result(self) -> Counter[SampleSite]:
         """Return the number of samples of each place."""
         return Counter({hit: count for hit, (count,) in self._counts.items()})
 
@@ -547,7 +547,7 @@ class Hits:
         if mode == KERNEL:
             pid = KERNEL_PID
         elif mode != USER:
-            return self._new(Hit(IN_GUEST if mode in _GUEST_MODES else IN_OTHER, 0, 0, 0))
+            return self._new(SampleSite(IN_GUEST if mode in _GUEST_MODES else IN_OTHER, 0, 0, 0))
         known = self._pages.get((pid, address >> _PAGE_BITS))
         if known is not None and known[0] <= time < known[1]:
             return known[2]
@@ -556,13 +556,13 @@ class Hits:
     def _look_up(self, pid: int, time: int, address: int) -> list[int]:
         found, span = self._spaces.span(pid, time, address)
         if found is not None and pid != KERNEL_PID:
-            hit = Hit(found.file, found.time, pid, span.image)
+            hit = SampleSite(found.file, found.time, pid, span.image)
         elif found is not None:
-            hit = Hit(found.file, 0, KERNEL_PID, 0)
+            hit = SampleSite(found.file, 0, KERNEL_PID, 0)
         elif pid != KERNEL_PID:
-            hit = Hit(UNMAPPED, 0, pid, 0)
+            hit = SampleSite(UNMAPPED, 0, pid, 0)
         else:
-            hit = Hit(IN_KERNEL, 0, KERNEL_PID, 0)
+            hit = SampleSite(IN_KERNEL, 0, KERNEL_PID, 0)
         count = self._new(hit)
         if span.whole:
             if len(self._pages) >= _MOST_PAGES:
@@ -570,7 +570,7 @@ class Hits:
             self._pages[pid, address >> _PAGE_BITS] = (span.begin, span.end, count)
         return count
 
-    def _new(self, hit: Hit) -> list[int]:
+    def _new(self, hit: SampleSite) -> list[int]:
         count = self._counts.get(hit)
         if count is None:
             count = self._counts[hit] = [0]

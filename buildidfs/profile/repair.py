@@ -24,14 +24,14 @@ from buildidfs.catalog.remedies import TOO_LONG, WITHOUT_FILE
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf import stream as perf_stream
-from buildidfs.formats.perf.headers import CPUMODE, KERNEL, MAX_ID, USER, Named
+from buildidfs.formats.perf.headers import CPUMODE, KERNEL, MAX_ID, USER, BuildIdEntry
 from buildidfs.formats.perf.records import Events, Rewriter
 from buildidfs.linux.file_ops import on_error, sync_directory
 from buildidfs.model import BuildId, ByteRange
-from buildidfs.profile.jit import Generated, JitNames
+from buildidfs.profile.jit import GeneratedCode, JitNames
 from buildidfs.profile.match import KALLSYMS, namesakes, plain
 from buildidfs.profile.perf_data import Profile
-from buildidfs.profile.reading import Hit, Reading, is_anonymous
+from buildidfs.profile.reading import Reading, SampleSite, is_anonymous
 from buildidfs.store.export import open_through
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from buildidfs.formats.perf.address_spaces import File
     from buildidfs.formats.perf.records import Mapped
     from buildidfs.formats.perf.stream import Raw
-    from buildidfs.profile.match import Answer
-    from buildidfs.profile.perf_data import Part
+    from buildidfs.profile.match import Match
+    from buildidfs.profile.perf_data import ProfilePart
     from buildidfs.store import Store
 
 _COPY: Final = 1 << 20
@@ -87,7 +87,7 @@ class Repaired(msgspec.Struct):
     unresolved: list[Unresolved]
     notes: list[str]
     incomplete: str
-    generated: list[Generated] = []
+    generated: list[GeneratedCode] = []
 
 
 def repair(
@@ -161,7 +161,7 @@ def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None
 
 
 def unresolved_in(
-    reading: Reading, hits: Counter[Hit], names: JitNames | None = None
+    reading: Reading, hits: Counter[SampleSite], names: JitNames | None = None
 ) -> list[Unresolved]:
     """Return the files without a build ID among ``hits``, the heaviest first.
 
@@ -249,7 +249,7 @@ class _Writer:
                     continue
             self._put_record(number, raw, part)
 
-    def _records(self) -> Iterator[tuple[int, Raw, Part]]:
+    def _records(self) -> Iterator[tuple[int, Raw, ProfilePart]]:
         number = 0
         for part in self._profile.parts:
             for raw in self._profile.records_of(part):
@@ -262,7 +262,7 @@ class _Writer:
         self._file.write(data)
         self._at += len(data)
 
-    def _put_record(self, number: int, raw: Raw, part: Part) -> None:
+    def _put_record(self, number: int, raw: Raw, part: ProfilePart) -> None:
         _, _, data, at, size, position, payload = raw
         if raw.kind in (records.MMAP, records.MMAP2):
             self._put(self._fixed(number, raw))
@@ -283,7 +283,7 @@ class _Writer:
                 return self._rewriter.mapped(raw, build_id, name, offset)
         return raw.data[raw.at : raw.at + raw.size]
 
-    def _copy(self, part: Part, place: ByteRange) -> None:
+    def _copy(self, part: ProfilePart, place: ByteRange) -> None:
         at, end = place.offset, place.offset + place.size
         while at < end:
             data = part.read_at(at, min(_COPY, end - at))
@@ -385,7 +385,7 @@ class Renaming:
         number = spaces.number(event)
         file = spaces.files[number]
         image = spaces.image(event.pid, time)
-        hit = Hit(number, time, event.pid, image)
+        hit = SampleSite(number, time, event.pid, image)
         if (generated := self._names.at(hit)) is not None:
             # In the file each function has an offset equal to its address.
             return Fix(bytes(generated.build_id), generated.name, event.start)
@@ -398,18 +398,18 @@ class Renaming:
         name = self._name(file, build_id)
         return Fix(b"" if is_believed or build_id is None else bytes(build_id), name)
 
-    def table(self) -> Iterator[Named]:
+    def table(self) -> Iterator[BuildIdEntry]:
         """Yield the build IDs by name, including those of the profile that are still right."""
         for path, ids in self._ids.items():
             keeper = self._kept[path]
             if len(ids) > 1 or keeper is not None:
                 self._table.pop(path, None)
             if keeper is not None:
-                yield Named(path, keeper)
+                yield BuildIdEntry(path, keeper)
         for name, build_id in self.renamed.items():
-            yield Named(name, build_id)
+            yield BuildIdEntry(name, build_id)
         for generated in self._names.found:
-            yield Named(generated.name, generated.build_id)
+            yield BuildIdEntry(generated.name, generated.build_id)
         yield from self._table.values()
 
     def _says(self, file: File, build_id: BuildId) -> bool:
@@ -421,7 +421,7 @@ class Renaming:
         name = KALLSYMS if file.path.startswith(KALLSYMS) else file.path
         mode = file.cpumode & CPUMODE
         if mode == KERNEL or (name.startswith(b"[") and mode == USER):
-            self._table.setdefault(name, Named(name, build_id, mode))
+            self._table.setdefault(name, BuildIdEntry(name, build_id, mode))
 
     def _keeper(self, path: bytes, ids: dict[BuildId | None, bool]) -> BuildId | None:
         """Return the build ID whose file keeps the name ``path`` in the written profile; None if
@@ -461,7 +461,7 @@ def _has_name(file: File) -> bool:
     )
 
 
-def _held(answer: Answer) -> BuildId | None:
+def _held(answer: Match) -> BuildId | None:
     """Return the build ID if it fits into a record of perf, and identifies the mapped file."""
     if answer.build_id is None or answer.why or len(answer.build_id) > MAX_ID:
         return None

@@ -9,12 +9,12 @@ import msgspec
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.process.scanner import ProcScanner
-from buildidfs.capture.scan.by_build_id import Wanted, WantedScanner
+from buildidfs.capture.scan.by_build_id import SoughtFiles, WantedScanner
 from buildidfs.capture.scan.kernel import KernelScanner
-from buildidfs.catalog.coverage import CAPTURED, HELD, MISSING, Holdings
+from buildidfs.catalog.coverage import CAPTURED, HELD, MISSING, CoverageLookup
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL
-from buildidfs.ingest import Ingest, StoreMemo, Summary
+from buildidfs.ingest import Ingest, ScanSummary, StoreMemo
 from buildidfs.model import BuildId
 from buildidfs.profile.match import plain
 from buildidfs.profile.perf_data import Profile
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Found, Progress
     from buildidfs.config import Settings
     from buildidfs.formats.perf.address_spaces import File
-    from buildidfs.profile.reading import Hit
+    from buildidfs.profile.reading import SampleSite
     from buildidfs.store import Store
 
 VDSO: Final = b"[vdso]"
@@ -37,7 +37,7 @@ _OTHER_KERNEL: Final = "not the kernel that runs, nor a module it has loaded"
 _NOT_READ: Final = "found, but it could not be read"
 
 
-class Binary(msgspec.Struct):
+class ProfileBinary(msgspec.Struct):
     """A binary of a profile in one container (its label; empty: the host).
 
     ``samples`` counts those in the binary or called from it. ``state`` is `HELD`, `CAPTURED` (by
@@ -55,8 +55,8 @@ class Binary(msgspec.Struct):
 class ProfileScan(msgspec.Struct):
     """The result of a scan of profiles: the summary, and each binary, the missing first."""
 
-    summary: Summary
-    binaries: list[Binary]
+    summary: ScanSummary
+    binaries: list[ProfileBinary]
 
 
 def scan_perf_data(
@@ -72,7 +72,7 @@ def scan_perf_data(
     A profile that cannot be read to its end is unreadable in the summary. Raises `StoreFull`,
     `StoreError`.
     """
-    whole = ProfileScan(Summary(), [])
+    whole = ProfileScan(ScanSummary(), [])
     for path in paths:
         try:
             with Profile(path) as profile:
@@ -108,7 +108,7 @@ class _Scan:
 
     def run(self, whole: ProfileScan) -> None:
         """Search for the missing binaries, and add all binaries to ``whole``."""
-        before = Holdings(self._store)
+        before = CoverageLookup(self._store)
         held, missing = set(), []
         for hit, binary in self._binaries():
             if binary.build_id is not None and not binary.why and before.has(binary.build_id):
@@ -131,7 +131,7 @@ class _Scan:
         if missing:
             whole.summary.add(Ingest(self._store).run(found(), self._progress))
             self._reading.forget()
-        after = Holdings(self._store)
+        after = CoverageLookup(self._store)
         for hit, binary in self._binaries():
             build_id = binary.build_id
             if build_id is not None and not binary.why and after.has(build_id):
@@ -140,9 +140,9 @@ class _Scan:
                 binary.why = self._why(hit, binary, scanner)
             whole.binaries.append(binary)
 
-    def _binaries(self) -> list[tuple[Hit, Binary]]:
+    def _binaries(self) -> list[tuple[SampleSite, ProfileBinary]]:
         """Return the binaries with samples, each with one of the hits."""
-        found: dict[tuple[str, bytes, BuildId | None, str], tuple[Hit, Binary]] = {}
+        found: dict[tuple[str, bytes, BuildId | None, str], tuple[SampleSite, ProfileBinary]] = {}
         for hit, samples in self._hits.items():
             path, answer = self._reading.describe(hit)
             if not samples and answer.build_id is None and not path.startswith(b"/"):
@@ -151,15 +151,15 @@ class _Scan:
             key = container, path, answer.build_id, answer.why
             known = found.get(key)
             if known is None:
-                binary = Binary(path, container, answer.build_id, samples, why=answer.why)
+                binary = ProfileBinary(path, container, answer.build_id, samples, why=answer.why)
                 found[key] = hit, binary
             else:
                 known[1].samples += samples
         return list(found.values())
 
-    def _wanted(self, missing: list[tuple[Hit, Binary]]) -> tuple[Wanted, bool]:
+    def _wanted(self, missing: list[tuple[SampleSite, ProfileBinary]]) -> tuple[SoughtFiles, bool]:
         """Return the files to search for, and True if some belong to the kernel."""
-        wanted = Wanted(set(), set(), {}, set())
+        wanted = SoughtFiles(set(), set(), {}, set())
         kernel = False
         for hit, binary in missing:
             file = self._reading.spaces.files[hit.file] if hit.file >= 0 else None
@@ -176,7 +176,7 @@ class _Scan:
                     wanted.elsewhere.setdefault(each.mnt_ns_id, set()).add(path)
         return wanted, kernel
 
-    def _why(self, hit: Hit, binary: Binary, scanner: WantedScanner) -> str:
+    def _why(self, hit: SampleSite, binary: ProfileBinary, scanner: WantedScanner) -> str:
         file = self._reading.spaces.files[hit.file] if hit.file >= 0 else None
         if _is_kernel(hit, file):
             return _OTHER_KERNEL
@@ -185,7 +185,7 @@ class _Scan:
         return _GONE if binary.container else _NOT_HERE
 
 
-def _is_kernel(hit: Hit, file: File | None) -> bool:
+def _is_kernel(hit: SampleSite, file: File | None) -> bool:
     if file is None:
         return hit.file == IN_KERNEL
     return file.cpumode & CPUMODE == KERNEL

@@ -17,7 +17,7 @@ from buildidfs.capture.origin.container import reported
 from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.catalog import remedies, requested_id
 from buildidfs.catalog.containers import Names, meant
-from buildidfs.catalog.coverage import Holdings, Row
+from buildidfs.catalog.coverage import BinaryCoverage, CoverageLookup
 from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import machine
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Progress
     from buildidfs.store import JournalRecord, Store
-    from buildidfs.store.run_files import Lost
+    from buildidfs.store.run_files import LostFiles
     from buildidfs.view import Viewer
 
 _ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
@@ -46,7 +46,7 @@ _READ_FILES: Final = "ls /buildid/{id}"
 _LACKING: Final = (remedies.STRIPPED, remedies.NO_SYMBOLS, remedies.NO_DEBUGINFO)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class UnnamedFiles(msgspec.Struct, frozen=True):
     """The files of a profile or core file that lack names, the heaviest first.
 
     ``unit`` is the unit of their weight, and ``weight`` that of all files. ``incomplete`` is the
@@ -73,10 +73,10 @@ class Explainer:
         self._store = store
         self._viewer = viewer
         self._names = Names(store)
-        self._holdings = Holdings(store, viewer)
+        self._holdings = CoverageLookup(store, viewer)
         self._packages = PackageNotes()
         self._available: frozenset[str] | None = None
-        self._lost: dict[str, Lost] | None = None
+        self._lost: dict[str, LostFiles] | None = None
         self._scan = "perf-data"
         self._named: Collection[BuildId] | None = None  # from the present profile
 
@@ -96,7 +96,7 @@ class Explainer:
 
     def not_served(self, build_id: BuildId) -> list[Finding]:
         """Return the findings on a build ID without facts for the viewer."""
-        return [self._finding(remedies.NOT_SERVED, Row("", b"", build_id, 1), "")]
+        return [self._finding(remedies.NOT_SERVED, BinaryCoverage("", b"", build_id, 1), "")]
 
     def file(
         self,
@@ -105,7 +105,7 @@ class Explainer:
         *,
         container: str | None = None,
         progress: Progress | None = None,
-    ) -> Answer:
+    ) -> UnnamedFiles:
         """Explain the files of a profile or core file that have no symbols, or those of a frame;
         with ``container``, only those of this container.
 
@@ -136,9 +136,9 @@ class Explainer:
             )
         whole = found.weight or 1
         files = [self._explained(row, os.fsdecode(path), row.weight / whole) for row in rows]
-        return Answer(files, found.unit, found.weight, found.incomplete, found.unrepaired())
+        return UnnamedFiles(files, found.unit, found.weight, found.incomplete, found.unrepaired())
 
-    def _explained(self, row: Row, file: str, share: float | None) -> Explained:
+    def _explained(self, row: BinaryCoverage, file: str, share: float | None) -> Explained:
         return Explained(
             **path_fields(row.path),
             **self._names.fields(row.container),
@@ -150,7 +150,7 @@ class Explainer:
 
     # --- reasons -----------------------------------------------------------------------------
 
-    def _findings(self, row: Row, file: str) -> list[Finding]:
+    def _findings(self, row: BinaryCoverage, file: str) -> list[Finding]:
         if row.build_id is None:
             return [self._finding(row.why, row, file)]
         if row.why == remedies.NOT_SERVED:
@@ -177,7 +177,7 @@ class Explainer:
                 self._named = reading.build_ids_of(profile)
         return self._named
 
-    def _withheld(self, row: Row, file: str) -> list[Finding]:
+    def _withheld(self, row: BinaryCoverage, file: str) -> list[Finding]:
         """Return the finding on withheld debuginfo."""
         ordinal = None if row.build_id is None else self._store.index.ordinal(row.build_id)
         if ordinal is None or self._store.index.artifact(ordinal, Kind.DEBUGINFO) is not None:
@@ -186,7 +186,7 @@ class Explainer:
             return []
         return [self._finding(remedies.WITHHELD, row, file)]
 
-    def _missed(self, row: Row, file: str) -> list[Finding]:
+    def _missed(self, row: BinaryCoverage, file: str) -> list[Finding]:
         """Return the findings on a build ID without bytes in the store."""
         assert row.build_id is not None
         records = self._store.journal.of(row.build_id)
@@ -222,11 +222,11 @@ class Explainer:
             found.append(self._finding(why, row, file))
         return found
 
-    def _is_removed(self, row: Row) -> bool:
+    def _is_removed(self, row: BinaryCoverage) -> bool:
         return remedies.without_time(row.why) != row.why
 
     def _finding(
-        self, why: str, row: Row, file: str, said: str = "", *, path: bytes = b""
+        self, why: str, row: BinaryCoverage, file: str, said: str = "", *, path: bytes = b""
     ) -> Finding:
         """Make a finding; ``said`` is the reason with the details of this file."""
         remedy = remedies.of_reason(why)
@@ -281,7 +281,7 @@ class Explainer:
             return ""
         return printable(run_files.mount_point(self._store.path))
 
-    def _paths_here(self, row: Row) -> list[bytes]:
+    def _paths_here(self, row: BinaryCoverage) -> list[bytes]:
         """Return the paths of a file of this host, outside of containers; none for a viewer."""
         if self._viewer is not None:
             return []
@@ -303,7 +303,7 @@ class Explainer:
                 return package
         return UNKNOWN
 
-    def _losses(self) -> dict[str, Lost]:
+    def _losses(self) -> dict[str, LostFiles]:
         """Return the last loss of each build ID."""
         if self._lost is None:
             self._lost = {each.build_id: each for each in self._store.lost_since() if each.build_id}

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import BuildIdFsError, StoreError
-from buildidfs.serve.counters import Misses
+from buildidfs.serve.counters import SharedMisses
 from buildidfs.store import Store
 from buildidfs.view import view_of
 
@@ -30,7 +30,7 @@ class Backend:
         self,
         path: str | os.PathLike[str],
         opened: Callable[[bytes], Store] | None = None,
-        misses: Misses | None = None,
+        misses: SharedMisses | None = None,
         worker: int = 0,
     ) -> None:
         """Open the store at ``path`` with ``opened``. Raises `StoreError`.
@@ -43,7 +43,7 @@ class Backend:
         try:
             self._identity = self._look()
             self.view = view_of(self.store)
-            self.misses = misses or Misses()
+            self.misses = misses or SharedMisses()
             self.misses.choose(worker, self.view.misses.every)
         except (OSError, BuildIdFsError):
             self.store.close()

@@ -4,8 +4,8 @@
 Each worker writes to a part of its own in shared memory, and any worker can add the parts up. A
 restarted worker continues in the part of its predecessor.
 
-`Counters` has the requests, as text for Prometheus. `Misses` has the build IDs, with a checksum: a
-reader that finds a half-written list keeps the last complete one.
+`ServerCounters` has the requests, as text for Prometheus. `SharedMisses` has the build IDs, with a
+checksum: a reader that finds a half-written list keeps the last complete one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PART: Final = 128 << 10
 _HEAD: Final = struct.Struct("=II")  # length and CRC-32 of the list
 
 
-class Counters:
+class ServerCounters:
     """The counts of one server. Make it before the workers are forked."""
 
     def __init__(self, workers: int = 1) -> None:
@@ -104,7 +104,7 @@ class Counters:
                 yield f"{name}_sum{labels} {values[number]:.12g}"
 
 
-class Asked(msgspec.Struct, array_like=True):
+class MissedId(msgspec.Struct, array_like=True):
     """A missing build ID, with the fields of `view.layouts.browse.Miss` except for the clients.
 
     ``client`` is the owner of the share for which it counts.
@@ -118,14 +118,14 @@ class Asked(msgspec.Struct, array_like=True):
     client: str = ""
 
 
-class Misses:
+class SharedMisses:
     """The lists of all workers. Make it before the workers are forked."""
 
     def __init__(self, workers: int = 1) -> None:
         self._memory = mmap.mmap(-1, workers * _PART)
-        self._last: list[list[Asked]] = [[] for _ in range(workers)]
+        self._last: list[list[MissedId]] = [[] for _ in range(workers)]
         self._worker = 0
-        self._before: list[Asked] = []
+        self._before: list[MissedId] = []
         self._own: Callable[[], Iterable[Miss]] = list
 
     def choose(self, worker: int, own: Callable[[], Iterable[Miss]]) -> None:
@@ -145,16 +145,16 @@ class Misses:
         self._memory[begin : begin + len(data)] = data
         self._memory[at:begin] = _HEAD.pack(len(data), zlib.crc32(data))
 
-    def every(self) -> list[Asked]:
+    def every(self) -> list[MissedId]:
         """Return the lists of all workers, merged; other workers' lists are those that they last
         published.
         """
         others = [self._read(each) for each in range(len(self._last)) if each != self._worker]
         return _together(self._mine(), *others)
 
-    def _mine(self) -> list[Asked]:
+    def _mine(self) -> list[MissedId]:
         own = [
-            Asked(
+            MissedId(
                 bytes(each.build_id),
                 each.wanted,
                 each.count,
@@ -166,24 +166,24 @@ class Misses:
         ]
         return _together(self._before, own)
 
-    def _read(self, worker: int) -> list[Asked]:
+    def _read(self, worker: int) -> list[MissedId]:
         at = worker * _PART
         size, checksum = _HEAD.unpack_from(self._memory, at)
         data = self._memory[at + _HEAD.size : at + _HEAD.size + min(size, _PART - _HEAD.size)]
         if data and zlib.crc32(data) == checksum:
-            self._last[worker] = msgspec.msgpack.decode(data, type=list[Asked])
+            self._last[worker] = msgspec.msgpack.decode(data, type=list[MissedId])
         return self._last[worker]
 
 
-def _together(*lists: Iterable[Asked]) -> list[Asked]:
+def _together(*lists: Iterable[MissedId]) -> list[MissedId]:
     """Merge the rows of several lists, one for each build ID."""
-    found: dict[bytes, Asked] = {}
+    found: dict[bytes, MissedId] = {}
     for row in (row for rows in lists for row in rows):
         known = found.get(row.build_id)
         if known is None:
             found[row.build_id] = row
         else:
-            found[row.build_id] = Asked(
+            found[row.build_id] = MissedId(
                 row.build_id,
                 known.wanted | row.wanted,
                 known.count + row.count,
@@ -194,7 +194,7 @@ def _together(*lists: Iterable[Asked]) -> list[Asked]:
     return list(found.values())
 
 
-def most_frequent(rows: Iterable[Asked], most: int) -> list[Asked]:
+def most_frequent(rows: Iterable[MissedId], most: int) -> list[MissedId]:
     """Return at most ``most`` rows, in shares of the clients: of each the most frequent build IDs,
     the latest first.
     """

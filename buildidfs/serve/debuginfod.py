@@ -28,7 +28,7 @@ from buildidfs.serve.messages import UPSTREAM, NotNow, Response, Waiting, header
 from buildidfs.shares import Share
 from buildidfs.store.permissions import PUBLIC, is_public, may_see
 from buildidfs.view import FileContent, NeedsReading, View, nodes
-from buildidfs.view.layouts.id_dir import Section
+from buildidfs.view.layouts.id_dir import SectionContent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ class Debuginfod:
         self._store = backend.store
         self._view = backend.view
         self._small = _SmallFiles()
-        self._sources = Sources(backend.store)
+        self._sources = SourceFiles(backend.store)
         self._blocks: dict[tuple[int, Digest], bytes] = {}
         self._blocks_until = 0.0
 
@@ -460,7 +460,7 @@ def _range(file: FileContent, headers: bytes, part: tuple[int, int], kind: str) 
     return Response(206, Content(file, first, length), headers, kind)
 
 
-class Sources:
+class SourceFiles:
     """Finds and opens source files. May be used from several threads."""
 
     def __init__(self, store: Store) -> None:
@@ -506,7 +506,7 @@ class Sources:
                         self._lists.popitem(last=False)
             extent = files.get(path)
             if extent is not None:
-                return FileContent(b"", (), Section(blob, extent))
+                return FileContent(b"", (), SectionContent(blob, extent))
         blob.close()
         return None
 

@@ -35,7 +35,7 @@ from buildidfs.linux.supervisor import END_SIGNALS, SupervisorLoop
 from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, HttpServer, Shared
-from buildidfs.serve.counters import Counters, Misses
+from buildidfs.serve.counters import ServerCounters, SharedMisses
 from buildidfs.serve.site import Site
 from buildidfs.shares import Quota
 from buildidfs.store.run_files import Presence
@@ -250,8 +250,8 @@ class _Owner:
     def __init__(self, options: ServeOptions, sockets: Sequence[socket.socket]) -> None:
         self._options = options
         self._sockets = sockets
-        self._counters = Counters(options.workers)
-        self._misses = Misses(options.workers)
+        self._counters = ServerCounters(options.workers)
+        self._misses = SharedMisses(options.workers)
         self._owner = os.getpid()
         self._slots = [_Slot(number, self._work, self._failed) for number in range(options.workers)]
         self._loop = SupervisorLoop(self._slots)
@@ -353,8 +353,8 @@ class Worker:
         self,
         options: ServeOptions,
         sockets: Sequence[socket.socket],
-        counters: Counters,
-        misses: Misses,
+        counters: ServerCounters,
+        misses: SharedMisses,
         number: int,
     ) -> None:
         self._options = options

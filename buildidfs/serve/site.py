@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from buildidfs.serve.backend import Backend
-    from buildidfs.serve.counters import Counters
+    from buildidfs.serve.counters import ServerCounters
     from buildidfs.serve.messages import Answer, Request
     from buildidfs.serve.options import Pages, ServeOptions
     from buildidfs.upstream.agent import Agent
@@ -60,7 +60,7 @@ class Site:
     def __init__(
         self,
         backend: Backend,
-        counters: Counters,
+        counters: ServerCounters,
         options: ServeOptions,
         pages: Pages | None = None,
         agent: Agent | None = None,

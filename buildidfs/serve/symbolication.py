@@ -83,7 +83,7 @@ class Engine(Protocol):
     def base(self, build_id: BuildId) -> int | None:
         """Return the address of the first segment of a file; None if the store lacks the file."""
 
-    def at_address(self, build_id: BuildId, address: int) -> Named:
+    def at_address(self, build_id: BuildId, address: int) -> NamedAddress:
         """Return the functions at an address."""
 
     def symbol(self, build_id: BuildId, address: int) -> Symbol | None:
@@ -98,7 +98,7 @@ class Engine(Protocol):
         """End the program; the next question starts it again."""
 
 
-class Named(Protocol):
+class NamedAddress(Protocol):
     """The frames at an address, the innermost first. If there are none, ``why`` is the reason."""
 
     @property

@@ -17,7 +17,7 @@ from buildidfs.store.blobs.files import Staged
 from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.index.locations import is_of, link_key
 from buildidfs.store.index.ranking import belief, belief_in, chosen, is_withheld, naming_belief
-from buildidfs.store.location_rows import Container, ContainerEntry, JournalRecord
+from buildidfs.store.location_rows import CapturedContainer, ContainerEntry, JournalRecord
 from buildidfs.store.store import Store
 from buildidfs.store.values import (
     CommitResult,
@@ -34,8 +34,8 @@ from buildidfs.store.values import (
 
 __all__ = [
     "Blob",
+    "CapturedContainer",
     "CommitResult",
-    "Container",
     "ContainerEntry",
     "Held",
     "JournalRecord",

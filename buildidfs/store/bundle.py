@@ -46,7 +46,7 @@ from buildidfs.model import (
 from buildidfs.names import printable
 from buildidfs.store import layout
 from buildidfs.store.blobs import files
-from buildidfs.store.blobs.files import BlobFile, Blobs, Staged, Standing
+from buildidfs.store.blobs.files import BlobFile, Blobs, BlobState, Staged
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.blobs.zstd import CompressedBlob, FrameWriter
 from buildidfs.store.index import environment
@@ -98,7 +98,7 @@ def write_bundle(
 
 def _copy(
     writer: FrameWriter,
-    member: bundle_archive.Member,
+    member: bundle_archive.BundleMember,
     pread: Callable[[int, int], bytes],
     progress: Callable[[int], None],
 ) -> Digest:
@@ -119,12 +119,14 @@ def _copy(
     return Digest(hasher.digest())
 
 
-class Part(Blob):
+class BundledBlob(Blob):
     """A blob within a bundle."""
 
     __slots__ = ("_bundle", "_digest", "_member")
 
-    def __init__(self, bundle: BundleFile, digest: Digest, member: bundle_archive.Member) -> None:
+    def __init__(
+        self, bundle: BundleFile, digest: Digest, member: bundle_archive.BundleMember
+    ) -> None:
         self.fd = -1
         self.is_plain = False
         self.size = member.size
@@ -197,14 +199,14 @@ class BundleFile:
         member = self._blobs.get(digest)
         return None if member is None else member.size
 
-    def open(self, digest: Digest) -> Part:
+    def open(self, digest: Digest) -> BundledBlob:
         """Return a blob; raises `IntegrityError` if there is none."""
         member = self._blobs.get(digest)
         if member is None:
             raise IntegrityError(f"the bundle has no blob {digest}")
-        return Part(self, digest, member)
+        return BundledBlob(self, digest, member)
 
-    def pread(self, member: bundle_archive.Member, size: int, offset: int) -> bytes:
+    def pread(self, member: bundle_archive.BundleMember, size: int, offset: int) -> bytes:
         """Return up to ``size`` bytes of a member from ``offset``. Raises OSError,
         `IntegrityError`.
         """
@@ -235,7 +237,7 @@ class BundleFile:
             return
         with self._named():
             digest = Digest(bytes.fromhex(said.sha256))
-            if Part(self, digest, self._sources).computed() != digest:
+            if BundledBlob(self, digest, self._sources).computed() != digest:
                 raise IntegrityError("the source list of the bundle has other bytes")
 
     @contextlib.contextmanager
@@ -293,7 +295,7 @@ def sightings(item: bundle_archive.Item, trust: Trust, access: Access) -> list[S
     identity = FileIdentity(0, 0, item.size, item.mtime_ns, item.mtime_ns, 0o100555, 0, 0)
     places = item.places
     if not places or (public and not any(place.public for place in places)):
-        places = (*places, bundle_archive.Place(f"/{item.sha256}", 0, 0, public=public))
+        places = (*places, bundle_archive.BundlePlace(f"/{item.sha256}", 0, 0, public=public))
     believed = Trust(min(item.trust, trust))
     found = []
     for place in sorted(places, key=lambda place: place.first_seen_ns):
@@ -370,7 +372,7 @@ class _BundleBlobs(VerifiedBlobs):
         self._bundle = bundle
         self._right: dict[Digest, bool] = {}
 
-    def open(self, digest: Digest) -> Part:
+    def open(self, digest: Digest) -> BundledBlob:
         """Open a blob; the first time, read all of its bytes to verify them. Raises
         `IntegrityError`.
         """
@@ -382,7 +384,7 @@ class _BundleBlobs(VerifiedBlobs):
             raise IntegrityError(f"blob {digest} of the bundle is not what its manifest says")
         return self._bundle.open(digest)
 
-    def open_now(self, digest: Digest) -> Part | None:
+    def open_now(self, digest: Digest) -> BundledBlob | None:
         """Open a blob; return None if it was not opened before."""
         return self.open(digest) if digest in self._right else None
 
@@ -393,7 +395,7 @@ class _BundleBlobs(VerifiedBlobs):
         return all(_fits(item, part) for item in items)
 
 
-def _fits(item: bundle_archive.Item, part: Part) -> bool:
+def _fits(item: bundle_archive.Item, part: BundledBlob) -> bool:
     """Return True if a file matches its item, above all in the scripts that gdb would run.
 
     An artifact that is not served as an ELF file may be any file. An ELF file without a build ID
@@ -433,7 +435,7 @@ class _BundleFiles(Blobs):
     def seal(
         self,
         batch: Iterable[Staged],
-        standing: Callable[[Staged], Standing],
+        standing: Callable[[Staged], BlobState],
         origin: Callable[[Digest], bytes] = lambda digest: b"",
     ) -> set[Digest]:
         """Do nothing: all bytes are in the bundle."""

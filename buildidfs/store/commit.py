@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.blobs.verify import VerifiedBlobs
     from buildidfs.store.index.environment import Environment, Txn
-    from buildidfs.store.retention.eviction import Keeper
+    from buildidfs.store.retention.eviction import Evictor
     from buildidfs.store.values import NewAbsence, NewCapture
 
     _Called = Mapping[tuple[bytes, str], ContainerNames]
@@ -78,7 +78,7 @@ class Commits:
         environment: Environment,
         blobs: Blobs,
         verified: VerifiedBlobs,
-        keeper: Callable[[], Keeper | None] = lambda: None,
+        keeper: Callable[[], Evictor | None] = lambda: None,
         judge: Callable[[Origin], tuple[Trust, Standing]] | None = None,
         names_of: Callable[[Origin], ContainerNames] | None = None,
         derive: Callable[[], None] = lambda: None,
@@ -167,7 +167,7 @@ class Commits:
         if any(new.derive and each.new_variant for new, each in outcomes):
             self._derive()
 
-    def _write_journal(self, txn: Txn, seen: Sequence[NewSeen], keeper: Keeper | None) -> None:
+    def _write_journal(self, txn: Txn, seen: Sequence[NewSeen], keeper: Evictor | None) -> None:
         if not seen:
             return
         journal = JournalWriter(self._env, txn)

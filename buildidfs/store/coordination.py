@@ -9,13 +9,13 @@ use opens the file anew: the lock belongs to the open file description, so it al
 threads. With flock an exclusive lock can wait for ever while shared locks come and go. So all
 processes first take a lock on the directory ``blobs``, which a removal holds while it waits.
 
-**Announcements** (`Listener`, `announce`). Each listener binds a datagram socket in ``listeners/``.
-A committer sends one message, msgpack [count, [ordinal, ...]], to all sockets, together with the
-write end of one pipe. A listener closes its copy of this end after it has dropped its cache. The
-committer waits until the last copy is closed, for one second at most. If a listener dies, the
-kernel closes its copy; if a listener is gone already, its socket refuses the connection, and the
-committer removes the socket. ``count`` is the number of announced commits. If a listener misses a
-number (its queue was full, the committer was killed), it treats everything as changed.
+**Announcements** (`ChangeListener`, `announce`). Each listener binds a datagram socket in
+``listeners/``. A committer sends one message, msgpack [count, [ordinal, ...]], to all sockets,
+together with the write end of one pipe. A listener closes its copy of this end after it has dropped
+its cache. The committer waits until the last copy is closed, for one second at most. If a listener
+dies, the kernel closes its copy; if a listener is gone already, its socket refuses the connection,
+and the committer removes the socket. ``count`` is the number of announced commits. If a listener
+misses a number (its queue was full, the committer was killed), it treats everything as changed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _decoder = msgspec.msgpack.Decoder(_Message)
 _numbers = itertools.count()
 
 
-class Listener:
+class ChangeListener:
     """The receiving side: poll `fileno`, call `receive`, update the caches, call `acknowledge`."""
 
     def __init__(self, root: bytes, count: Callable[[], int]) -> None:

@@ -61,7 +61,7 @@ def make(root: bytes, map_size: int | None) -> None:
 def begin(env: Environment, txn: Txn) -> None:
     """Write the first rows of an empty index."""
     meta = env.tables["meta"]
-    if txn.put(schema.COUNTERS_KEY, schema.Counters().pack(), overwrite=False, db=meta):
+    if txn.put(schema.COUNTERS_KEY, schema.StoreCounters().pack(), overwrite=False, db=meta):
         txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT_VERSION), db=meta)
 
 

@@ -398,7 +398,7 @@ KEY: Final = Struct(">IIQ")
 VALUE: Final = Struct(">IQBHI")
 
 
-class Container(msgspec.Struct, frozen=True):
+class CapturedContainer(msgspec.Struct, frozen=True):
     """A container with captured files, an image or package, or a host of a bundle.
 
     ``name`` is its directory in `containers/`, ``label`` and ``token`` are `label_of` and
@@ -471,13 +471,13 @@ def offset_of(name: bytes) -> int:
     return int.from_bytes(fingerprint(name, 8), "big") >> 1 or 1
 
 
-def unpack_container(number: int, value: bytes) -> tuple[Container, ContainerRow]:
+def unpack_container(number: int, value: bytes) -> tuple[CapturedContainer, ContainerRow]:
     """Return a container and its row. Raises the errors of decoding."""
     first, last = TIMES.unpack_from(value)
     row = _decode_container(memoryview(value)[TIMES.size :])
     texts = map(_container_text, (row.label, row.id, row.host, row.owner))
     label, its_id, host, owner = texts
-    found = Container(
+    found = CapturedContainer(
         number, row.name, label, its_id, row.names, host, first, last, row.token, row.public, owner
     )
     return found, row

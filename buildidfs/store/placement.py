@@ -55,7 +55,7 @@ class Extent(NamedTuple):
     offset: int
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedCode(msgspec.Struct, frozen=True):
     """An executable, and where its code is.
 
     ``build_id`` is the ID under which this file is served: its adopted ID if the files of its build
@@ -81,7 +81,7 @@ class _Code(NamedTuple):
     is_fixed: bool
 
     def fit(self, extent: Extent) -> int:
-        """See `Placed.fit`."""
+        """See `PlacedCode.fit`."""
         segment, (start, end, offset) = self.segment, extent
         if self.is_fixed and start - offset != segment.address - segment.offset:
             return 0
@@ -100,7 +100,7 @@ class Placement:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[BuildId, tuple[Placed, ...]] = {}
+        self._known: dict[BuildId, tuple[PlacedCode, ...]] = {}
         self._grouped: dict[BuildId, list[list[Artifact]]] = {}
 
     def forget(self) -> None:
@@ -123,7 +123,7 @@ class Placement:
         own = fits[0].build_id if len(fits) == 1 else None
         return (build_id, OFFSETS_DIFFER) if own is None else (own, "")
 
-    def differing(self, build_id: BuildId) -> tuple[Placed, ...]:
+    def differing(self, build_id: BuildId) -> tuple[PlacedCode, ...]:
         """Return one executable for each placement of the code, the best first; empty if all files
         of the build ID have it at the same offsets.
         """
@@ -152,7 +152,7 @@ class Placement:
         }
         return len(offsets) > 1
 
-    def _mapped(self, build_id: BuildId, extents: Iterable[Extent]) -> tuple[Placed, ...]:
+    def _mapped(self, build_id: BuildId, extents: Iterable[Extent]) -> tuple[PlacedCode, ...]:
         """Return the executables to which all mappings fit: one, if they identify it.
 
         The result is empty if a mapping fits none that the store has.
@@ -164,13 +164,13 @@ class Placement:
             left = tuple(each for fit, each in fits if fit == best) if best else ()
         return left
 
-    def _of(self, build_id: BuildId) -> tuple[Placed, ...]:
+    def _of(self, build_id: BuildId) -> tuple[PlacedCode, ...]:
         found = self._known.get(build_id)
         if found is None:
             found = self._known[build_id] = self._read(build_id)
         return found
 
-    def _read(self, build_id: BuildId) -> tuple[Placed, ...]:
+    def _read(self, build_id: BuildId) -> tuple[PlacedCode, ...]:
         groups = self._groups(build_id)
         several = len(groups) > 1
         found = []
@@ -178,7 +178,7 @@ class Placement:
             code = [each for artifact in group for each in self._code(artifact.digest)]
             if code:
                 own = self._adopted(group[0]) if several else build_id
-                found.append(Placed(group[0], own, tuple(code)))
+                found.append(PlacedCode(group[0], own, tuple(code)))
         return tuple(found)
 
     def _adopted(self, artifact: Artifact) -> BuildId | None:

@@ -17,7 +17,7 @@ CRC-32 of the bytes after it, and the reader reads until it is right.
 cannot be written, so they are not in the index: one write(2) appends many of them to a file and
 waits for no other writer. A full file is renamed to ``lost.old``.
 
-    run/lost        one JSON object a line, a `Lost` each; the latest
+    run/lost        one JSON object a line, a `LostFiles` each; the latest
     run/lost.old    those before
 
 A line that is not such an object, because a write was cut short, is skipped.
@@ -392,7 +392,7 @@ _LOST_OLD: Final = b"lost.old"
 _MOST_LOST_BYTES: Final = 8 << 20
 
 
-class Lost(msgspec.Struct, frozen=True, omit_defaults=True):
+class LostFiles(msgspec.Struct, frozen=True, omit_defaults=True):
     """``count`` files at one path that were seen by ``time_ns`` (Unix), and not captured.
 
     ``path`` is base64, because it may have any bytes; `raw_path` decodes it. It is empty for the
@@ -418,12 +418,12 @@ class Lost(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def lost_text(path: bytes) -> str:
-    """Return a path in the encoding of `Lost`."""
+    """Return a path in the encoding of `LostFiles`."""
     return base64.b64encode(path).decode()
 
 
 _encode_lost = msgspec.json.Encoder().encode
-_decode_lost = msgspec.json.Decoder(Lost).decode
+_decode_lost = msgspec.json.Decoder(LostFiles).decode
 
 
 class LossLog:
@@ -433,7 +433,7 @@ class LossLog:
         self._directory = os.path.join(root, _DIRECTORY)
         self._most_bytes = most_bytes
 
-    def append(self, rows: Iterable[Lost]) -> bool:
+    def append(self, rows: Iterable[LostFiles]) -> bool:
         """Write all rows at once; return False if the write failed or was cut short."""
         data = b"".join(_encode_lost(row) + b"\n" for row in rows)
         if not data:
@@ -452,7 +452,7 @@ class LossLog:
         return written == len(data)
 
 
-def lost_since(root: bytes, time_ns: int = 0) -> Iterator[Lost]:
+def lost_since(root: bytes, time_ns: int = 0) -> Iterator[LostFiles]:
     """Yield the rows from a time (Unix, ns) on, in the order in which they were written."""
     for name in (_LOST_OLD, _LOST):
         try:

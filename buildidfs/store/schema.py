@@ -31,7 +31,7 @@ Integers are big-endian, so that keys sort by number; times are nanoseconds of U
 of variable length is the last one. "msgpack" values are arrays; later versions may append fields.
 
     table      key                                    value
-    meta       "counters"                             `Counters`
+    meta       "counters"                             `StoreCounters`
     ids        build ID (2 to 120 bytes)              ordinal u64
     ordinals   ordinal u64                            `OrdinalRow`, then the build ID
     artifacts  ordinal u64, kind u8                   `pack_artifact`: fields, scripts, trailer
@@ -307,7 +307,7 @@ def mask_of(kinds: tuple[Kind, ...]) -> int:
     return mask
 
 
-class Counters(msgspec.Struct):
+class StoreCounters(msgspec.Struct):
     """The row "counters" of *meta*. ``artifacts`` counts rows of *artifacts*, kinds 1 to 4."""
 
     next_ordinal: int = 1
@@ -327,7 +327,7 @@ class Counters(msgspec.Struct):
         return _COUNTERS.pack(*(min(max(each, 0), 2**64 - 1) for each in every))
 
     @classmethod
-    def unpack(cls, value: bytes) -> Counters:
+    def unpack(cls, value: bytes) -> StoreCounters:
         """The inverse of `pack`."""
         ordinal, path, announced, blobs, size, stored, *rest = _COUNTERS.unpack_from(value)
         return cls(ordinal, path, announced, blobs, size, stored, rest[:4], rest[4])

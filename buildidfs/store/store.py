@@ -49,16 +49,16 @@ if TYPE_CHECKING:
         Trust,
     )
     from buildidfs.store.commit import Commits
-    from buildidfs.store.coordination import Listener
+    from buildidfs.store.coordination import ChangeListener
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Environment
     from buildidfs.store.jit_maps import JitMaps
     from buildidfs.store.retention.compress import Compressed
-    from buildidfs.store.retention.eviction import Keeper, Policy
+    from buildidfs.store.retention.eviction import Evictor, Policy
     from buildidfs.store.retention.plan import AltLinks, Choice
-    from buildidfs.store.retention.removal import Collected, Removed
+    from buildidfs.store.retention.removal import Collected, RemovalResult
     from buildidfs.store.retention.tally import Evictions, Tally
-    from buildidfs.store.run_files import Lost
+    from buildidfs.store.run_files import LostFiles
     from buildidfs.store.values import CommitResult, NewAbsence, NewCapture, NewSeen
 
 StorePath = str | bytes | os.PathLike[str]
@@ -95,8 +95,8 @@ class Store:
         self._env: Environment | None = env
         self._files = files
         self._used: set[Digest] = set()
-        self._keeper: Keeper | None = None
-        self._make_keeper: Callable[[], Keeper] | None = None
+        self._keeper: Evictor | None = None
+        self._make_keeper: Callable[[], Evictor] | None = None
         self._making = threading.Lock()
         self._derive: Callable[[], None] = _do_nothing
         self._end_deriving: Callable[[], None] = _do_nothing
@@ -322,10 +322,10 @@ class Store:
         """
         env = self._writable()
 
-        def make() -> Keeper:
-            from buildidfs.store.retention.eviction import Keeper
+        def make() -> Evictor:
+            from buildidfs.store.retention.eviction import Evictor
 
-            return Keeper(env, self._files, policy() if callable(policy) else policy, altlinks)
+            return Evictor(env, self._files, policy() if callable(policy) else policy, altlinks)
 
         self._make_keeper = make
         self._keeper = make() if always else None
@@ -336,7 +336,7 @@ class Store:
 
         return eviction.plan(self._opened(), self._files, policy, altlinks, stays=stays)
 
-    def remove_chosen(self, chosen: Sequence[Choice]) -> Removed:
+    def remove_chosen(self, chosen: Sequence[Choice]) -> RemovalResult:
         """Remove blobs of a plan as `remove` does, and write into the journal that a limit has
         removed them.
         """
@@ -410,7 +410,7 @@ class Store:
         keeper = self._keeping()
         return None if keeper is None else keeper.most_staged
 
-    def _keeping(self) -> Keeper | None:
+    def _keeping(self) -> Evictor | None:
         if self._keeper is None and self._make_keeper is not None:
             with self._making:
                 self._keeper = self._keeper or self._make_keeper()
@@ -452,7 +452,7 @@ class Store:
 
         return removal.collect(self._writable())
 
-    def set_aside(self, digests: Iterable[Digest]) -> Removed:
+    def set_aside(self, digests: Iterable[Digest]) -> RemovalResult:
         """Move damaged blobs to ``quarantine/`` as `remove` removes them; they count as losses.
         Raises `StoreError`.
         """
@@ -460,7 +460,7 @@ class Store:
 
         return eviction.set_aside(self._writable(), self._files, digests)
 
-    def remove(self, digests: Iterable[Digest], *, forget: bool = False) -> Removed:
+    def remove(self, digests: Iterable[Digest], *, forget: bool = False) -> RemovalResult:
         """Remove blobs, and all rows that nothing refers to afterwards.
 
         Announces the changes; a reader that has such a file open can read it to its end.
@@ -497,13 +497,13 @@ class Store:
         floor = 0 if build_id is None else self.index.floor(build_id)
         return why(kept, self.index.artifact(ordinal, Kind.EXECUTABLE), floor)
 
-    def lost_since(self, since_ns: int = 0) -> Iterator[Lost]:
+    def lost_since(self, since_ns: int = 0) -> Iterator[LostFiles]:
         """Yield the files that were seen at ``since_ns`` or later and lost, in order of time."""
         from buildidfs.store import run_files
 
         return run_files.lost_since(self.path, since_ns)
 
-    def listen(self) -> Listener:
+    def listen(self) -> ChangeListener:
         """Return a listener for commits by any process; raises `StoreError` on a read-only
         filesystem.
         """
@@ -513,9 +513,9 @@ class Store:
             with env.read() as txn:
                 return load_counters(env, txn).announced
 
-        from buildidfs.store.coordination import Listener
+        from buildidfs.store.coordination import ChangeListener
 
-        return Listener(self.path, count)
+        return ChangeListener(self.path, count)
 
     def stats(self) -> StoreStats:
         """Return the counts and sizes of the store."""

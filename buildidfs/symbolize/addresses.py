@@ -28,7 +28,7 @@ from buildidfs.store import chosen, is_withheld, naming_belief
 from buildidfs.store.permissions import PUBLIC, may_open
 from buildidfs.store.placement import ADDRESSES_DIFFER, OFFSETS_DIFFER, Placement
 from buildidfs.symbolize import programs
-from buildidfs.symbolize.programs import Failed, Slots, SymbolizerProcess
+from buildidfs.symbolize.programs import Slots, SymbolizerFailed, SymbolizerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.symbolizer_output import Symbol
     from buildidfs.store import Store
     from buildidfs.store.permissions import Viewer
-    from buildidfs.symbolize.programs import Program
+    from buildidfs.symbolize.programs import RunningSymbolizer
 
 NEVER_CAPTURED: Final = "never captured"
 NO_ELF_FILE: Final = "captured, but not as an ELF file"
@@ -61,7 +61,7 @@ _TRIES: Final = 2
 _DISASSEMBLE_S: Final = 20.0
 
 
-class Answer(msgspec.Struct, frozen=True):
+class NamedFrames(msgspec.Struct, frozen=True):
     """The names at an address: frames, the innermost first. ``why`` is the reason why there are
     none, or why some may be missing.
     """
@@ -123,12 +123,12 @@ class Symbolizer:
         self._viewer = viewer
         self.placement = Placement(store)
         self.name, self._path = programs.find(program)
-        self._program: Program | None = None
+        self._program: RunningSymbolizer | None = None
         self._slots: Slots | None = None
         self._bytes = 0
         self._files: dict[BuildId, _File] = {}
         self._fresh: set[BuildId] | None = None
-        self._known: dict[tuple[BuildId, int], Answer] = {}
+        self._known: dict[tuple[BuildId, int], NamedFrames] = {}
 
     def __enter__(self) -> Symbolizer:
         return self
@@ -177,7 +177,7 @@ class Symbolizer:
                 return found
         return None
 
-    def at_address(self, build_id: BuildId, address: int, *, called: bool = False) -> Answer:
+    def at_address(self, build_id: BuildId, address: int, *, called: bool = False) -> NamedFrames:
         """Return the names at an address of the ELF file, as its program headers and symbols count.
 
         ``called`` is True for a return address: the result is for the call before it. Raises
@@ -187,10 +187,10 @@ class Symbolizer:
         if differing := self._differing(build_id):
             return _agreed([self.at_address(each, address, called=called) for each in differing])
         if self.placement.is_moved(build_id, address - called):
-            return Answer((), ADDRESSES_DIFFER)
+            return NamedFrames((), ADDRESSES_DIFFER)
         return self._at(build_id, address - called)
 
-    def _at(self, build_id: BuildId, address: int) -> Answer:
+    def _at(self, build_id: BuildId, address: int) -> NamedFrames:
         key = (build_id, address)
         answer = self._known.get(key)
         if answer is None:
@@ -199,7 +199,7 @@ class Symbolizer:
             answer = self._known[key] = self._look(self._file(build_id), address)
         return answer
 
-    def at_offset(self, build_id: BuildId, offset: int, *, called: bool = False) -> Answer:
+    def at_offset(self, build_id: BuildId, offset: int, *, called: bool = False) -> NamedFrames:
         """Return the names at an offset in the file, which is how perf counts; see `at_address`."""
         if differing := self._differing(build_id):
             return _agreed([self.at_offset(each, offset, called=called) for each in differing])
@@ -207,7 +207,7 @@ class Symbolizer:
         if address is not None:
             return self._at(build_id, address - called)
         file = self._file(build_id)
-        return Answer((), file.why or (NOT_MAPPED if file.has_offsets else NO_EXECUTABLE))
+        return NamedFrames((), file.why or (NOT_MAPPED if file.has_offsets else NO_EXECUTABLE))
 
     def address_of(self, build_id: BuildId, offset: int) -> int | None:
         """Return the address of a byte of the file; None if the byte is not loaded, or the file
@@ -351,11 +351,11 @@ class Symbolizer:
 
     # --- the program -----------------------------------------------------------------------
 
-    def _look(self, file: _File, address: int) -> Answer:
+    def _look(self, file: _File, address: int) -> NamedFrames:
         if file.why:
-            return Answer((), file.why)
+            return NamedFrames((), file.why)
         if file.loads and not elf_header.is_loaded(file.loads, address):
-            return Answer((), NOT_LOADED)
+            return NamedFrames((), NOT_LOADED)
         frames: list[Frame] = []
         why: list[str] = []
         believed = naming_belief(file.copies[0].artifact)
@@ -369,9 +369,9 @@ class Symbolizer:
             answer = self._ask(each, lambda program, slot: program.ask(slot, address))
             frames = _merged(frames, _without_stray(answer or [], file.code, address))
             why += filter(None, (each.failed, each.lacks))
-        return Answer(tuple(frames), why[0] if why else "" if frames else NO_NAME)
+        return NamedFrames(tuple(frames), why[0] if why else "" if frames else NO_NAME)
 
-    def _ask(self, asked: _Copy, question: Callable[[Program, int], T]) -> T | None:
+    def _ask(self, asked: _Copy, question: Callable[[RunningSymbolizer, int], T]) -> T | None:
         """Return the answer of the program about one file; if it fails, record the reason and
         return None.
         """
@@ -379,14 +379,14 @@ class Symbolizer:
             slot = self._slot(asked)
             try:
                 return question(self._started(), slot)
-            except Failed as error:
+            except SymbolizerFailed as error:
                 self._stop()
                 asked.failures += 1
                 if asked.failures >= _TRIES:
                     asked.failed = f"{self.name} failed: {error}"
         return None
 
-    def _started(self) -> Program:
+    def _started(self) -> RunningSymbolizer:
         if self._program is None:
             assert self._slots is not None
             self._program = programs.start(self.name, self._path, self._slots)
@@ -414,10 +414,10 @@ def _without_stray(frames: list[Frame], code: Sequence[ByteRange], address: int)
     return frames[:-1]
 
 
-def _agreed(answers: list[Answer]) -> Answer:
+def _agreed(answers: list[NamedFrames]) -> NamedFrames:
     """Return the answer that all of several files give; they may name different functions."""
     functions = {tuple(frame.function for frame in each.frames) for each in answers}
-    return answers[0] if len(functions) == 1 else Answer((), OFFSETS_DIFFER)
+    return answers[0] if len(functions) == 1 else NamedFrames((), OFFSETS_DIFFER)
 
 
 def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:
@@ -465,12 +465,12 @@ class PublicSymbolizer(Symbolizer):
             try:
                 lines = _output(path, slots, machine)
                 return code_file.instructions(lines, address, size)
-            except Failed as error:
+            except SymbolizerFailed as error:
                 raise UsageError(f"llvm-objdump failed: {error}") from error
 
 
 def _output(path: str, slots: Slots, machine: Machine) -> Iterator[bytes]:
-    """Yield the lines that llvm-objdump prints about the only file. Raises `Failed`."""
+    """Yield the lines that llvm-objdump prints about the only file. Raises `SymbolizerFailed`."""
     argv = [path, "--disassemble-all", "--no-show-raw-insn", "--disassemble-zeroes"]
     argv += ["--print-imm-hex", "--section=.text"]
     if machine.number in (code_file.EM_386, code_file.EM_X86_64):

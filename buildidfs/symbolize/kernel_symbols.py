@@ -15,7 +15,7 @@ from buildidfs.formats.kallsyms import Kallsyms
 from buildidfs.formats.perf.script_output import KALLSYMS
 from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.model import Kind
-from buildidfs.symbolize.addresses import NO_NAME, Answer
+from buildidfs.symbolize.addresses import NO_NAME, NamedFrames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,34 +44,34 @@ class KernelSymbols:
         self._symbols: Kallsyms | None = None
         self._why = ""
 
-    def at(self, mapped: Mapping[bytes, KernelMapping], dso: bytes, address: int) -> Answer:
+    def at(self, mapped: Mapping[bytes, KernelMapping], dso: bytes, address: int) -> NamedFrames:
         """Return the symbol at an address of the kernel, or of a module, that a profile names.
 
         ``mapped`` has the kernel and its modules by that name.
         """
         kernel, part = mapped.get(KALLSYMS), mapped.get(dso)
         if kernel is None or part is None:
-            return Answer((), NO_MAPPING)
+            return NamedFrames((), NO_MAPPING)
         if kernel != self._of:
             self._of = kernel
             self._symbols, self._why = self._find(kernel)
         symbols = self._symbols
         if symbols is None:
-            return Answer((), self._why)
+            return NamedFrames((), self._why)
         if not part.start <= address < part.end:
-            return Answer((), NO_NAME)
+            return NamedFrames((), NO_NAME)
         if dso == KALLSYMS:
             shift, module = _shift(kernel, symbols), b""
         else:
             shift, module = 0, dso.strip(b"[]")
             first = symbols.first_of(module)
             if first is None or not part.start <= first < part.start + _PAGE:
-                return Answer((), NO_NAME if first is None else OTHER_BOOT)
+                return NamedFrames((), NO_NAME if first is None else OTHER_BOOT)
         found = symbols.find(address - shift, module)
         if found is None:
-            return Answer((), NO_NAME)
+            return NamedFrames((), NO_NAME)
         name = found.name.decode("utf-8", "surrogateescape")
-        return Answer((Frame(name, start=found.address + shift),))
+        return NamedFrames((Frame(name, start=found.address + shift),))
 
     def _find(self, kernel: KernelMapping) -> tuple[Kallsyms | None, str]:
         """Return the symbols of a kernel, or the reason why there are none.

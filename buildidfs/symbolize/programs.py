@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 NAMES: Final = ("llvm-symbolizer", "eu-addr2line")
 
-LIMITS: Final = sandbox.Limits(memory=4 << 30, addresses=32 << 30, seconds=3600)
+LIMITS: Final = sandbox.SandboxLimits(memory=4 << 30, addresses=32 << 30, seconds=3600)
 
 SLOTS: Final = 64
 """The number of files that a program can be asked about before it is started again."""
@@ -72,21 +72,21 @@ _SYSTEM: Final = (
 _NOWHERE: Final = b"0xffffffffffffffff"
 
 
-class Failed(Exception):
+class SymbolizerFailed(Exception):
     """The program ended, gave a malformed answer, or gave none in time."""
 
 
-class Program(Protocol):
+class RunningSymbolizer(Protocol):
     """A running symbolizer. A file is known by its slot, see `Slots`."""
 
     def ask(self, slot: int, address: int) -> list[Frame]:
         """Return the frames at an address of a file; none if the program knows none. Raises
-        `Failed`.
+        `SymbolizerFailed`.
         """
 
     def symbol(self, slot: int, address: int) -> Symbol | None:
         """Return the symbol that contains an address of a file; None if unknown. Raises
-        `Failed`.
+        `SymbolizerFailed`.
         """
 
     def close(self) -> None:
@@ -329,7 +329,7 @@ def _installed(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)) or os.sep)
 
 
-def start(name: str, path: str, slots: Slots) -> Program:
+def start(name: str, path: str, slots: Slots) -> RunningSymbolizer:
     """Start a program that `find` returned. Raises `CapabilityError`."""
     return Llvm(path, slots) if name == "llvm-symbolizer" else Elfutils(path, slots)
 
@@ -386,7 +386,7 @@ class Elfutils:
         while (line := child.line(deadline)) != _NOWHERE:
             lines.append(line)
             if len(lines) > 2 * symbolizer_output.MOST_FRAMES + 1:
-                raise Failed("its answer does not end")
+                raise SymbolizerFailed("its answer does not end")
         child.line(deadline), child.line(deadline)  # its words for an unknown place
         return symbolizer_output.of_elfutils(lines[1:])
 
@@ -428,14 +428,14 @@ class SymbolizerProcess:
         self._waiting = b""
 
     def write(self, data: bytes) -> None:
-        """Send a question. Raises `Failed`."""
+        """Send a question. Raises `SymbolizerFailed`."""
         try:
             self._in.write(data)
         except OSError as error:
-            raise Failed(self._end()) from error
+            raise SymbolizerFailed(self._end()) from error
 
     def line(self, deadline: float) -> bytes:
-        """Return the next line of the answer. Raises `Failed`."""
+        """Return the next line of the answer. Raises `SymbolizerFailed`."""
         while True:
             line, newline, rest = self._waiting.partition(b"\n")
             if newline:
@@ -443,25 +443,27 @@ class SymbolizerProcess:
                 return line
             data = self._read(deadline)
             if not data:
-                raise Failed(self._end())
+                raise SymbolizerFailed(self._end())
             self._waiting += data
 
     def lines(self, deadline: float) -> Iterator[bytes]:
-        """Yield all lines of the program until it ends. Raises `Failed`, also for a bad exit."""
+        """Yield all lines of the program until it ends. Raises `SymbolizerFailed`, also for a bad
+        exit.
+        """
         while data := self._read(deadline):
             *whole, self._waiting = (self._waiting + data).split(b"\n")
             yield from whole
         end = self._end()
         if end != _ENDED_WELL:
-            raise Failed(end)
+            raise SymbolizerFailed(end)
 
     def _read(self, deadline: float) -> bytes:
-        """Return the next part of the output; empty at the end. Raises `Failed`."""
+        """Return the next part of the output; empty at the end. Raises `SymbolizerFailed`."""
         if len(self._waiting) > _ANSWER_BYTES:
-            raise Failed("its answer does not end")
+            raise SymbolizerFailed("its answer does not end")
         left = deadline - time.monotonic()
         if left <= 0 or not self._poll.poll(left * 1000):
-            raise Failed(f"no answer for {ANSWER_S:g} seconds")
+            raise SymbolizerFailed(f"no answer for {ANSWER_S:g} seconds")
         return os.read(self._out, 1 << 16)
 
     def _end(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.perf.script_output import PrintedFrame
     from buildidfs.model import BuildId
     from buildidfs.store import Store
-    from buildidfs.symbolize.addresses import Answer, Symbolizer
+    from buildidfs.symbolize.addresses import NamedFrames, Symbolizer
 
 # Addresses without a name before a symbolizer was asked. The remedy depends on all of the text.
 _NO_BUILD_ID: Final = "no build ID"
@@ -100,7 +100,9 @@ class ScriptFilter:
             yield path, _remedy(self._script, reason), count
 
 
-def _named(frame: PrintedFrame, answer: Answer, address: int | None, *, with_lines: bool) -> bytes:
+def _named(
+    frame: PrintedFrame, answer: NamedFrames, address: int | None, *, with_lines: bool
+) -> bytes:
     """The lines of a frame: as perf prints them with ``--inline``, and with ``-F +srcline``."""
     digits = b"%16x" % frame.ip if frame.chain else b"%x" % frame.ip
     before = b"\t" if frame.chain else frame.before

@@ -6,7 +6,7 @@ another process downloads and commits. It is started with the first request, and
 socket is closed.
 
 The first packet goes to the module that has the ``main`` of the process. Each further packet is one
-question or one answer, as JSON (`Question`, `Answer`). Answers come in any order.
+question or one answer, as JSON (`Question`, `FetchOutcome`). Answers come in any order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MOST_WAITING: Final = 1024
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A requested file; for ``hops`` and ``via`` see `server.Wanted`."""
+    """A requested file; for ``hops`` and ``via`` see `server.RequestedFile`."""
 
     number: int
     build_id: str
@@ -62,8 +62,8 @@ class Question(msgspec.Struct, frozen=True):
     via: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The result of a request: a `fetcher.State`, and the reason."""
+class FetchOutcome(msgspec.Struct, frozen=True):
+    """The result of a request: a `fetcher.FetchState`, and the reason."""
 
     number: int
     state: str
@@ -72,7 +72,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 _encode = msgspec.json.Encoder().encode
 _questions = msgspec.json.Decoder(Question)
-_answers = msgspec.json.Decoder(Answer)
+_answers = msgspec.json.Decoder(FetchOutcome)
 
 
 class Agent:
@@ -105,8 +105,8 @@ class Agent:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waits_from = 0.0
-        self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[Answer]]] = {}
-        self._asked: dict[tuple[bytes, Kind], Future[Answer]] = {}
+        self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[FetchOutcome]]] = {}
+        self._asked: dict[tuple[bytes, Kind], Future[FetchOutcome]] = {}
         self._said: dict[str, float] = {}
         self._closed = False
 
@@ -153,12 +153,12 @@ class Agent:
             if not self._program.close(_END_S):
                 log.warning("the process that fetches did not end in time, and was killed")
 
-    def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[Answer]:
+    def _ask(self, key: tuple[bytes, Kind], hops: int, via: str) -> Future[FetchOutcome]:
         """Send a question; the caller holds the lock."""
-        future: Future[Answer] = Future()
+        future: Future[FetchOutcome] = Future()
         pipe = self._started() if len(self._waiting) < _MOST_WAITING else None
         if pipe is None:
-            future.set_result(Answer(0, UNAVAILABLE))
+            future.set_result(FetchOutcome(0, UNAVAILABLE))
             return future
         number = next(self._numbers)
         build_id, kind = key
@@ -206,7 +206,7 @@ class Agent:
                 log.warning("the process that fetches has ended; the next request starts it again")
                 self._drop()
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: FetchOutcome) -> None:
         now = time.monotonic()
         with self._lock:
             self._program.restarts.succeeded()
@@ -240,7 +240,7 @@ class Agent:
         waiting, self._waiting = self._waiting, {}
         self._asked.clear()
         for _, future in waiting.values():
-            future.set_result(Answer(0, UNAVAILABLE))
+            future.set_result(FetchOutcome(0, UNAVAILABLE))
 
 
 def serve(
@@ -272,7 +272,7 @@ def serve(
                 log.exception("a fault of this program")
                 state, why = UNAVAILABLE, "a fault of this program"
             with contextlib.suppress(OSError):
-                pipe.send(_encode(Answer(question.number, state, why[:4096])))
+                pipe.send(_encode(FetchOutcome(question.number, state, why[:4096])))
 
         try:
             while packet := pipe.recv(_PACKET):

@@ -40,7 +40,13 @@ from buildidfs.model import (
 )
 from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream.breaker import Breaker
-from buildidfs.upstream.server import NotThere, Spool, Unacceptable, Unavailable, Wanted
+from buildidfs.upstream.server import (
+    DownloadSpool,
+    NotThere,
+    RequestedFile,
+    Unacceptable,
+    Unavailable,
+)
 from buildidfs.upstream.servers import servers_of
 from buildidfs.upstream.single_flight import alone
 
@@ -49,8 +55,8 @@ if TYPE_CHECKING:
 
     from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.store import Store
-    from buildidfs.upstream.options import Options
-    from buildidfs.upstream.server import Found, Server
+    from buildidfs.upstream.options import FetchOptions
+    from buildidfs.upstream.server import Server, ServerFile
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +76,7 @@ The wait is the time limit of all servers together, multiplied by this.
 """
 
 
-class State(enum.StrEnum):
+class FetchState(enum.StrEnum):
     """The result of a request for a file."""
 
     FETCHED = "fetched"
@@ -88,7 +94,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
     build_id: BuildId
     kind: Kind
-    state: State
+    state: FetchState
     server: str = ""
     size: int = 0
     why: str = ""
@@ -101,12 +107,15 @@ class Upstreams:
     """
 
     def __init__(
-        self, store: Store, options: Options, progress: Callable[[int], None] = lambda count: None
+        self,
+        store: Store,
+        options: FetchOptions,
+        progress: Callable[[int], None] = lambda count: None,
     ) -> None:
         """Raises `UsageError` for an invalid URL."""
         self._store = store
         self._directory = os.path.join(store.path, DIRECTORY)
-        spool = Spool(store.path, options.max_size, progress)
+        spool = DownloadSpool(store.path, options.max_size, progress)
         self._servers: Sequence[tuple[Server, Breaker]] = [
             (server, Breaker())
             for server in servers_of(options, spool, token_of(store.path))
@@ -141,11 +150,11 @@ class Upstreams:
         """Fetch a file, unless the store serves it. Errors of servers are not raised.
 
         With ``again``, servers are asked even if they did not have the file a while ago. For the
-        other arguments see `Wanted`.
+        other arguments see `RequestedFile`.
         """
         if self.is_held(build_id, kind):
-            return Fetched(build_id, kind, State.HELD)
-        wanted = Wanted(build_id, kind, hops, via)
+            return Fetched(build_id, kind, FetchState.HELD)
+        wanted = RequestedFile(build_id, kind, hops, via)
         key = bytes((kind,)) + build_id
         with alone(self._directory, key, self._patience_s) as was_busy:
             done = self._known(build_id, kind) if was_busy else None
@@ -153,9 +162,9 @@ class Upstreams:
                 done = self._fetch(wanted, again=again)
             why = done.why or done.server
             log.debug("%s, %s: %s (%s)", build_id, kind.name.lower(), done.state, why)
-            if done.state in (State.UNAVAILABLE, State.FAILED):
+            if done.state in (FetchState.UNAVAILABLE, FetchState.FAILED):
                 self._failed.add(build_id, kind, _FAILED_S)
-        if kind is Kind.DEBUGINFO and (done.state is State.FETCHED or was_busy):
+        if kind is Kind.DEBUGINFO and (done.state is FetchState.FETCHED or was_busy):
             self._supplement(wanted)
         return done
 
@@ -167,25 +176,25 @@ class Upstreams:
     def _known(self, build_id: BuildId, kind: Kind) -> Fetched | None:
         """Return the result of another thread or process that has just requested the file."""
         if self.is_held(build_id, kind):
-            return Fetched(build_id, kind, State.HELD)
+            return Fetched(build_id, kind, FetchState.HELD)
         if self._absent.has(build_id, kind):
-            return Fetched(build_id, kind, State.ABSENT, why=_ABSENT)
+            return Fetched(build_id, kind, FetchState.ABSENT, why=_ABSENT)
         if self._failed.has(build_id, kind):
             why = "another request for it failed a moment ago"
-            return Fetched(build_id, kind, State.UNAVAILABLE, why=why)
+            return Fetched(build_id, kind, FetchState.UNAVAILABLE, why=why)
         return None
 
-    def _fetch(self, wanted: Wanted, *, again: bool) -> Fetched:
+    def _fetch(self, wanted: RequestedFile, *, again: bool) -> Fetched:
         """Ask the servers, while no other thread or process fetches this file."""
         build_id, kind = wanted.build_id, wanted.kind
         if self.is_held(build_id, kind):  # another process was faster
-            return Fetched(build_id, kind, State.HELD)
+            return Fetched(build_id, kind, FetchState.HELD)
         if not self._servers:
-            return Fetched(build_id, kind, State.ABSENT, why="there is no server to ask")
+            return Fetched(build_id, kind, FetchState.ABSENT, why="there is no server to ask")
         if again:
             self._absent.forget(build_id, kind)
         elif self._absent.has(build_id, kind):
-            return Fetched(build_id, kind, State.ABSENT, why=_ABSENT)
+            return Fetched(build_id, kind, FetchState.ABSENT, why=_ABSENT)
         reasons: list[str] = []
         is_known = True
         for server, breaker in self._servers:
@@ -204,17 +213,17 @@ class Upstreams:
                 reasons.append(f"{server.label}: {error}")
             except (BuildIdFsError, OSError) as error:
                 why = getattr(error, "strerror", None) or str(error)
-                return Fetched(build_id, kind, State.FAILED, server.label, why=why)
+                return Fetched(build_id, kind, FetchState.FAILED, server.label, why=why)
             else:
-                return Fetched(build_id, kind, State.FETCHED, server.label, size)
+                return Fetched(build_id, kind, FetchState.FETCHED, server.label, size)
         why = "; ".join(reasons) or "no server has it"
         if not is_known:
-            return Fetched(build_id, kind, State.UNAVAILABLE, why=why)
+            return Fetched(build_id, kind, FetchState.UNAVAILABLE, why=why)
         log.debug("%s: remembered as absent for %d s", build_id, self._absent_s)
         self._absent.add(build_id, kind, self._absent_s)
-        return Fetched(build_id, kind, State.ABSENT, why=why)
+        return Fetched(build_id, kind, FetchState.ABSENT, why=why)
 
-    def _ask(self, server: Server, breaker: Breaker, wanted: Wanted) -> Found:
+    def _ask(self, server: Server, breaker: Breaker, wanted: RequestedFile) -> ServerFile:
         """Ask one server, and record the result in the server's breaker."""
         log.debug("%s: requested from %s", wanted.build_id, server.label)
         try:
@@ -232,7 +241,7 @@ class Upstreams:
 
     # --- received files ------------------------------------------------------------------------
 
-    def _take(self, server: Server, wanted: Wanted, found: Found) -> int:
+    def _take(self, server: Server, wanted: RequestedFile, found: ServerFile) -> int:
         """Commit a file if it is the right one; return its size.
 
         Raises `Unacceptable`, `StoreError`, OSError.
@@ -255,7 +264,7 @@ class Upstreams:
             raise Unacceptable("sent a file that ranks behind a known one (buildidfs show)")
         return size
 
-    def _commit(self, origin: Origin, found: Found) -> None:
+    def _commit(self, origin: Origin, found: ServerFile) -> None:
         """Add a file to the store as a capture. Raises `StoreError`, OSError with the reason."""
         pinned = PinnedFile(Sighting(origin, time.time_ns()), found.fd, is_copy=found.is_copy)
         found.fd = -1  # the pinned file closes it
@@ -265,7 +274,7 @@ class Upstreams:
             first = summary.unreadable[0]
             raise OSError(first.errno, first.reason)
 
-    def _supplement(self, wanted: Wanted) -> None:
+    def _supplement(self, wanted: RequestedFile) -> None:
         """Fetch the dwz file that new debuginfo refers to. Without it half of the names are
         missing.
         """
@@ -282,11 +291,11 @@ class Upstreams:
             return
         _, build_id = described.supplement
         done = self.fetch(build_id, Kind.DEBUGINFO, hops=wanted.hops, via=wanted.via)
-        if done.state not in (State.FETCHED, State.HELD):
+        if done.state not in (FetchState.FETCHED, FetchState.HELD):
             log.info("the dwz file %s of %s: %s", build_id, wanted.build_id, done.why)
 
 
-def _check(fd: int, wanted: Wanted) -> ElfFile:
+def _check(fd: int, wanted: RequestedFile) -> ElfFile:
     """Describe a file, and check that it is the requested one. Raises `Unacceptable`, OSError."""
     own = elf_file.own_id(fd)
     if isinstance(own, Absence):
@@ -303,7 +312,7 @@ def _check(fd: int, wanted: Wanted) -> ElfFile:
     return described
 
 
-def _path(wanted: Wanted, described: ElfFile) -> bytes:
+def _path(wanted: RequestedFile, described: ElfFile) -> bytes:
     """Return the path for the origin: the one where debuggers look for such a file.
 
     The path that the server reports does not matter.

@@ -51,7 +51,7 @@ _REDIRECTING: Final = frozenset((301, 302, 303, 307, 308))
 _TOO_LARGE: Final = 406
 
 
-class Download(msgspec.Struct, frozen=True):
+class DownloadedBody(msgspec.Struct, frozen=True):
     """A body that was written to a file; ``modified_ns`` is 0 if unknown."""
 
     size: int
@@ -79,7 +79,7 @@ class HttpClient:
         most: int,
         headers: Sequence[tuple[str, str]] = (),
         progress: Callable[[int], None] = lambda count: None,
-    ) -> Download:
+    ) -> DownloadedBody:
         """Download a URL to an empty file, ``most`` bytes at most.
 
         Temporary failures are tried again. Raises `NotThere`, `Unacceptable`, `Unavailable`, and
@@ -212,7 +212,7 @@ class _Request:
         self._alarm = _Alarm(self._connections.cut, until)
         self._late = f"no answer within {timeout_s:g} s"
 
-    def run(self, fd: int, most: int, progress: Callable[[int], None]) -> Download:
+    def run(self, fd: int, most: int, progress: Callable[[int], None]) -> DownloadedBody:
         """Download. Raises the errors of `HttpClient.download`."""
         with self._alarm, self._translated(), self._closing(self._answer()) as response:
             self._late = f"sends less than {_PROGRESS_BYTES >> 10} KiB in {self._timeout_s:g} s"
@@ -274,7 +274,7 @@ class _Request:
 
     def _body(
         self, response: httpx2.Response, fd: int, most: int, progress: Callable[[int], None]
-    ) -> Download:
+    ) -> DownloadedBody:
         claimed = _number(response.headers.get("x-debuginfod-size", ""))
         packing = response.headers.get("content-encoding", "identity").lower()
         if packing == "identity" and claimed is None:
@@ -295,7 +295,7 @@ class _Request:
             progress(len(piece))
         if claimed is not None and size != claimed:
             raise Unavailable(f"sent only {size} of {claimed} bytes", transient=True)
-        return Download(size, _time(response.headers.get("last-modified", "")))
+        return DownloadedBody(size, _time(response.headers.get("last-modified", "")))
 
     def _pieces(self, response: httpx2.Response, most: int) -> Iterator[bytes]:
         """Yield the body as it comes, until its deadline, up to ``most`` bytes."""

@@ -28,7 +28,7 @@ HEADERS_FILE: Final = "DEBUGINFOD_HEADERS_FILE"
 _CREDENTIALS: Final = re.compile(r"(https?://)[^/\s]*@")
 
 
-class Options(msgspec.Struct, frozen=True):
+class FetchOptions(msgspec.Struct, frozen=True):
     """The servers in the order in which they are asked, and the limits for each.
 
     A server has ``timeout`` seconds to answer, and again for each 100 KiB of a file. A file has at
@@ -56,13 +56,13 @@ def without_password(url: str) -> str:
     return _CREDENTIALS.sub(r"\1***@", url)
 
 
-def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> Options:
+def of_settings(settings: UpstreamSettings, environ: Mapping[str, str]) -> FetchOptions:
     """Return the options from settings and environment.
 
     The servers of the settings come first. Raises `UsageError`.
     """
     named = (*map(os.path.expanduser, settings.urls), *environ.get(URLS, "").split())
-    return Options(
+    return FetchOptions(
         tuple(dict.fromkeys(named)),
         settings.timeout or seconds(environ.get(TIMEOUT, "")) or TIMEOUT_S,
         settings.wait,

@@ -57,7 +57,7 @@ class Unavailable(Exception):
         self.after = after
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class RequestedFile(msgspec.Struct, frozen=True):
     """A requested file.
 
     ``hops`` is the number of servers that have passed the request on. ``via`` has the names that
@@ -70,7 +70,7 @@ class Wanted(msgspec.Struct, frozen=True):
     via: str = ""
 
 
-class Found(msgspec.Struct):
+class ServerFile(msgspec.Struct):
     """An open file from a server, which the receiver closes.
 
     ``is_copy`` is True if no other process can write to it.
@@ -94,7 +94,7 @@ class Server(Protocol):
     is_local: bool
     """True if the server needs no network."""
 
-    def fetch(self, wanted: Wanted) -> Found:
+    def fetch(self, wanted: RequestedFile) -> ServerFile:
         """Return the file.
 
         Raises `NotThere`, `Unacceptable`, `Unavailable`, and OSError if our disk fails.
@@ -138,7 +138,7 @@ def host_of(url: str) -> str:
     return urllib.parse.urlsplit(url).netloc.rpartition("@")[2] or url
 
 
-class Spool:
+class DownloadSpool:
     """Makes files without a name beside the store. ``progress`` is called with received bytes."""
 
     def __init__(

@@ -29,8 +29,8 @@ from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import PUBLIC_ACCESS, Access, Kind
 from buildidfs.upstream.options import without_password
 from buildidfs.upstream.server import (
-    Found,
     NotThere,
+    ServerFile,
     Unavailable,
     forwarded,
     host_of,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from buildidfs.model import BuildId
     from buildidfs.upstream.http_client import HttpClient
-    from buildidfs.upstream.options import Options
-    from buildidfs.upstream.server import Server, Spool, Wanted
+    from buildidfs.upstream.options import FetchOptions
+    from buildidfs.upstream.server import DownloadSpool, RequestedFile, Server
 
 _KINDS: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _ABSENT: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP))
@@ -53,12 +53,12 @@ _NAMES: Final = {
 }
 
 
-def servers_of(options: Options, spool: Spool, token: str) -> list[Server]:
+def servers_of(options: FetchOptions, spool: DownloadSpool, token: str) -> list[Server]:
     """Return the servers of the options in their order. Raises `UsageError`."""
     servers: list[Server] = []
     for url in options.urls:
         if url.startswith(("http://", "https://")):
-            servers.append(Debuginfod(_checked(url), _client(options), spool, token))
+            servers.append(DebuginfodServer(_checked(url), _client(options), spool, token))
         elif url.startswith(("/", "file:///")):
             path = urllib.parse.unquote(url.removeprefix("file://")) if url[0] != "/" else url
             servers.append(Directory(os.fsencode(path), options.timeout))
@@ -67,7 +67,7 @@ def servers_of(options: Options, spool: Spool, token: str) -> list[Server]:
     return servers
 
 
-def _client(options: Options) -> HttpClient:
+def _client(options: FetchOptions) -> HttpClient:
     with needs_extra("upstream"):
         from buildidfs.upstream.http_client import HttpClient
     return HttpClient(options.timeout, options.headers)
@@ -90,7 +90,7 @@ def _unknown(url: str) -> UsageError:
     )
 
 
-class Debuginfod:
+class DebuginfodServer:
     """A debuginfod server at a URL.
 
     The server gets ``token`` as our name, so that we recognise our own requests.
@@ -98,7 +98,7 @@ class Debuginfod:
 
     is_local = False
 
-    def __init__(self, url: str, client: HttpClient, spool: Spool, token: str) -> None:
+    def __init__(self, url: str, client: HttpClient, spool: DownloadSpool, token: str) -> None:
         self.label = host_of(url)
         self._url = url.rstrip("/")
         self._client = client
@@ -110,7 +110,7 @@ class Debuginfod:
         owner = Access(0o400, os.geteuid(), os.getegid())
         self._access = owner if is_private else PUBLIC_ACCESS
 
-    def fetch(self, wanted: Wanted) -> Found:
+    def fetch(self, wanted: RequestedFile) -> ServerFile:
         """Return the file. Raises the errors of `Server.fetch`."""
         kind = _KINDS.get(wanted.kind)
         if kind is None:
@@ -121,7 +121,7 @@ class Debuginfod:
         url = f"{self._url}/buildid/{wanted.build_id}/{kind}"
         with closing_on_error(self._spool.file()) as fd:
             done = self._client.download(url, fd, most, headers, self._spool.progress)
-        return Found(fd, identity_of_copy(done.size, done.modified_ns, self._access))
+        return ServerFile(fd, identity_of_copy(done.size, done.modified_ns, self._access))
 
     def close(self) -> None:
         """Close the connections."""
@@ -138,7 +138,7 @@ class Directory:
         self._path = path
         self._timeout_s = timeout_s
 
-    def fetch(self, wanted: Wanted) -> Found:
+    def fetch(self, wanted: RequestedFile) -> ServerFile:
         """Return the file. Raises the errors of `Server.fetch`."""
         if wanted.kind not in _NAMES:
             raise NotThere
@@ -154,7 +154,7 @@ class Directory:
     def close(self) -> None:
         """Do nothing: no descriptor is kept open."""
 
-    def _find(self, wanted: Wanted) -> Found:
+    def _find(self, wanted: RequestedFile) -> ServerFile:
         try:
             root_fd = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -187,7 +187,7 @@ def _paths(build_id: BuildId, kind: Kind) -> Iterator[bytes]:
         yield base + spelled + b"/" + in_buildid
 
 
-def _opened(root_fd: int, path: bytes) -> Found | None:
+def _opened(root_fd: int, path: bytes) -> ServerFile | None:
     """Open a regular file below a directory; None if there is none. Raises `Unavailable`."""
     try:
         fd = openat2.open_regular_in_root(root_fd, path)
@@ -197,4 +197,4 @@ def _opened(root_fd: int, path: bytes) -> Found | None:
         raise Unavailable(f"cannot be read: {error.strerror}") from error
     status = os.fstat(fd)
     identity = identity_of_copy(status.st_size, status.st_mtime_ns, access_of(fd))
-    return Found(fd, identity, is_copy=False)
+    return ServerFile(fd, identity, is_copy=False)

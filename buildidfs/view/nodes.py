@@ -59,7 +59,7 @@ SLOT_BROWSE_LINK: Final = 22
 """A link to a directory of a build ID; the detail is the number of directories to go up."""
 SLOT_SECTIONS: Final = 23
 SLOT_SECTION: Final = 24
-"""A section of a file; `layouts.id_dir.Sections` defines the detail."""
+"""A section of a file; `layouts.id_dir.SectionDir` defines the detail."""
 SLOT_README: Final = 25
 """The text in the directory of a build ID that unrelated programs share."""
 SLOT_NOTED: Final = 26

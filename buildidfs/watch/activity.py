@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WINDOW_S: Final = 30.0
 
 
-class Row(NamedTuple):
+class ActivityRow(NamedTuple):
     """The activity of a container, by its label; empty for the host.
 
     ``rate`` is captures per second, None after a single read; ``last_ns`` is the time of the last
@@ -45,7 +45,7 @@ class MountActivity(NamedTuple):
     rate: float | None
 
 
-class View(NamedTuple):
+class StoreActivity(NamedTuple):
     """The activity of a store at one moment.
 
     ``facts`` are those of its watch, empty if none runs. ``rate`` is captures per second,
@@ -58,7 +58,7 @@ class View(NamedTuple):
     rate: float | None
     growth: float | None
     mounts: list[MountActivity]
-    rows: list[Row]
+    rows: list[ActivityRow]
 
 
 class _Sample(NamedTuple):
@@ -76,7 +76,7 @@ class Activity:
         self._samples: deque[_Sample] = deque()
         self._watch: tuple[int | None, float] | None = None
 
-    def add(self, status: Status) -> View:
+    def add(self, status: Status) -> StoreActivity:
         """Add a status, and return the activity since the oldest remembered one."""
         watch = status.watch
         facts: Mapping[str, Any] = {} if watch is None else watch.own_facts
@@ -102,7 +102,7 @@ class Activity:
         def rate(later: int, earlier: int) -> float | None:
             return max(later - earlier, 0) / seconds if seconds else None
 
-        return View(
+        return StoreActivity(
             status,
             facts,
             rate(now.captured["\0all"], first.captured["\0all"]),
@@ -125,7 +125,7 @@ class Activity:
 
 def _rows(
     facts: Mapping[str, Any], sources: list[dict[str, Any]], rates: Mapping[str, float | None]
-) -> list[Row]:
+) -> list[ActivityRow]:
     """Return the containers with captures or losses, the one with the last capture first."""
     lost: Counter[str] = Counter()
     recent: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _rows(
         recent[_text(loss, "container")] += fact_number(loss, "recent")
     by_label = {_text(each, "container"): each for each in sources}
     rows = [
-        Row(
+        ActivityRow(
             label,
             fact_number(each, "captured"),
             fact_number(each, "bytes"),

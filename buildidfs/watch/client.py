@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.backoff import Backoff
 from buildidfs.capture.live import protocol
-from buildidfs.capture.live.protocol import Failed, Forget
+from buildidfs.capture.live.protocol import CatcherFailed, Forget
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.linux import procfs
 from buildidfs.linux.supervised import Supervised
@@ -133,7 +133,7 @@ class Watcher:
             if received is None:
                 break
             message, fd = received
-            if isinstance(message, Failed):
+            if isinstance(message, CatcherFailed):
                 reason = message.reason
                 continue
             self._since = time.monotonic()

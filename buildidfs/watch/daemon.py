@@ -38,7 +38,7 @@ from buildidfs.capture.live.protocol import (
 )
 from buildidfs.capture.origin import container, container_names
 from buildidfs.capture.process.gate import REMEDY, STUCK_S, ProcessGate, described
-from buildidfs.capture.process.jit_files import JitFinder, Whose
+from buildidfs.capture.process.jit_files import JitFinder, JitOwner
 from buildidfs.capture.process.process import Ways
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
@@ -56,14 +56,14 @@ from buildidfs.store.index.place_shares import share_at
 from buildidfs.watch.client import Watcher
 from buildidfs.watch.history_writer import Minutes
 from buildidfs.watch.jit import JitFollower
-from buildidfs.watch.pipeline import ANSWER_S, DENIED, CaughtFiles, Listener, Live
+from buildidfs.watch.pipeline import ANSWER_S, DENIED, CaughtFiles, Live, ResultListener
 from buildidfs.watch.sightings import LiveSightings
 from buildidfs.watch.state import (
     MOST_UNREADABLE,
     STOPPED,
+    CaptureCounts,
     Event,
     Losses,
-    Sources,
     WatchOptions,
     WatchState,
     added,
@@ -111,7 +111,7 @@ UNPINNED: Final = "too many files waited to be handed over, so only the build ID
 _log = logging.getLogger(__name__)
 
 
-class Observer(Protocol):
+class WatchObserver(Protocol):
     """Receives the events and the states of a watch. `event` is called in any thread, the other
     methods in the thread of `run`.
     """
@@ -134,7 +134,7 @@ def run(
     settings: Settings,
     options: WatchOptions,
     metrics: str,
-    observer: Observer,
+    observer: WatchObserver,
 ) -> WatchState:
     """Watch until SIGTERM or SIGINT, with the upkeep of the store that ``opened`` opens.
 
@@ -207,7 +207,7 @@ def _exporting(
 def _follow(
     watch: Watch,
     stop: threading.Event,
-    observer: Observer,
+    observer: WatchObserver,
     presence: run_files.Presence,
     notifier: Notifier,
 ) -> None:
@@ -229,7 +229,7 @@ def _follow(
             return
 
 
-class Watch(Listener):
+class Watch(ResultListener):
     """Captures the files that processes map into ``store``, from `start` to `close`.
 
     The caller must call `tend` a few times a second, in the thread that called `start`.
@@ -278,7 +278,7 @@ class Watch(Listener):
         self._silent = Silent((), 0)
         self._searches = Attempts(_SEARCHES)
         self._losses = Losses()
-        self._sources = Sources()
+        self._sources = CaptureCounts()
         self._unreadable: deque[Unreadable] = deque(maxlen=MOST_UNREADABLE)
         self._loss_log = run_files.LossLog(store.path)
         self._flooding: set[str] = set()
@@ -327,7 +327,7 @@ class Watch(Listener):
         """Write the files that were lost since the last call into the journal."""
         now, host = time.time_ns(), machine.host_name()
         self._loss_log.append(
-            run_files.Lost(
+            run_files.LostFiles(
                 now,
                 run_files.lost_text(each.path),
                 each.reason,
@@ -535,7 +535,7 @@ class Watch(Listener):
         """
         self._scans.process(pid, share, wait_s=0.0)
 
-    def _not_followed(self, whose: Whose) -> None:
+    def _not_followed(self, whose: JitOwner) -> None:
         self._losses.add(UNFOLLOWED, whose.container, whose.mnt_ns_id, share=whose.share)
 
     # --- files ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.catalog.survey import Survey
-    from buildidfs.store import Container, Store
+    from buildidfs.store import CapturedContainer, Store
     from buildidfs.watch.state import WatchState
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _groups(survey: Survey) -> Iterator[HistoryGroup]:
         )
 
 
-def group_name(container: Container) -> str:
+def group_name(container: CapturedContainer) -> str:
     """Return the name under which a container has its rows: the name that its engine gives it, as
     long as the engine is root's.
     """

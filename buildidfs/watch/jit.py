@@ -30,7 +30,7 @@ from buildidfs.shares import HOST, FairQueue, FairTable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from buildidfs.capture.process.jit_files import JitFile, JitFinder, Whose
+    from buildidfs.capture.process.jit_files import JitFile, JitFinder, JitOwner
     from buildidfs.model import Origin
     from buildidfs.shares import Share
     from buildidfs.store import Store
@@ -57,7 +57,7 @@ class _Followed:
 
     __slots__ = ("files", "looks", "pid", "pidfd", "whose")
 
-    def __init__(self, pid: int, pidfd: int, whose: Whose) -> None:
+    def __init__(self, pid: int, pidfd: int, whose: JitOwner) -> None:
         self.pid = pid
         self.pidfd = pidfd
         self.whose = whose
@@ -79,7 +79,7 @@ class JitFollower:
         finder: JitFinder,
         is_wanted: Callable[[Origin], bool] = lambda origin: True,
         most: int = _MOST,
-        refused: Callable[[Whose], None] = lambda whose: None,
+        refused: Callable[[JitOwner], None] = lambda whose: None,
         looked: Callable[[int, Share], None] = lambda pid, share: None,
     ) -> None:
         self._store = store

@@ -55,7 +55,7 @@ _PORT: Final = re.compile(r"(?:(?P<host>[^:\[\]]*|\[[^\[\]]+\]):)?(?P<port>\d{1,
 _HOST: Final = re.compile(rb"(?im)^host:[ \t]*([^\r\n]*?)[ \t]*\r?$")
 
 
-class Target(NamedTuple):
+class MetricsTarget(NamedTuple):
     """The destination of metrics: a file, or the address of a listening socket."""
 
     path: str = ""
@@ -63,13 +63,13 @@ class Target(NamedTuple):
     port: int = 0
 
 
-def target(text: str) -> Target:
+def target(text: str) -> MetricsTarget:
     """Return the target in a text: ``FILE.prom``, ``ADDRESS:PORT`` or ``PORT``.
 
     The default address is reachable from this machine only. Raises `UsageError`.
     """
     if text.endswith(".prom"):
-        return Target(path=os.path.abspath(text))
+        return MetricsTarget(path=os.path.abspath(text))
     found = _PORT.fullmatch(text)
     if found is None or not 0 < int(found["port"]) < 1 << 16:
         raise UsageError(f"--metrics {text!r}: neither FILE.prom nor ADDRESS:PORT")
@@ -79,7 +79,7 @@ def target(text: str) -> Target:
     except ValueError:
         if host != "localhost":
             raise UsageError(f"--metrics {text!r}: {host!r} is not an IP address") from None
-    return Target(host=host, port=int(found["port"]))
+    return MetricsTarget(host=host, port=int(found["port"]))
 
 
 def require_library() -> None:
@@ -101,7 +101,11 @@ class Exporter:
     """
 
     def __init__(
-        self, place: Target, store: Store, settings: Settings, state: Callable[[], WatchState]
+        self,
+        place: MetricsTarget,
+        store: Store,
+        settings: Settings,
+        state: Callable[[], WatchState],
     ) -> None:
         require_library()
         self._place = place
@@ -278,7 +282,7 @@ class _Collected:
         self.collect = collect
 
 
-def _listening(place: Target) -> socket.socket:
+def _listening(place: MetricsTarget) -> socket.socket:
     """Return a listening socket. Raises `UsageError`."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:

@@ -27,7 +27,7 @@ from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreError
 from buildidfs.ingest import stability, staging
-from buildidfs.ingest.batch import Counters
+from buildidfs.ingest.batch import WatchCounters
 from buildidfs.ingest.committer import ROW_DELAYS, Trouble
 from buildidfs.ingest.pending_files import LetGo, PendingFile, PendingFiles
 from buildidfs.ingest.pipeline import Job, Pipeline
@@ -66,7 +66,7 @@ _NOTED_S: Final = 1.0
 _PASSING: Final = frozenset((errno.ETXTBSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
-class Listener:
+class ResultListener:
     """Receives the results for files, in threads of `Live`; each method must be quick."""
 
     def is_wanted(self, sighting: Sighting) -> bool:
@@ -109,12 +109,12 @@ class Live(Pipeline):
         self,
         store: Store,
         pending: PendingFiles,
-        listener: Listener,
+        listener: ResultListener,
         *,
         workers: int = 2,
         helper: FileHelper | None = None,
     ) -> None:
-        self.counters = Counters()
+        self.counters = WatchCounters()
         super().__init__(
             store,
             self.counters,
@@ -470,7 +470,7 @@ class CaughtFiles:
         store: Store,
         live: Live,
         pending: PendingFiles,
-        listener: Listener,
+        listener: ResultListener,
         sightings: LiveSightings,
         slow: SlowMounts,
     ) -> None:

@@ -25,7 +25,7 @@ _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _MOST_SHOWN: Final = 3
 
 
-class Asked(NamedTuple):
+class MappingFilter(NamedTuple):
     """The conditions for mapped files; a file must meet all that are given.
 
     ``id_or_path`` is the beginning of a build ID, or a path, ``glob`` a pattern of paths, in which
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
         return f"{what}{where}{lost}{inside}"
 
 
-def who_maps(settings: Settings, asked: Asked) -> tuple[list[Mapper], list[Unreadable]]:
+def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[Mapper], list[Unreadable]]:
     """Return the processes that map matching files, and those that could not be inspected.
 
     The result is sorted by container, then by process. Raises `InvalidBuildId`, and
@@ -70,7 +70,7 @@ def who_maps(settings: Settings, asked: Asked) -> tuple[list[Mapper], list[Unrea
     return found, refused
 
 
-def _test(asked: Asked, digits: str) -> Callable[[BuildId, Mapping], bool]:
+def _test(asked: MappingFilter, digits: str) -> Callable[[BuildId, Mapping], bool]:
     """Return the test that a mapping has to pass."""
     paths: frozenset[bytes] = frozenset()
     if asked.id_or_path is not None and not digits:

@@ -26,7 +26,7 @@ from buildidfs.shares import FairTable, Share, of_user
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from buildidfs.capture.live.protocol import Caught, Place
+    from buildidfs.capture.live.protocol import Caught, ProcessPlace
     from buildidfs.capture.unresponsive.filesystems import SlowMounts
 
 _OWNERS_S = 60.0
@@ -92,17 +92,17 @@ class LiveSightings:
         container_names.meet(origin)  # an engine forgets a container at its end
         return Sighting(origin, caught.seen_ns)
 
-    def label(self, place: Place) -> str:
+    def label(self, place: ProcessPlace) -> str:
         """Return the label of the container at ``place``, empty for the host."""
         apart = container.apart(place.namespaces, self._initial)
         names = self._container_namespaces
         return container.label_by(place.cgroup, place.namespaces, apart, names)
 
-    def shown(self, place: Place) -> str:
+    def shown(self, place: ProcessPlace) -> str:
         """Return the label of the container at ``place`` for reports, see `container.shown`."""
         return container.shown(self.label(place), place.cgroup)
 
-    def share(self, place: Place) -> Share:
+    def share(self, place: ProcessPlace) -> Share:
         """Return the share of a file: its container, else its mount namespace; on the host the
         user for whom it counts (`FileUsers`).
 
@@ -138,7 +138,7 @@ class LiveSightings:
         """Close all descriptors; safe to call twice."""
         self._host_devices.close()
 
-    def _meet(self, place: Place, pid: int) -> None:
+    def _meet(self, place: ProcessPlace, pid: int) -> None:
         """Remember a process of another mount namespace, preferably an old one."""
         known = self._neighbours.get(place.mnt_ns_id)
         if known is None:
@@ -153,7 +153,7 @@ class LiveSightings:
         if known is not None and pid in known:
             known.remove(pid)
 
-    def _reach_from(self, pid: int, place: Place, fd: int, identity: FileIdentity) -> int:
+    def _reach_from(self, pid: int, place: ProcessPlace, fd: int, identity: FileIdentity) -> int:
         """Return the reach as seen from a process. Raises OSError if the process is not at
         ``place``.
         """
@@ -192,7 +192,7 @@ class LiveSightings:
             return False
 
 
-def _share(place: Place) -> Share:
+def _share(place: ProcessPlace) -> Share:
     return cgroup.share(place.cgroup, place.namespaces.mnt, place.owner)
 
 

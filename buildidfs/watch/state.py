@@ -14,7 +14,7 @@ import msgspec
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.config import DEBUG_DIRECTORIES
-from buildidfs.ingest.batch import Counters
+from buildidfs.ingest.batch import WatchCounters
 from buildidfs.model import BuildId, Sighting
 from buildidfs.shares import HOST, FairTable, Share, fair
 from buildidfs.store.retention.tally import Tally
@@ -55,7 +55,7 @@ class Event(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Loss(msgspec.Struct, frozen=True):
+class LossCount(msgspec.Struct, frozen=True):
     """``count`` files of one container that were seen and not captured, all for one ``reason``.
 
     ``container`` is the label, empty for the host, or `OTHERS` for containers beyond the limit of
@@ -120,8 +120,8 @@ class Losses:
         self._most = most
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows: FairTable[_Key, Loss] = FairTable(most)
-        self._kept: dict[_Key, Loss] = {}  # of the host, and of `OTHERS`
+        self._rows: FairTable[_Key, LossCount] = FairTable(most)
+        self._kept: dict[_Key, LossCount] = {}  # of the host, and of `OTHERS`
         self._minutes: dict[int, Counter[_Key]] = {}
         self._fresh: dict[tuple[str, str, bytes], LostFile] = {}
         self._named: Counter[str] = Counter()
@@ -147,14 +147,16 @@ class Losses:
             if container:
                 old = self._rows.get(key)
                 total = count if old is None else old.count + count
-                row = Loss(reason, container, mnt_ns_id, total, now, share=share)
+                row = LossCount(reason, container, mnt_ns_id, total, now, share=share)
                 self._now()[key] += count
                 if not self._rows.renew(key, row):
                     self._merge(self._rows.put(key, share, row))
             else:
-                self._now()[self._keep(Loss(reason, container, mnt_ns_id, count, now))] += count
+                self._now()[self._keep(LossCount(reason, container, mnt_ns_id, count, now))] += (
+                    count
+                )
 
-    def _merge(self, gone: Loss | None) -> None:
+    def _merge(self, gone: LossCount | None) -> None:
         """Count a row that has lost its room for `OTHERS`."""
         if gone is None:
             return
@@ -164,7 +166,7 @@ class Losses:
             if count := counts.pop(key, 0):
                 counts[other] += count
 
-    def _keep(self, row: Loss) -> _Key:
+    def _keep(self, row: LossCount) -> _Key:
         """Add a row to those that keep their room; return its key."""
         key = row.reason, row.container
         its = sum(container == row.container for _, container in self._kept)
@@ -203,7 +205,7 @@ class Losses:
         with self._lock:
             self._now()[_EVENTS] += count
 
-    def rows(self) -> tuple[Loss, ...]:
+    def rows(self) -> tuple[LossCount, ...]:
         """Return all losses, the recent ones first, of these those on the host, then the most
         frequent.
         """
@@ -237,11 +239,11 @@ class Losses:
         return total
 
 
-def _weight(row: Loss) -> tuple[bool, bool, int, int]:
+def _weight(row: LossCount) -> tuple[bool, bool, int, int]:
     return row.recent > 0, not row.container, row.recent, row.count
 
 
-class Source(msgspec.Struct, frozen=True):
+class ContainerCounts(msgspec.Struct, frozen=True):
     """Counts of one container: ``captured`` files with ``bytes`` since the start, the last one at
     ``last_ns`` (Unix time, ns). ``container`` is its label, empty for the host, or `OTHERS`. The
     row counts for ``share``.
@@ -254,7 +256,7 @@ class Source(msgspec.Struct, frozen=True):
     share: Share = HOST
 
 
-class Sources:
+class CaptureCounts:
     """Counts captured files by container. Thread-safe, and bounded: the shares divide ``most``
     rows, and what a container without recent captures has lost its row for counts for `OTHERS`.
     """
@@ -262,8 +264,10 @@ class Sources:
     def __init__(self, most: int = _MOST_SOURCES) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._rows: FairTable[str, Source] = FairTable(most)  # in the order of the last captures
-        self._kept: dict[str, Source] = {}  # the host, and `OTHERS`
+        self._rows: FairTable[str, ContainerCounts] = FairTable(
+            most
+        )  # in the order of the last captures
+        self._kept: dict[str, ContainerCounts] = {}  # the host, and `OTHERS`
 
     def add(self, container: str, size: int, share: Share | None = None) -> None:
         """Count a file of ``size`` bytes that was captured just now; ``share`` as in
@@ -271,7 +275,7 @@ class Sources:
         """
         share = Share(container) if share is None else share
         with self._lock:
-            new = Source(container, 1, size, time.time_ns(), share)
+            new = ContainerCounts(container, 1, size, time.time_ns(), share)
             if not container:
                 self._keep(new)
                 return
@@ -281,17 +285,17 @@ class Sources:
                 if gone is not None:
                     self._keep(msgspec.structs.replace(gone, container=OTHERS, share=HOST))
 
-    def rows(self) -> tuple[Source, ...]:
+    def rows(self) -> tuple[ContainerCounts, ...]:
         """Return all rows, the one with the last capture first."""
         with self._lock:
             rows = [*self._kept.values(), *self._rows.values()]
         return tuple(sorted(rows, key=lambda row: row.last_ns, reverse=True))
 
-    def _keep(self, new: Source) -> None:
+    def _keep(self, new: ContainerCounts) -> None:
         self._kept[new.container] = _sum(self._kept.get(new.container), new)
 
 
-def _sum(old: Source | None, new: Source) -> Source:
+def _sum(old: ContainerCounts | None, new: ContainerCounts) -> ContainerCounts:
     if old is None:
         return new
     return msgspec.structs.replace(
@@ -320,17 +324,17 @@ class WatchState(msgspec.Struct):
     mode: str
     degraded: tuple[str, ...]
     catcher: Counts
-    ingest: Counters
+    ingest: WatchCounters
     waiting: int
     waiting_bytes: int
     scans: int
     restarts: int
     idle: bool
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LossCount, ...] = ()
     events_lost: int = 0
     removed: Tally = msgspec.field(default_factory=Tally)
     lag_s: float = 0.0
-    sources: tuple[Source, ...] = ()
+    sources: tuple[ContainerCounts, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     every_mapping: str = ""
 

@@ -44,7 +44,7 @@ from buildidfs.watch.state import RECENT_S, STOPPED, fact_number, fact_rows
 if TYPE_CHECKING:
     from buildidfs.capture.base import Progress
     from buildidfs.config import RetentionSettings
-    from buildidfs.store.run_files import Lost, Present
+    from buildidfs.store.run_files import LostFiles, Present
 
 UP: Final = "up"
 WATCH: Final = "watch"
@@ -63,7 +63,7 @@ _NOT_FACTS: Final = ("mountpoint", "mountpoint_b64", "children", "options")
 _NOT_WRITTEN: Final = "the store cannot be written"
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class PartState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of a program according to its supervisor. Times are Unix time in nanoseconds.
 
     The state is ``starting`` until the program reports that it is ready, then ``running``. After a
@@ -129,7 +129,7 @@ def of_store(store: Store, retention: RetentionSettings, *, public: bool = False
     )
 
 
-def _named_losses(lost_since: Callable[[int], Iterator[Lost]]) -> int:
+def _named_losses(lost_since: Callable[[int], Iterator[LostFiles]]) -> int:
     """Return the number of lost files that the journal names, of the last ten minutes."""
     return sum(bool(row.path) for row in lost_since(time.time_ns() - RECENT_S * 1_000_000_000))
 
@@ -220,10 +220,10 @@ def mode_of(watch: Process) -> str:
     return str(watch.own_facts.get("mode", "starting"))[:40] if _works(watch) else watch.state
 
 
-def parts(supervisor: Present) -> list[Part]:
+def parts(supervisor: Present) -> list[PartState]:
     """Return the states of the programs that a supervisor reports."""
     try:
-        return msgspec.convert(supervisor.facts.get("children", []), list[Part])
+        return msgspec.convert(supervisor.facts.get("children", []), list[PartState])
     except msgspec.ValidationError:
         return []  # its version is another one
 
@@ -246,7 +246,7 @@ def _processes(store_path: bytes) -> list[Process]:
 # --- the health of a process ----------------------------------------------------------------------
 
 
-def _process(role: str, part: Part | None, present: Present | None) -> Process:
+def _process(role: str, part: PartState | None, present: Present | None) -> Process:
     """Describe a process by the report of its supervisor and its own; one may be None."""
     state: str = "running" if part is None else part.state
     if present is not None and state == "running":

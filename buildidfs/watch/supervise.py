@@ -22,7 +22,7 @@ from buildidfs.errors import IncompleteError
 from buildidfs.linux import child as processes
 from buildidfs.linux.sdnotify import Inbox
 from buildidfs.linux.supervisor import END_SIGNALS, SupervisorLoop
-from buildidfs.watch.status import Part
+from buildidfs.watch.status import PartState
 
 if TYPE_CHECKING:
     from buildidfs.store.run_files import Presence
@@ -41,7 +41,7 @@ RETRY: Final = signal.SIGUSR1
 """The signal that makes a supervisor start at once all programs that do not run."""
 
 
-class Program(msgspec.Struct, frozen=True):
+class ProgramSpec(msgspec.Struct, frozen=True):
     """A program to be kept running.
 
     If a ``needed`` program fails with an error of ours at its first start, the supervisor ends.
@@ -56,11 +56,11 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class SupervisedProgram:
-    """A `Program` and the process that runs it now, if any."""
+    """A `ProgramSpec` and the process that runs it now, if any."""
 
-    def __init__(self, program: Program, environ: Mapping[str, str], backoff: Backoff) -> None:
+    def __init__(self, program: ProgramSpec, environ: Mapping[str, str], backoff: Backoff) -> None:
         self.program = program
-        self.part = Part(program.name, "waiting")
+        self.part = PartState(program.name, "waiting")
         self.code: int | None = None
         """The result of the last process: an exit status, or minus the number of a signal."""
         self.starts = Attempts(backoff)
@@ -236,19 +236,20 @@ class Supervisor:
     """Runs programs until it is asked to end. Needs the main thread of a process without other
     threads.
 
-    ``presence`` gets their states: ``children``, a list of `Part`. The programs get ``environ``.
+    ``presence`` gets their states: ``children``, a list of `PartState`. The programs get
+    ``environ``.
     """
 
     def __init__(
         self,
-        programs: Sequence[Program],
+        programs: Sequence[ProgramSpec],
         presence: Presence,
         environ: Mapping[str, str],
         backoff: Backoff = BACKOFF,
     ) -> None:
         self._children = [SupervisedProgram(each, environ, backoff) for each in programs]
         self._presence = presence
-        self._shown: list[Part] = []
+        self._shown: list[PartState] = []
         self._loop = SupervisorLoop(self._children, (*END_SIGNALS, RETRY))
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:

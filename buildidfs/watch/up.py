@@ -25,8 +25,8 @@ from buildidfs.linux import procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.store import Store, run_files
 from buildidfs.store.run_files import Presence, Present
-from buildidfs.watch.status import MOUNT, PUSH, SERVE, UP, WATCH, Part, parts
-from buildidfs.watch.supervise import Program
+from buildidfs.watch.status import MOUNT, PUSH, SERVE, UP, WATCH, PartState, parts
+from buildidfs.watch.supervise import ProgramSpec
 
 if TYPE_CHECKING:
     StorePath = str | bytes | os.PathLike[str]
@@ -45,7 +45,7 @@ def programs(
     serve: bool = False,
     push: bool = False,
     metrics: str = "",
-) -> list[Program]:
+) -> list[ProgramSpec]:
     """Return the programs to run, in the order in which they end.
 
     ``arguments`` are the global options of the command line for the same store and settings;
@@ -56,24 +56,26 @@ def programs(
     found = []
     if watch:
         words = (*command, "watch", *(("--metrics", metrics) if metrics else ()))
-        found.append(Program(WATCH, words, grace=_WATCH_GRACE_S))
+        found.append(ProgramSpec(WATCH, words, grace=_WATCH_GRACE_S))
     if serve:
-        found.append(Program(SERVE, (*command, "serve"), grace=_SERVE_GRACE_S))
+        found.append(ProgramSpec(SERVE, (*command, "serve"), grace=_SERVE_GRACE_S))
     if push:
         # After the end of the watch: the next start pushes its last captures.
-        found.append(Program(PUSH, (*command, "push", "--watch"), grace=_PUSH_GRACE_S))
+        found.append(ProgramSpec(PUSH, (*command, "push", "--watch"), grace=_PUSH_GRACE_S))
     if mountpoint is not None:
         words = (*command, "mount", "--foreground", "--", os.fsdecode(mountpoint))
         point = mountpoint
         found.append(
-            Program(MOUNT, words, needed=True, grace=_MOUNT_GRACE_S, cleanup=lambda: _clear(point))
+            ProgramSpec(
+                MOUNT, words, needed=True, grace=_MOUNT_GRACE_S, cleanup=lambda: _clear(point)
+            )
         )
     return found
 
 
 def start(
     store_path: StorePath,
-    wanted: Iterable[Program],
+    wanted: Iterable[ProgramSpec],
     *,
     environ: Mapping[str, str],
     mountpoint: bytes | None,
@@ -164,7 +166,7 @@ def hurry(store_path: StorePath, seconds: float) -> None:
         return
     before = {part.name: part.restarts for part in parts(supervisor)}
 
-    def has_news(part: Part) -> bool:
+    def has_news(part: PartState) -> bool:
         tried = part.restarts > before.get(part.name, 0) and part.state != "starting"
         return tried or part.state == "running"
 
@@ -195,7 +197,7 @@ class Report(msgspec.Struct):
     """
 
     mountpoint: bytes
-    parts: dict[str, Part]
+    parts: dict[str, PartState]
     watch: dict[str, Any]
     is_complete: bool
 

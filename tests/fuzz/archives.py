@@ -375,7 +375,7 @@ def _huge_engines() -> Iterator[bytes]:
 
 
 class Forward:
-    """A `common.Source` of bytes in memory, which goes forward and nowhere else."""
+    """A `common.ByteStream` of bytes in memory, which goes forward and nowhere else."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -153,7 +153,7 @@ def _bundles() -> Iterator[bytes]:
         item = bundle_archive.Item(
             elf_mutation.BUILD_ID.hex(), "executable", hashlib.sha256(file).hexdigest(), len(file),
             1, 0o755, 3, 3, "1", (),
-            (bundle_archive.Place("/usr/bin/app", 1, 2, "host", "docker:x"),),
+            (bundle_archive.BundlePlace("/usr/bin/app", 1, 2, "host", "docker:x"),),
         )  # fmt: skip
         manifest = bundle_archive.Manifest(bundle_archive.VERSION, "host", (), (item,), ())
         text = bundle_archive.encode(manifest)

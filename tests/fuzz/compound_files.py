@@ -140,11 +140,11 @@ def _check_bundle(data: bytes) -> None:
 
 
 def _bundle(items: int, places: int = 1) -> bytes:
-    seen = tuple(bundle_archive.Place(f"/{number}", 1, 2) for number in range(places))
+    seen = tuple(bundle_archive.BundlePlace(f"/{number}", 1, 2) for number in range(places))
     each = bundle_archive.Item("ab" * 20, "executable", "00" * 32, 5, 1, 0o755, 1, 1, places=seen)
     some = tuple(structs.replace(each, sha256=f"{number:064x}") for number in range(items))
     absent = (bundle_archive.Absent("cd" * 20, "never captured"),)
-    sources = bundle_archive.Sources(700, "ff" * 32, 3, absent=absent)
+    sources = bundle_archive.SourceList(700, "ff" * 32, 3, absent=absent)
     text = bundle_archive.encode(
         bundle_archive.Manifest(1, "here", (bundle_archive.Input("x", 7),), some, absent, sources)
     )

@@ -55,12 +55,12 @@ def _check_dump(data: bytes) -> None:
     Code is passed over.
     """
     reader = FileReader(data)
-    whole = jit.Dump()
+    whole = jit.JitDump()
     lines = list(whole.lines(reader, len(data), 1 << 30))
     assert whole.at <= max(len(data), 40) or whole.is_malformed or not lines
     assert reader.bytes_read <= 2 * len(data) + 4096
     assert all(line.endswith(b"\n") and len(line) <= 2 * jit.MAX_NAME for line in lines)
-    parts = jit.Dump()
+    parts = jit.JitDump()
     again: list[bytes] = []
     for size in (len(data) // 3, len(data) // 2, len(data)):
         again += parts.lines(reader, size, 1 << 30)

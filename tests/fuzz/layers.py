@@ -12,8 +12,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.capture.archive.elf_members import Members, Spool, Whose
-from buildidfs.capture.archive.stream import CannotDecompress, Limits, Region, unpacked
+from buildidfs.capture.archive.elf_members import ArchiveOrigin, Members, MemberSpool
+from buildidfs.capture.archive.stream import ArchiveLimits, CannotDecompress, Region, unpacked
 from buildidfs.capture.base import PinnedFile
 from buildidfs.capture.image.scanner import ImageScanner
 from buildidfs.formats.archive import tar
@@ -33,18 +33,18 @@ _PIECE: Final = 4 << 20
 
 def _check_layer(data: bytes) -> None:
     """Any archive: all that is made of it is in proportion to its size."""
-    whose = Whose("image:app", "sha256:1", Trust.PACKAGE, "image")
+    whose = ArchiveOrigin("image:app", "sha256:1", Trust.PACKAGE, "image")
     with closing_fd(os.memfd_create("layer")) as fd:
         os.write(fd, data)
         members = Members(
             b"layer", b"layer", lambda path: (whose,),
-            memo=Memory(), spool=Spool(), limits=Limits(), access=PUBLIC_ACCESS,
+            memo=Memory(), spool=MemberSpool(), limits=ArchiveLimits(), access=PUBLIC_ACCESS,
         )  # fmt: skip
         made = 0
 
         def attempt() -> None:
             nonlocal made
-            stream = unpacked(Region(fd, 0, len(data)), Limits().unpacked_bytes)
+            stream = unpacked(Region(fd, 0, len(data)), ArchiveLimits().unpacked_bytes)
             for found in members.scan(tar.members(stream), stream):
                 if isinstance(found, PinnedFile):
                     made += os.fstat(found.fd).st_size

@@ -21,7 +21,7 @@ from buildidfs.capture.live import protocol
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import BuildId, Digest, Kind, Trust
 from buildidfs.store import Store, location_rows, run_files, schema
-from buildidfs.store.coordination import Listener
+from buildidfs.store.coordination import ChangeListener
 from buildidfs.store.index.queries import whole
 from buildidfs.view import View, nodes
 from buildidfs.view.attributes import NeedsReading
@@ -37,7 +37,7 @@ T = TypeVar("T")
 def _check_rows(data: bytes) -> None:
     """A row that is not what was written is an `IntegrityError`, or a value like any other."""
     for unpack in (
-        schema.Counters.unpack, schema.OrdinalRow.unpack, schema.DigestRow.unpack,
+        schema.StoreCounters.unpack, schema.OrdinalRow.unpack, schema.DigestRow.unpack,
         location_rows.unpack_origin,
     ):  # fmt: skip
         _row(functools.partial(unpack, data))
@@ -57,7 +57,7 @@ def _row(unpack: Callable[[], T]) -> T | None:
 
 def _seed_rows() -> Iterator[bytes]:
     at = sighting(container="docker:0123", host="h", scanner="proc", mnt_ns_id=4, cgroup=b"/x")
-    yield schema.Counters(1, 2, 3).pack()
+    yield schema.StoreCounters(1, 2, 3).pack()
     yield schema.OrdinalRow(BuildId(elf_mutation.BUILD_ID), 6, 5, 1, 1).pack()
     yield schema.DigestRow(9, [(1, 2, 3), (4, 1, 0)]).pack()
     yield location_rows.pack_origin(Digest(bytes(32)), 2, at.origin, 1, 2)
@@ -112,14 +112,14 @@ def _check_messages(data: bytes) -> None:
 
 def _seed_messages() -> Iterator[bytes]:
     at = sighting().origin
-    place = protocol.Place(at.namespaces, 1, b"/x")
+    place = protocol.ProcessPlace(at.namespaces, 1, b"/x")
     yield protocol.encode(protocol.Caught(b"k", 1, 2, b"/x", at.identity, place, BuildId(b"abcd")))
     yield protocol.encode(protocol.Missed(1, b"/x", "gone", 2))
     yield protocol.encode(protocol.Lost(3, "x"))
     yield protocol.encode(protocol.Counts(1, 2, 3, 4, 5))
     yield protocol.encode(protocol.Forget((b"a", b"b")))
     yield protocol.encode(protocol.Flooded(place, 5, (b"/x",)))
-    yield protocol.encode(protocol.Failed("x"))
+    yield protocol.encode(protocol.CatcherFailed("x"))
 
 
 def _huge_messages() -> Iterator[bytes]:
@@ -129,9 +129,9 @@ def _huge_messages() -> Iterator[bytes]:
 
 
 @functools.cache
-def _listener() -> tuple[Listener, socket.socket]:
+def _listener() -> tuple[ChangeListener, socket.socket]:
     root = os.fsencode(scratch() / "listening")
-    listener = Listener(root, lambda: 1)
+    listener = ChangeListener(root, lambda: 1)
     (name,) = os.listdir(os.path.join(root, b"listeners"))
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     sender.connect(os.path.join(root, b"listeners", name))

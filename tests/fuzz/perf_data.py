@@ -51,7 +51,7 @@ def _read_profile(reader: FileReader, data: bytes) -> None:
     layouts = attributes.Layouts(header.attrs, header.order)
     events, spaces = records.Events(layouts, header.order), address_spaces.Spaces()
     rewriter = records.Rewriter(layouts, header.order)
-    stream = perf_stream.Stream(reader, header.data, header.order, is_pipe=header.is_pipe)
+    stream = perf_stream.RecordStream(reader, header.data, header.order, is_pipe=header.is_pipe)
     for raw in stream:
         assert raw.size >= perf_stream.HEADER_SIZE
         assert raw.at + raw.size <= len(raw.data)

@@ -13,7 +13,7 @@ import pytest
 
 from buildidfs.errors import RemoteDenied, RemoteUnavailable
 from buildidfs.fleet import objects
-from buildidfs.fleet.bucket import Bucket, Limits
+from buildidfs.fleet.bucket import Bucket, RequestLimits
 from buildidfs.fleet.filters import Filter
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
@@ -32,7 +32,7 @@ _FILES = 300
 _CLIENTS = 8
 # Between two reads of a client: as fast as they can, they keep the processors from the cluster.
 _PAUSE_S = 0.03
-_SHORT = Limits(timeout_s=10.0, connect_s=2.0, retries=1)
+_SHORT = RequestLimits(timeout_s=10.0, connect_s=2.0, retries=1)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ import pytest
 from buildidfs import names
 from buildidfs.capture.base import PinnedFile
 from buildidfs.formats.elf.symbol_file import symbol_file
-from buildidfs.formats.perf.jit import Symbol
+from buildidfs.formats.perf.jit import JitFunction
 from buildidfs.ingest import Ingest
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, Kind, Origin, Quality, Sighting, Standing, Trust
@@ -77,7 +77,7 @@ def content(function: bytes, build_id: bytes, salt: bytes) -> bytes:
     """
     fill = [b"fill_%04d_" % number + b"x" * 20 for number in range(300)]
     names = [function, salt, *fill]
-    symbols = [Symbol(0x1000 + 0x40 * at, 0x40, name) for at, name in enumerate(names)]
+    symbols = [JitFunction(0x1000 + 0x40 * at, 0x40, name) for at, name in enumerate(names)]
     own, data = symbol_file(symbols, 62, b"")
     data = data.replace(own, build_id.ljust(len(own), b"\0"))
     return data if len(build_id) > 16 else data.replace(b"GNU\0", b"XYZ\0")

@@ -284,7 +284,7 @@ def probe(empty, path):
             can.append(name)
         except OSError:
             pass
-    return upload.Reading(error=repr([can, 0 in os.getresuid() + os.getresgid()]))
+    return upload.UploadedFiles(error=repr([can, 0 in os.getresuid() + os.getresgid()]))
 
 upload._reading = probe
 upload.main(["0", str(os.getppid()), sys.argv[1]])

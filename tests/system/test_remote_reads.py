@@ -20,7 +20,7 @@ from buildidfs import config
 from buildidfs.fleet import objects
 from buildidfs.fleet.bucket import Bucket
 from buildidfs.fleet.filters import Filter
-from buildidfs.fleet.push import Options, Pusher
+from buildidfs.fleet.push import Pusher, PushOptions
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
 from tests.support.clients.tools import debuginfod_find, gdb
@@ -77,7 +77,7 @@ def _pushed(other: BuildIdFs, *paths: Path) -> None:
     other("scan", "tree", *paths)
     with (
         Store.open(other.store) as store,
-        Pusher(store, config.RemoteSettings(url=_URL), Options(patience_s=0)) as pusher,
+        Pusher(store, config.RemoteSettings(url=_URL), PushOptions(patience_s=0)) as pusher,
     ):
         assert pusher.run().failed == []
 

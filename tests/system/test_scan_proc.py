@@ -19,7 +19,7 @@ from buildidfs.capture.process.process import Ways
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreFull
-from buildidfs.ingest import Ingest, StoreMemo, Summary
+from buildidfs.ingest import Ingest, ScanSummary, StoreMemo
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
 from tests.support.clients.tools import run, tool, unmount
@@ -58,7 +58,7 @@ def store(place: Path) -> Iterator[Store]:
         assert list(opened.check()) == []
 
 
-def capture(store: Store, children: Sequence[Popen[bytes]], **options: object) -> Summary:
+def capture(store: Store, children: Sequence[Popen[bytes]], **options: object) -> ScanSummary:
     pids = [child.pid for child in children]
     return Ingest(store).run(scanner(StoreMemo(store), pids, **options))
 

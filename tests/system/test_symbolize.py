@@ -452,7 +452,7 @@ def test_it_does_not_answer(
     assert name_at(symbolizer, program.exe, "main") == ["main"]
     start = programs.start
 
-    def patiently(*arguments: Any) -> programs.Program:
+    def patiently(*arguments: Any) -> programs.RunningSymbolizer:
         monkeypatch.setattr(programs, "ANSWER_S", 60.0)
         return start(*arguments)
 

@@ -69,7 +69,7 @@ def test_where_the_list_stands() -> None:
     before = bundle_archive.Manifest(
         bundle_archive.VERSION, "elsewhere", (bundle_archive.Input("a", 7),), (), ()
     )
-    sources = bundle_archive.Sources(900, "00" * 32, 9)
+    sources = bundle_archive.SourceList(900, "00" * 32, 9)
     after = msgspec.structs.replace(before, sources=sources)
     found = bundle_archive.members(after, 100)
     assert found[:2] == bundle_archive.members(before, 100)[:2]

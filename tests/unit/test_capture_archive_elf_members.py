@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.archive import elf_members
-from buildidfs.capture.archive.elf_members import Ended, Members, Spool, Whose
-from buildidfs.capture.archive.stream import CannotDecompress, Limits, Stream
+from buildidfs.capture.archive.elf_members import ArchiveOrigin, Ended, Members, MemberSpool
+from buildidfs.capture.archive.stream import ArchiveLimits, CannotDecompress, LimitedStream
 from buildidfs.formats.archive import tar as tar_format
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.model import (
@@ -36,8 +36,8 @@ from tests.support.harness.scans import Memory, Scan, open_descriptors, remember
 
 ID = BuildId(b"\xab" * 20)
 ELF = elf_file(build_id=ID)
-WHOSE = Whose("package:app", "app.deb", Trust.PACKAGE, "package")
-OTHER = Whose("image:other", "sha256:1", Trust.CONTAINER, "image")
+WHOSE = ArchiveOrigin("package:app", "app.deb", Trust.PACKAGE, "package")
+OTHER = ArchiveOrigin("image:other", "sha256:1", Trust.CONTAINER, "image")
 
 
 @pytest.fixture(autouse=True)
@@ -55,23 +55,23 @@ class Archive:
         data: bytes,
         *,
         memo: Memory | None = None,
-        limits: Limits | None = None,
+        limits: ArchiveLimits | None = None,
         access: Access = PUBLIC_ACCESS,
     ) -> None:
         self.data = data
-        self.shown: dict[bytes, Sequence[Whose]] = {}
+        self.shown: dict[bytes, Sequence[ArchiveOrigin]] = {}
         self.members = Members(
             b"scope",
             b"/srv/app.deb",
             lambda path: self.shown.get(path, (WHOSE,)),
             memo=Memory() if memo is None else memo,
-            spool=Spool(),
-            limits=limits or Limits(),
+            spool=MemberSpool(),
+            limits=limits or ArchiveLimits(),
             access=access,
         )
 
     def read(self, only: dict[int, list[bytes]] | None = None) -> Scan:
-        stream = Stream(iter([self.data]), 1 << 40, 1 << 20)
+        stream = LimitedStream(iter([self.data]), 1 << 40, 1 << 20)
         return scan(self.members.scan(tar_format.members(stream), stream, only))
 
 
@@ -176,7 +176,7 @@ def test_all_viewers_see_a_file() -> None:
 
 def test_members_that_are_too_large_are_passed_over() -> None:
     members = [("a", ELF), ("large", ELF + bytes(1000)), ("b", ELF)]
-    result = Archive(tar(members), limits=Limits(member_bytes=len(ELF) + 999)).read()
+    result = Archive(tar(members), limits=ArchiveLimits(member_bytes=len(ELF) + 999)).read()
     assert result.paths() == [b"/a", b"/b"]
     ((unreadable),) = result.unreadable
     assert unreadable.path == b"/srv/app.deb!/large"
@@ -184,17 +184,19 @@ def test_members_that_are_too_large_are_passed_over() -> None:
 
 
 def test_too_many_members() -> None:
-    archive = Archive(tar([(f"{number}", b"") for number in range(4)]), limits=Limits(members=3))
+    archive = Archive(
+        tar([(f"{number}", b"") for number in range(4)]), limits=ArchiveLimits(members=3)
+    )
     with pytest.raises(Damaged, match="more than 3 members"):
         archive.read()
-    assert Archive(archive.data, limits=Limits(members=4)).read().pinned == []
+    assert Archive(archive.data, limits=ArchiveLimits(members=4)).read().pinned == []
 
 
 def test_a_member_that_ends_too_early() -> None:
     data = tar([("a", ELF), ("b", ELF * 100)])
     archive = Archive(data[: data.index(ELF, 1024) + 2000])
     found = archive.members.scan(
-        tar_format.members(stream := Stream(iter([archive.data]), 1 << 40, 1 << 20)), stream
+        tar_format.members(stream := LimitedStream(iter([archive.data]), 1 << 40, 1 << 20)), stream
     )
     first = next(found)
     scan([first])
@@ -211,7 +213,7 @@ def test_holes() -> None:
     result = Archive(data).read()
     assert result.paths() == [b"/sparse"], "what begins with a hole is no ELF file"
     assert result.data(b"/sparse") == ELF + bytes(100_000 - len(ELF))
-    limited = Archive(data, limits=Limits(member_bytes=99_999)).read()
+    limited = Archive(data, limits=ArchiveLimits(member_bytes=99_999)).read()
     assert (limited.pinned, len(limited.unreadable)) == ([], 1)
 
 
@@ -240,7 +242,7 @@ def test_damage_outside_of_a_module_is_that_of_the_archive() -> None:
         yield data[:2000]
         raise CannotDecompress("damaged")
 
-    stream = Stream(pieces(), 1 << 40, 1 << 20)
+    stream = LimitedStream(pieces(), 1 << 40, 1 << 20)
     archive = Archive(b"")
     with pytest.raises(CannotDecompress):
         list(archive.members.scan(tar_format.members(stream), stream))
@@ -318,7 +320,7 @@ def content(fd: int) -> bytes:
 
 
 def test_small_files_are_in_memory_and_large_ones_in_the_directory(tmp_path: Path) -> None:
-    files = Spool(os.fsencode(tmp_path))
+    files = MemberSpool(os.fsencode(tmp_path))
     with files.pin(SIGHTING, 5, [b"ab", memoryview(b"cde")]) as small:
         assert is_in_memory(small.fd)
         assert content(small.fd) == b"abcde"
@@ -342,7 +344,7 @@ def test_filesystem_without_unnamed_files(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "open", refusing)
     size = elf_members.MEMORY_BYTES + 1
-    with Spool(os.fsencode(tmp_path)).pin(SIGHTING, size, [b"x" * size]) as large:
+    with MemberSpool(os.fsencode(tmp_path)).pin(SIGHTING, size, [b"x" * size]) as large:
         assert content(large.fd) == b"x" * size
         assert list(tmp_path.iterdir()) == []
 
@@ -350,14 +352,14 @@ def test_filesystem_without_unnamed_files(tmp_path: Path, monkeypatch: pytest.Mo
 def test_directory_that_is_none(tmp_path: Path) -> None:
     size = elf_members.MEMORY_BYTES + 1
     with pytest.raises(FileNotFoundError):
-        Spool(os.fsencode(tmp_path / "missing")).pin(SIGHTING, size, [b"x" * size])
+        MemberSpool(os.fsencode(tmp_path / "missing")).pin(SIGHTING, size, [b"x" * size])
 
 
 @pytest.mark.parametrize("size", [5000, elf_members.MEMORY_BYTES + 5000])
 def test_holes_are_kept_in_the_spool(tmp_path: Path, size: int) -> None:
     pieces = [b"abc", b"", b"defg", b"hij"]
     extents = ((0, 2), (100, 6), (200, 0), (size - 2, 2))
-    with Spool(os.fsencode(tmp_path)).pin(SIGHTING, size, pieces, extents) as file:
+    with MemberSpool(os.fsencode(tmp_path)).pin(SIGHTING, size, pieces, extents) as file:
         expected = bytearray(size)
         expected[:2], expected[100:106], expected[-2:] = b"ab", b"cdefgh", b"ij"
         assert content(file.fd) == expected
@@ -368,14 +370,14 @@ def test_pieces_that_fail_leave_nothing(tmp_path: Path) -> None:
         yield b"x"
         raise OSError(errno.EIO, "broken")
 
-    files = Spool(os.fsencode(tmp_path), open_bytes=10)
+    files = MemberSpool(os.fsencode(tmp_path), open_bytes=10)
     for _ in range(3):  # its room is given back, too
         with pytest.raises(OSError, match="broken"):
             files.pin(SIGHTING, 10, failing())
 
 
 def test_room_is_waited_for() -> None:
-    files = Spool(open_bytes=10)
+    files = MemberSpool(open_bytes=10)
     first = files.pin(SIGHTING, 6, [b"123456"])
     second = files.pin(SIGHTING, 4, [b"1234"])
     events: list[str] = []
@@ -405,13 +407,13 @@ def test_consumer_that_closes_nothing_is_given_more_room(
 ) -> None:
     """A consumer that is short of room holds a file until it has others to close."""
     monkeypatch.setattr(elf_members, "_PATIENCE_S", 0.01)
-    files = Spool(open_bytes=1)
+    files = MemberSpool(open_bytes=1)
     with files.pin(SIGHTING, 1, [b"x"]), files.pin(SIGHTING, 1, [b"y"]) as second:
         assert content(second.fd) == b"y"
 
 
 def test_end_of_the_spool_ends_all_waiting() -> None:
-    files = Spool(open_bytes=1)
+    files = MemberSpool(open_bytes=1)
     first = files.pin(SIGHTING, 1, [b"x"])
     ended: list[bool] = []
 

@@ -15,7 +15,7 @@ import pytest
 
 from buildidfs.capture.archive import elf_members, packages
 from buildidfs.capture.archive.packages import NotAPackage, PackageScanner, open_package
-from buildidfs.capture.archive.stream import Limits
+from buildidfs.capture.archive.stream import ArchiveLimits
 from buildidfs.capture.base import Known, PinnedFile
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.formats.archive.common import Damaged
@@ -156,7 +156,7 @@ def test_after_a_month_everything_is_read_again(
 def test_package_of_which_something_was_passed_over_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "app").write_bytes(deb(tar([("large", ELF + bytes(1000))])))
     paths = [os.fsencode(tmp_path)]
-    found = PackageScanner(Memory(), paths, limits=Limits(member_bytes=1000))
+    found = PackageScanner(Memory(), paths, limits=ArchiveLimits(member_bytes=1000))
     assert len(scan(found).unreadable) == 1
     assert (found.packages, found.whole) == (1, [])
 
@@ -222,7 +222,7 @@ def test_consumer_that_keeps_files_delays_others_until_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        packages, "Spool", lambda directory: elf_members.Spool(directory, open_bytes=1)
+        packages, "Spool", lambda directory: elf_members.MemberSpool(directory, open_bytes=1)
     )
     (tmp_path / "app").write_bytes(deb(tar([("a", ELF), ("b", ELF)])))
     items = iter(scanner(tmp_path))
@@ -259,7 +259,7 @@ def read(data: bytes) -> tuple[str, dict[bytes, bytes]]:
     """The name of a package, and the content of its members."""
     fd = memory_file(b"package", data)
     with open(fd, "rb"):
-        package = open_package(fd, len(data), Limits())
+        package = open_package(fd, len(data), ArchiveLimits())
         return package.name, {
             member.name: package.stream.take(member.stored) for member in package.members
         }

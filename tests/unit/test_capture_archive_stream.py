@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.archive.stream import CannotDecompress, PlainStream, Region, Stream, unpacked
+from buildidfs.capture.archive.stream import (
+    CannotDecompress,
+    LimitedStream,
+    PlainStream,
+    Region,
+    unpacked,
+)
 from buildidfs.formats.archive.common import Damaged
 
 CONTENT = bytes(range(256)) * 4096  # a megabyte, so several pieces
@@ -25,16 +31,18 @@ def fd(tmp_path: Path) -> Iterator[int]:
     os.close(opened)
 
 
-def pieces() -> Stream:
-    return Stream(iter([CONTENT[:10], b"", CONTENT[10:5000], CONTENT[5000:]]), len(CONTENT), 0)
+def pieces() -> LimitedStream:
+    return LimitedStream(
+        iter([CONTENT[:10], b"", CONTENT[10:5000], CONTENT[5000:]]), len(CONTENT), 0
+    )
 
 
 @pytest.fixture(params=["pieces", "region"])
-def stream(request: pytest.FixtureRequest, fd: int) -> Stream:
+def stream(request: pytest.FixtureRequest, fd: int) -> LimitedStream:
     return pieces() if request.param == "pieces" else PlainStream(Region(fd, 6, len(CONTENT)))
 
 
-def test_take(stream: Stream) -> None:
+def test_take(stream: LimitedStream) -> None:
     taken = [stream.take(size) for size in (0, 3, 7, 5000, 300_000)]
     assert [len(each) for each in taken] == [0, 3, 7, 5000, 300_000]
     assert b"".join(taken) == CONTENT[:305_010]
@@ -44,7 +52,7 @@ def test_take(stream: Stream) -> None:
     assert stream.position == len(CONTENT)
 
 
-def test_skip(stream: Stream) -> None:
+def test_skip(stream: LimitedStream) -> None:
     assert stream.take(2) == CONTENT[:2]
     stream.skip(1)
     stream.skip(0)
@@ -58,12 +66,12 @@ def test_skip(stream: Stream) -> None:
         stream.skip(1)
 
 
-def test_skip_beyond_the_end(stream: Stream) -> None:
+def test_skip_beyond_the_end(stream: LimitedStream) -> None:
     with pytest.raises(Damaged, match="in the middle"):
         stream.skip(len(CONTENT) + 1)
 
 
-def test_rest(stream: Stream) -> None:
+def test_rest(stream: LimitedStream) -> None:
     stream.skip(100)
     assert b"".join(stream.rest(600_000)) == CONTENT[100:600_100]
     assert list(stream.rest(0)) == []
@@ -73,7 +81,7 @@ def test_rest(stream: Stream) -> None:
 
 
 def test_limit() -> None:
-    stream = Stream(iter([b"x" * 60, b"y" * 60]), 100, 0)
+    stream = LimitedStream(iter([b"x" * 60, b"y" * 60]), 100, 0)
     assert stream.take(60) == b"x" * 60
     with pytest.raises(Damaged, match="more than 100 bytes"):
         stream.take(1)

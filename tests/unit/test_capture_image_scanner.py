@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.archive.stream import Limits
+from buildidfs.capture.archive.stream import ArchiveLimits
 from buildidfs.capture.base import Known
 from buildidfs.capture.image.layers import TarLayer
 from buildidfs.capture.image.scanner import ImageScanner
@@ -318,9 +318,9 @@ def test_layer_that_is_no_archive(layout: Layout) -> None:
 
 def test_bounds(layout: Layout) -> None:
     layout.image("app", BASE, layer([(f".wh.{number}", b"") for number in range(10)]))
-    result = scan(scanner(layout.directory, limits=Limits(members=5)))
+    result = scan(scanner(layout.directory, limits=ArchiveLimits(members=5)))
     assert "more than 5 members" in result.unreadable[0].reason
-    large = scan(scanner(layout.directory, limits=Limits(member_bytes=len(A) - 1)))
+    large = scan(scanner(layout.directory, limits=ArchiveLimits(member_bytes=len(A) - 1)))
     assert len(large.unreadable) == 3
     assert all(b"!/" in item.path for item in large.unreadable)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.capture.archive.elf_members import Spool
-from buildidfs.capture.archive.stream import Limits, Region
+from buildidfs.capture.archive.elf_members import MemberSpool
+from buildidfs.capture.archive.stream import ArchiveLimits, Region
 from buildidfs.capture.image.layers import ArchiveFiles, DirectoryFiles, content, has
 from buildidfs.capture.image.scanner import images_at
 from buildidfs.errors import IntegrityError
@@ -29,7 +29,7 @@ from tests.support.filesystems.sources import entry, tar
 from tests.support.harness.scans import open_descriptors
 
 if TYPE_CHECKING:
-    from buildidfs.capture.image.layers import Image
+    from buildidfs.capture.image.layers import LayeredImage
 
 BASE = layer([("bin/a", elf_file(build_id=b"\1" * 20))])
 AMD64 = Platform(os="linux", architecture="amd64")
@@ -42,9 +42,11 @@ def _nothing_left_open() -> Iterator[None]:
     assert open_descriptors() <= before
 
 
-def images(path: Path, *, limits: Limits | None = None) -> list[Image]:
+def images(path: Path, *, limits: ArchiveLimits | None = None) -> list[LayeredImage]:
     with ExitStack() as open_files:
-        found = images_at(os.fsencode(path), AMD64, Spool(), limits or Limits(), open_files)
+        found = images_at(
+            os.fsencode(path), AMD64, MemberSpool(), limits or ArchiveLimits(), open_files
+        )
         return list(found)
 
 
@@ -199,7 +201,7 @@ def test_compressed_archive_is_bounded(layout: Layout, tmp_path: Path) -> None:
     archive = layout.archive(tmp_path / "layout.tar")
     (tmp_path / "packed").write_bytes(gzip.compress(archive.read_bytes()))
     with pytest.raises(Damaged, match="more than 1000 bytes"):
-        images(tmp_path / "packed", limits=Limits(unpacked_bytes=1000))
+        images(tmp_path / "packed", limits=ArchiveLimits(unpacked_bytes=1000))
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -39,4 +39,4 @@ def test_catcher_ends_when_the_most_threads_wait(monkeypatch: pytest.MonkeyPatch
         assert ends == [1]
         received = protocol.receive(ours)
     assert received is not None
-    assert received[0] == protocol.Failed("too many processes do not answer")
+    assert received[0] == protocol.CatcherFailed("too many processes do not answer")

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from buildidfs.capture.live.grabber import Lookout, State, end_now
+from buildidfs.capture.live.grabber import CatcherState, Lookout, end_now
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Generated, Message
 from buildidfs.capture.live.recent_files import Met
 from buildidfs.capture.origin.file_users import NOBODY
-from buildidfs.formats.perf.records import Exited, Mapped
-from buildidfs.formats.perf.records import Generated as GeneratedRecord
+from buildidfs.formats.perf.records import ExecutableMemory, Exited, Mapped
 from buildidfs.formats.proc_text import mappings_in
 from buildidfs.linux import procfs
 from buildidfs.linux.file_ops import closing_fd
@@ -95,10 +94,10 @@ def sent() -> Sent:
 
 
 @pytest.fixture
-def state(sent: Sent) -> Iterator[State]:
+def state(sent: Sent) -> Iterator[CatcherState]:
     unused: Any = None
     outbox: Any = sent
-    made = State(unused, outbox, unused)
+    made = CatcherState(unused, outbox, unused)
     yield made
     made.closer.finish(10.0)
 
@@ -107,20 +106,22 @@ def home(mnt: int) -> Home:
     return Home(NamespaceSet(mnt=mnt))
 
 
-def test_process_that_generates_code_is_reported_now_and_then(state: State, sent: Sent) -> None:
+def test_process_that_generates_code_is_reported_now_and_then(
+    state: CatcherState, sent: Sent
+) -> None:
     own = os.getpid()
     for second in range(30):
-        state.apply(GeneratedRecord(second * 1_000_000_000, own))
+        state.apply(ExecutableMemory(second * 1_000_000_000, own))
         state.send_reports()
     assert sent.pids == [own] * 3
     state.apply(Exited(30_000_000_000, own))
-    state.apply(GeneratedRecord(30_000_000_001, own))  # another process
-    state.apply(GeneratedRecord(30_000_000_001, GONE))
+    state.apply(ExecutableMemory(30_000_000_001, own))  # another process
+    state.apply(ExecutableMemory(30_000_000_001, GONE))
     state.send_reports()
     assert sent.pids == [own] * 4
 
 
-def test_container_with_many_compilers_uses_up_its_share(state: State, sent: Sent) -> None:
+def test_container_with_many_compilers_uses_up_its_share(state: CatcherState, sent: Sent) -> None:
     for pid in range(GONE + 1, GONE + 5001):
         state.tell_generated(pid, 1, home(mnt=4242))
     state.send_reports()
@@ -131,7 +132,9 @@ def test_container_with_many_compilers_uses_up_its_share(state: State, sent: Sen
 
 
 @pytest.mark.root
-def test_user_of_the_host_with_many_compilers_uses_up_a_share(state: State, sent: Sent) -> None:
+def test_user_of_the_host_with_many_compilers_uses_up_a_share(
+    state: CatcherState, sent: Sent
+) -> None:
     argv = ["sh", "-c", "echo; exec sleep 60"]
     with subprocess.Popen(argv, user=4242, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -148,7 +151,7 @@ def test_user_of_the_host_with_many_compilers_uses_up_a_share(state: State, sent
 # --- files of the host ---------------------------------------------------------------------------
 
 
-def lookout_of(state: State, home: Home) -> Lookout:
+def lookout_of(state: CatcherState, home: Home) -> Lookout:
     """A lookout after ``userfs.UID`` and users whose processes are gone used up their shares."""
     state.met = Met()
     for user in (userfs.UID, NOBODY):
@@ -169,7 +172,7 @@ def first_code(pid: int, path: bytes) -> Mapped:
 @pytest.mark.root
 @pytest.mark.fuse
 def test_user_with_a_fuse_server_that_shows_files_of_root_has_a_limit(
-    state: State, directory: Path
+    state: CatcherState, directory: Path
 ) -> None:
     host = home(mnt=state.host)
     lookout = lookout_of(state, host)
@@ -194,7 +197,7 @@ def test_user_with_a_fuse_server_that_shows_files_of_root_has_a_limit(
 
 @pytest.mark.root
 def test_processes_that_are_gone_have_the_limit_of_the_user_of_their_file(
-    state: State, tmp_path: Path
+    state: CatcherState, tmp_path: Path
 ) -> None:
     host = home(mnt=state.host)
     lookout = lookout_of(state, host)
@@ -216,7 +219,7 @@ def test_processes_that_are_gone_have_the_limit_of_the_user_of_their_file(
 
 @pytest.mark.root
 def test_home_on_the_host_that_is_not_known_yet_gives_no_second_share(
-    state: State, directory: Path
+    state: CatcherState, directory: Path
 ) -> None:
     """Each process of a user in a new network namespace has such a home."""
     new = home(mnt=state.host)

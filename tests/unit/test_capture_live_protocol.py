@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from buildidfs.capture.live import protocol
 from buildidfs.capture.live.protocol import (
+    CatcherFailed,
     Caught,
     Counts,
-    Failed,
     Forget,
     Generated,
     Lost,
     Message,
     Missed,
     Outbox,
-    Place,
+    ProcessPlace,
     receive,
 )
 from buildidfs.model import BuildId, NamespaceSet
@@ -34,7 +34,9 @@ from buildidfs.shares import HOST, Share
 from tests.support.harness.captures import identity
 from tests.support.harness.scans import open_descriptors
 
-PLACE = Place(NamespaceSet(1, 2, 3, 4, 5, 6, 7), 1 << 63, b"/a/\xff", (1 << 64) - 1, chrooted=True)
+PLACE = ProcessPlace(
+    NamespaceSet(1, 2, 3, 4, 5, 6, 7), 1 << 63, b"/a/\xff", (1 << 64) - 1, chrooted=True
+)
 CAUGHT = Caught(b"k" * 16, 4711, 1 << 62, b"/bin/\xff\n", identity(scope=b"s" * 24), PLACE)
 ALL = [
     CAUGHT,
@@ -43,7 +45,7 @@ ALL = [
     msgspec.structs.replace(CAUGHT, path=b"/" + b"\xff" * 4095),
     Missed(1, b"/bin/app", "No such file or directory", 2),
     Lost(1972, "too fast"),
-    Failed("no"),
+    CatcherFailed("no"),
     Generated(7, Share("uid 1000", "mnt:7")),
     Counts(1, 2, 3, 4, 5),
     Forget((b"k" * 16,) * 512),

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from buildidfs.capture.origin import path_access
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.path_access import Reach, Root
-from buildidfs.capture.process.process import Process, Ways
+from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER, FileIdentity, Trust
@@ -486,7 +486,7 @@ exec ./cat
 def _reach_in(pid: int, path: bytes) -> int:
     """`Origin.reach` of what a process has at a path of its own."""
     initial = namespaces.initial()
-    with Process(pid, Ways()) as process:
+    with PinnedProcess(pid, Ways()) as process:
         process.look(initial, ("mnt",))
         assert process.surroundings.apart & 1 << 5
         fd = openat2.open_in_root(process.root_fd, path, os.O_PATH)

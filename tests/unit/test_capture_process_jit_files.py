@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.process.jit_files import JitFinder, Whose
-from buildidfs.capture.process.process import Process, Ways
+from buildidfs.capture.process.jit_files import JitFinder, JitOwner
+from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.model import JitProcess
@@ -109,7 +109,10 @@ def maps(tmp_path: Path) -> JitMaps:
 
 def test_process_with_generated_code_is_known_by_its_mappings(compiler: Compiler) -> None:
     for pid, generates in ((compiler.pid, True), (os.getppid(), None)):
-        with Process(pid, Ways()) as process, Process(pid, Ways(query=False)) as by_text:
+        with (
+            PinnedProcess(pid, Ways()) as process,
+            PinnedProcess(pid, Ways(query=False)) as by_text,
+        ):
             process.executable_mappings()
             by_text.executable_mappings()
             assert process.has_generated_code == by_text.has_generated_code
@@ -119,7 +122,7 @@ def test_process_with_generated_code_is_known_by_its_mappings(compiler: Compiler
 def test_ordinary_process_has_no_generated_code() -> None:
     with subprocess.Popen([tool("sleep"), "60"]) as child:
         try:
-            with Process(child.pid, Ways()) as process:
+            with PinnedProcess(child.pid, Ways()) as process:
                 until(process.executable_mappings, "the exec")
                 assert not process.has_generated_code
         finally:
@@ -269,7 +272,7 @@ def test_idle_processes_of_a_user_take_no_place_of_a_container(
     compiler: Compiler, finder: JitFinder, tmp_path: Path
 ) -> None:
     with Store.create(tmp_path / "store") as store, namespaces_of_a_user(10) as idle:
-        refused: list[Whose] = []
+        refused: list[JitOwner] = []
         follower = JitFollower(store, finder, most=8, refused=refused.append)
         follower.start()
         shares = [finder.whose(pid).share for pid in idle]

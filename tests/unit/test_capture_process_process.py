@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.capture.process.process import Moved, Process, Ways
+from buildidfs.capture.process.process import Moved, PinnedProcess, Ways
 from buildidfs.linux import syscalls
 from tests.support.clients import tools
 from tests.support.elf.elfwriter import elf_file
@@ -52,14 +52,14 @@ def preloading(library: Path) -> list[str | Path]:
     return [tools.tool("env"), f"LD_PRELOAD={library}", cat_program()]
 
 
-def mapping_of(process: Process, path: Path) -> Mapping:
+def mapping_of(process: PinnedProcess, path: Path) -> Mapping:
     (found,) = [
         mapping for mapping in process.executable_mappings() if mapping.path == os.fsencode(path)
     ]
     return found
 
 
-def content(process: Process, mapping: Mapping) -> bytes:
+def content(process: PinnedProcess, mapping: Mapping) -> bytes:
     fd, identity = process.pin(mapping)
     try:
         with open(f"/proc/self/fd/{fd}", "rb") as file:
@@ -72,11 +72,14 @@ def content(process: Process, mapping: Mapping) -> bytes:
 
 @pytest.mark.parametrize("query", QUERY)
 def test_both_ways_of_listing_agree(tmp_path: Path, query: bool) -> None:
-    with copied_cat(tmp_path / "a cat") as child, Process(child.pid, Ways(query=query)) as process:
+    with (
+        copied_cat(tmp_path / "a cat") as child,
+        PinnedProcess(child.pid, Ways(query=query)) as process,
+    ):
         listed = process.executable_mappings()
         assert os.fsencode(tmp_path / "a cat") in {mapping.path for mapping in listed}
         assert all(mapping.executable and mapping.inode for mapping in listed)
-        with Process(child.pid, Ways(query=not query)) as other:
+        with PinnedProcess(child.pid, Ways(query=not query)) as other:
             assert other.executable_mappings() == listed
 
 
@@ -88,7 +91,7 @@ def test_executable_and_library(
     tmp_path: Path, library: Path, query: bool, map_files: bool
 ) -> None:
     ways = Ways(query=query, map_files=map_files)
-    with running(preloading(library)) as child, Process(child.pid, ways) as process:
+    with running(preloading(library)) as child, PinnedProcess(child.pid, ways) as process:
         assert content(process, mapping_of(process, cat_program())) == cat_program().read_bytes()
         assert content(process, mapping_of(process, library)) == library.read_bytes()
 
@@ -99,7 +102,7 @@ def test_executable_and_library(
 @pytest.mark.parametrize("fate", ["deleted", "replaced"])
 def test_executable_without_its_name(tmp_path: Path, map_files: bool, fate: str) -> None:
     path = tmp_path / "cat"
-    with copied_cat(path) as child, Process(child.pid, Ways(map_files=map_files)) as process:
+    with copied_cat(path) as child, PinnedProcess(child.pid, Ways(map_files=map_files)) as process:
         path.unlink()
         if fate == "replaced":
             path.write_bytes(elf_file(build_id=b"another file"))
@@ -110,7 +113,7 @@ def test_executable_without_its_name(tmp_path: Path, map_files: bool, fate: str)
 @pytest.mark.parametrize("fate", ["deleted", "replaced"])
 def test_library_without_its_name(library: Path, fate: str) -> None:
     before = library.read_bytes()
-    with running(preloading(library)) as child, Process(child.pid, Ways()) as process:
+    with running(preloading(library)) as child, PinnedProcess(child.pid, Ways()) as process:
         library.unlink()
         if fate == "replaced":
             library.write_bytes(elf_file(build_id=b"another file"))
@@ -123,7 +126,7 @@ def test_library_without_its_name(library: Path, fate: str) -> None:
 )
 def test_library_without_its_name_is_not_guessed(library: Path, fate: str, said: str) -> None:
     ways = Ways(map_files=False)
-    with running(preloading(library)) as child, Process(child.pid, ways) as process:
+    with running(preloading(library)) as child, PinnedProcess(child.pid, ways) as process:
         library.unlink()
         if fate == "replaced":
             library.write_bytes(elf_file(build_id=b"another file"))
@@ -133,7 +136,7 @@ def test_library_without_its_name_is_not_guessed(library: Path, fate: str, said:
 
 def test_name_that_leads_to_another_file_is_noticed(library: Path, tmp_path: Path) -> None:
     ways = Ways(map_files=False)
-    with running(preloading(library)) as child, Process(child.pid, ways) as process:
+    with running(preloading(library)) as child, PinnedProcess(child.pid, ways) as process:
         mapping = mapping_of(process, library)
         # Listed before, replaced by rename after: the name still stands in the list.
         replacement = tmp_path / "replacement"
@@ -146,7 +149,7 @@ def test_name_that_leads_to_another_file_is_noticed(library: Path, tmp_path: Pat
 def test_build_id_in_memory_proves_a_file(library: Path, tmp_path: Path) -> None:
     """As on an overlay, where neither device nor inode number can be compared."""
     ways = Ways(map_files=False)
-    with running(preloading(library)) as child, Process(child.pid, ways) as process:
+    with running(preloading(library)) as child, PinnedProcess(child.pid, ways) as process:
         mapping = mapping_of(process, library)
         copy = tmp_path / "copy"
         shutil.copy(library, copy)
@@ -157,7 +160,7 @@ def test_build_id_in_memory_proves_a_file(library: Path, tmp_path: Path) -> None
 def test_mapping_that_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(mmap.PAGESIZE))
-    with Process(os.getpid(), Ways()) as process:
+    with PinnedProcess(os.getpid(), Ways()) as process:
         with path.open("rb") as file:
             area = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
         mapping = mapping_of(process, path)
@@ -184,7 +187,7 @@ def test_another_file_at_the_same_place_is_not_taken_for_it(tmp_path: Path) -> N
 
     address = place(tmp_path / "first", None)
     try:
-        with Process(os.getpid(), Ways()) as process:
+        with PinnedProcess(os.getpid(), Ways()) as process:
             mapping = mapping_of(process, tmp_path / "first")
             assert place(tmp_path / "second", address) == address
             with pytest.raises(Moved):
@@ -196,18 +199,18 @@ def test_another_file_at_the_same_place_is_not_taken_for_it(tmp_path: Path) -> N
 
 def test_process_that_is_gone() -> None:
     with running([cat_program()]) as child:
-        process = Process(child.pid, Ways())
+        process = PinnedProcess(child.pid, Ways())
         assert not process.is_gone()
     with process:
         assert process.is_gone()
         with pytest.raises(OSError, match="No such"):
             process.executable_mappings()
     with pytest.raises(FileNotFoundError):
-        Process(child.pid, Ways())
+        PinnedProcess(child.pid, Ways())
 
 
 def test_chroot_is_taken_off_paths() -> None:
-    with running([cat_program()]) as child, Process(child.pid, Ways()) as process:
+    with running([cat_program()]) as child, PinnedProcess(child.pid, Ways()) as process:
         mapping = mapping_of(process, cat_program())
         assert process.path_in_root(mapping) == os.fsencode(cat_program())
         process.root_path = os.fsencode(cat_program().parent)

@@ -20,7 +20,7 @@ import pytest
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
-from buildidfs.capture.process.process import Process, Ways
+from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.errors import UsageError
@@ -348,7 +348,10 @@ def test_host_is_believed_only_where_root_wrote(
 def test_a_thread_of_the_kernel_is_no_container() -> None:
     threads = []
     for pid in procfs.pids():
-        with contextlib.suppress(OSError), Process(pid, Ways()) as process:  # some end meanwhile
+        with (
+            contextlib.suppress(OSError),
+            PinnedProcess(pid, Ways()) as process,
+        ):  # some end meanwhile
             if procfs.is_kernel_thread(process.fd):
                 threads.append(pid)
     if not threads:

@@ -13,8 +13,8 @@ import pytest
 
 from buildidfs import names
 from buildidfs.capture import elf_file as capture_elf_file
-from buildidfs.capture.archive.elf_members import Members, Spool, Whose
-from buildidfs.capture.archive.stream import Limits, Stream
+from buildidfs.capture.archive.elf_members import ArchiveOrigin, Members, MemberSpool
+from buildidfs.capture.archive.stream import ArchiveLimits, LimitedStream
 from buildidfs.capture.debug_files import Companion, Companions
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.formats.archive import tar as tar_format
@@ -212,13 +212,13 @@ def test_no_link_leads_out_of_the_directory(tmp_path: Path, split: Split) -> Non
 
 def archive(entries: list[tuple[str, Path]], memory: Memory | None = None) -> Scan:
     data = tar([(name, file.read_bytes()) for name, file in entries])
-    whose = Whose("package:app", "app.deb", Trust.PACKAGE, "package")
+    whose = ArchiveOrigin("package:app", "app.deb", Trust.PACKAGE, "package")
     members = Members(
         b"scope", b"/app.deb", lambda path: (whose,),
-        memo=Memory() if memory is None else memory, spool=Spool(), limits=Limits(),
+        memo=Memory() if memory is None else memory, spool=MemberSpool(), limits=ArchiveLimits(),
         access=PUBLIC_ACCESS,
     )  # fmt: skip
-    stream = Stream(iter([data]), 1 << 40, 1 << 20)
+    stream = LimitedStream(iter([data]), 1 << 40, 1 << 20)
     return scan(members.scan(tar_format.members(stream), stream))
 
 

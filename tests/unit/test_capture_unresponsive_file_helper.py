@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.process.process import Process, Ways
+from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.unresponsive import file_helper
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.linux import child, statx
@@ -69,7 +69,7 @@ def test_mapped_file_is_identified(helper: FileHelper, tmp_path: Path) -> None:
     path.write_bytes(elf_file(build_id=bytes(range(20))))
     with path.open("rb") as file:
         code = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
-    with code, Process(os.getpid(), Ways()) as process:
+    with code, PinnedProcess(os.getpid(), Ways()) as process:
         mappings = process.executable_mappings()
         (mapping,) = [each for each in mappings if each.path == os.fsencode(path)]
         assert helper.build_id(DEVICE, os.getpid(), mapping) == bytes(range(20))

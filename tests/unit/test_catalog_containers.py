@@ -11,7 +11,7 @@ import pytest
 from buildidfs.answers import InContainer
 from buildidfs.capture.origin.container import shown
 from buildidfs.catalog import containers, history
-from buildidfs.catalog.coverage import Holdings
+from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.catalog.survey import take
 from buildidfs.config import Settings
 from buildidfs.errors import ArtifactMissing
@@ -127,7 +127,7 @@ def test_removed_files_do_not_count(store: Store) -> None:
         store.remove([artifact.digest])
     after = [each for each in store.containers.every() if each.label == WEB]
     assert [
-        containers.contents(store, each, Holdings(store), containers.Removals(store)).size
+        containers.contents(store, each, CoverageLookup(store), containers.Removals(store)).size
         for each in after
     ] in ([], [0])
 

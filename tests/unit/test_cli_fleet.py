@@ -17,7 +17,7 @@ from buildidfs.cli.main import cli
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, RemoteDenied, UsageError
 from buildidfs.fleet import objects
 from buildidfs.fleet.bucket import Bucket
-from buildidfs.fleet.push import Options, Pusher
+from buildidfs.fleet.push import Pusher, PushOptions
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind
 from buildidfs.store import Store
@@ -61,7 +61,7 @@ def hosts(storage: ObjectStorage, tmp_path: Path) -> Iterator[None]:
                 commit(store, capture(store, b"libc", LIBC, at=in_container))
             machine.call(name)
             settings = config.RemoteSettings(url=URL)
-            with Pusher(store, settings, Options(patience_s=0)) as pusher:
+            with Pusher(store, settings, PushOptions(patience_s=0)) as pusher:
                 assert pusher.run().failed == []
     yield
     machine.call("")

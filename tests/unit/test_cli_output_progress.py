@@ -28,7 +28,7 @@ def text(
     share: float | None = None, *, elapsed: float = 4.0, columns: int = 100, noun: str = "file",
 ) -> str:  # fmt: skip
     clock = Clock()
-    line = output.Line("Capturing", noun, clock)
+    line = output.ProgressLine("Capturing", noun, clock)
     clock.now += elapsed
     return line.text(done, what, size, share, columns)
 
@@ -98,7 +98,7 @@ def test_line_is_drawn_ten_times_a_second_at_most(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     clock = Clock()
-    line = output.Line("Reading", "record", clock)
+    line = output.ProgressLine("Reading", "record", clock)
     for number in range(1000):
         line(number, "")
         clock.now += 0.001

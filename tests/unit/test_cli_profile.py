@@ -8,20 +8,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from buildidfs.catalog.containers import Names
-from buildidfs.catalog.coverage import Coverage, Row
+from buildidfs.catalog.coverage import BinaryCoverage, Coverage
 from buildidfs.catalog.remedies import NOT_CAPTURED
 from buildidfs.cli import profile as command
-from buildidfs.cli.table import Layout
+from buildidfs.cli.table import TableOptions
 from buildidfs.model import BuildId, Quality
 
 if TYPE_CHECKING:
     import pytest
 
-TABLE = Layout()
-JSON = Layout(is_json=True)
+TABLE = TableOptions()
+JSON = TableOptions(is_json=True)
 
 
-def show(found: Coverage, layout: Layout = TABLE, fail_under: float | None = None) -> int:
+def show(found: Coverage, layout: TableOptions = TABLE, fail_under: float | None = None) -> int:
     return command.show(found, Names(), layout, fail_under=fail_under)
 
 
@@ -36,9 +36,9 @@ def test_nothing_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 ROWS = [
-    Row("docker:ab", b"/bin/app", BuildId(b"\xab" * 20), 60, why=NOT_CAPTURED),
-    Row("", b"/bin/sh", BuildId(b"\xcd" * 20), 30, True, Quality.SYMTAB),
-    Row("", b"/memfd:x", None, 10, why="generated code"),
+    BinaryCoverage("docker:ab", b"/bin/app", BuildId(b"\xab" * 20), 60, why=NOT_CAPTURED),
+    BinaryCoverage("", b"/bin/sh", BuildId(b"\xcd" * 20), 30, True, Quality.SYMTAB),
+    BinaryCoverage("", b"/memfd:x", None, 10, why="generated code"),
 ]
 
 
@@ -59,13 +59,13 @@ def test_pipe_gets_rows_with_tabs_and_totals_without(capsys: pytest.CaptureFixtu
 
 
 def test_functions_of_a_go_program_are_symbols(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Row("", b"/bin/go", BuildId(b"\xef" * 20), 1, True, Quality.GOPCLNTAB)]
-    show(Coverage(rows, "samples"), Layout(template="{held}"))
+    rows = [BinaryCoverage("", b"/bin/go", BuildId(b"\xef" * 20), 1, True, Quality.GOPCLNTAB)]
+    show(Coverage(rows, "samples"), TableOptions(template="{held}"))
     assert capsys.readouterr().out == "symbols\n"
 
 
 def test_format_prints_rows_only(capsys: pytest.CaptureFixture[str]) -> None:
-    layout = Layout(sort="-share", limit=2, template="{share} {path}")
+    layout = TableOptions(sort="-share", limit=2, template="{share} {path}")
     show(Coverage(ROWS, "samples"), layout)
     assert capsys.readouterr().out == "0.6 /bin/app\n0.3 /bin/sh\n"
 
@@ -88,7 +88,7 @@ def test_terminal_gets_colours_and_a_bounded_table(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    many = [Row("", b"/bin/%d" % n, None, 1, why="generated code") for n in range(50)]
+    many = [BinaryCoverage("", b"/bin/%d" % n, None, 1, why="generated code") for n in range(50)]
     show(Coverage(ROWS + many, "samples"))
     text = capsys.readouterr().out
     assert "  \x1b[31mmissing\x1b[0m  " in text

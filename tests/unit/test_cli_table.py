@@ -115,7 +115,7 @@ def test_answer_is_cut_after_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     package = "libpython3.11-minimal 3.11.2-6+deb12u6"
     for width, whole in ((60, True), (50, True), (40, False)):
         monkeypatch.setattr(terminal, "width", lambda stream, width=width: width)
-        row = table.Layout().lines(columns, [(LONG, package)])[1]
+        row = table.TableOptions().lines(columns, [(LONG, package)])[1]
         assert len(row) <= width
         assert row.endswith(package) == whole
 
@@ -179,7 +179,7 @@ def test_a_later_wide_row_does_not_break_the_columns(
         table.Column[bytes]("count", "COUNT", len, table.COUNT),
     )
     rows = [b"x" * 10] * 500 + [b"y" * 100]
-    assert table.Layout().print(columns, iter(rows)) == 501
+    assert table.TableOptions().print(columns, iter(rows)) == 501
     lines = [click.unstyle(line) for line in capsys.readouterr().out.splitlines()]
     assert {len(line) for line in lines} == {17}
 

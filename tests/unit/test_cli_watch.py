@@ -17,18 +17,18 @@ from buildidfs.capture.live.protocol import Counts
 from buildidfs.cli import watch as watch_output
 from buildidfs.cli.main import ReaderGone
 from buildidfs.cli.watch import Presenter, one_line
-from buildidfs.ingest.batch import Counters
+from buildidfs.ingest.batch import WatchCounters
 from buildidfs.model import BuildId
 from buildidfs.watch.state import Event, WatchState, as_facts
 from tests.support.harness.captures import NOW, sighting
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = WatchState("following", (), Counts(), Counters(), 0, 0, 1, 0, True)
+QUIET = WatchState("following", (), Counts(), WatchCounters(), 0, 0, 1, 0, True)
 BUSY = WatchState(
     "interrupted",
     ("half blind",),
     Counts(records=1001, caught=1002, missed=1003, unpinned=1004, lost=1005),
-    Counters(
+    WatchCounters(
         captured=1006,
         held=1007,
         copied_bytes=5 << 20,

@@ -15,27 +15,27 @@ from pathlib import Path
 import pytest
 
 from buildidfs.doctor import probe
-from buildidfs.doctor.probe import Answer, Finding, Probe, degraded, failed, ok
+from buildidfs.doctor.probe import Probe, ProbeFinding, ProbeOutcome, degraded, failed, ok
 from tests.support.harness.scans import open_descriptors
 
 
-def _probe(ask: Callable[[], Answer], name: str = "it", place: str = "") -> Probe:
+def _probe(ask: Callable[[], ProbeOutcome], name: str = "it", place: str = "") -> Probe:
     return Probe("area", name, ask, place)
 
 
-def _for_ever() -> Answer:
+def _for_ever() -> ProbeOutcome:
     os.read(os.pipe()[0], 1)
     return ok("never")
 
 
-def _killed() -> Answer:
+def _killed() -> ProbeOutcome:
     faulthandler.disable()  # of pytest
     os.kill(os.getpid(), signal.SIGBUS)
     return ok("never")
 
 
-def _raises(error: BaseException) -> Callable[[], Answer]:
-    def ask() -> Answer:
+def _raises(error: BaseException) -> Callable[[], ProbeOutcome]:
+    def ask() -> ProbeOutcome:
         raise error
 
     return ask
@@ -48,9 +48,9 @@ def test_answers_come_in_order_with_the_names_of_what_was_asked() -> None:
         Probe("b", "three", lambda: failed("broken", "mend it")),
     ]
     assert list(probe.ask(probes)) == [
-        Finding("a", "one", "ok", "well"),
-        Finding("a", "two", "degraded", "so so", "rest"),
-        Finding("b", "three", "failed", "broken", "mend it"),
+        ProbeFinding("a", "one", "ok", "well"),
+        ProbeFinding("a", "two", "degraded", "so so", "rest"),
+        ProbeFinding("b", "three", "failed", "broken", "mend it"),
     ]
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_left_open_or_running() -> None:
 def test_each_is_asked_in_another_process() -> None:
     directory = os.getcwd()
 
-    def ask() -> Answer:
+    def ask() -> ProbeOutcome:
         os.chdir("/")
         return ok(str(os.getpid()))
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_told_is_degraded(error: Exception, text: str) -> None:
 
 
 @pytest.mark.parametrize("ask", [_killed, _raises(SystemExit(3)), _raises(KeyboardInterrupt())])
-def test_one_that_dies_has_failed_and_the_next_is_asked(ask: Callable[[], Answer]) -> None:
+def test_one_that_dies_has_failed_and_the_next_is_asked(ask: Callable[[], ProbeOutcome]) -> None:
     before, dead, after = probe.ask(
         [_probe(lambda: ok("before")), _probe(ask, "dead"), _probe(lambda: ok("after"))]
     )

@@ -21,9 +21,9 @@ import zstandard
 
 from buildidfs.errors import RemoteDamaged, RemoteDenied, RemoteError, RemoteUnavailable, UsageError
 from buildidfs.fleet import filters, manifests, objects, questions
-from buildidfs.fleet.bucket import Bucket, Limits
+from buildidfs.fleet.bucket import Bucket, RequestLimits
 from buildidfs.fleet.filters import Filter, Run
-from buildidfs.fleet.manifests import Place, Row
+from buildidfs.fleet.manifests import ManifestPlace, ManifestRow
 from buildidfs.model import BuildId, ByteRange, Digest, Kind, Quality, Trust
 from tests.support.harness import memory
 from tests.support.harness.waiting import until
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ID = BuildId.from_hex("00112233445566778899aabbccddeeff00112233")
-SHORT = Limits(timeout_s=1.0, connect_s=1.0, retries=0)
+SHORT = RequestLimits(timeout_s=1.0, connect_s=1.0, retries=0)
 
 
 @pytest.fixture
@@ -640,13 +640,13 @@ def test_listing_has_a_bound(bucket: Bucket, storage: ObjectStorage) -> None:
 
 def test_manifests_come_back(bucket: Bucket) -> None:
     rows = [
-        Row(
+        ManifestRow(
             f"{number:040x}",
             "executable",
             "ab" * 32,
             5,
             "pushed",
-            (Place("/a\udcff"[:2], "c", 1, 2),),
+            (ManifestPlace("/a\udcff"[:2], "c", 1, 2),),
         )
         for number in range(100)
     ]
@@ -658,7 +658,7 @@ def test_manifests_come_back(bucket: Bucket) -> None:
 
 
 def test_damaged_manifest_costs_its_own_rows(bucket: Bucket, storage: ObjectStorage) -> None:
-    row = Row("00" * 20, "executable", "ab" * 32, 5, "pushed")
+    row = ManifestRow("00" * 20, "executable", "ab" * 32, 5, "pushed")
     key = manifests.write(bucket, "damaged", [row] * 1000)
     stored = storage.buckets["fleet"][f"some/prefix/{key}"]
     storage.buckets["fleet"][f"some/prefix/{key}"] = stored._replace(data=stored.data[:40])
@@ -694,7 +694,7 @@ def _line(**changes: object) -> bytes:
 )
 def test_odd_row_of_a_manifest_is_left_out(bucket: Bucket, changes: dict[str, object]) -> None:
     bucket.create("host/mallory/a.jsonl.zst", _packed(_line(**changes)), {})
-    manifests.write(bucket, "other", [Row("00" * 20, "executable", "ab" * 32, 5, "pushed")])
+    manifests.write(bucket, "other", [ManifestRow("00" * 20, "executable", "ab" * 32, 5, "pushed")])
     assert [each.host for each in manifests.read(bucket)] == ["other"]
 
 
@@ -702,7 +702,7 @@ def test_odd_row_of_a_manifest_is_left_out(bucket: Bucket, changes: dict[str, ob
 def test_manifest_whose_key_no_client_reads_is_left_out(
     bucket: Bucket, storage: ObjectStorage, host: str
 ) -> None:
-    manifests.write(bucket, "other", [Row("00" * 20, "executable", "ab" * 32, 5, "pushed")])
+    manifests.write(bucket, "other", [ManifestRow("00" * 20, "executable", "ab" * 32, 5, "pushed")])
     objects = storage.buckets["fleet"]
     objects[f"some/prefix/host/{host}/a.jsonl.zst"] = next(iter(objects.values()))
     assert [each.host for each in manifests.read(bucket)] == ["other"]
@@ -713,7 +713,7 @@ def test_small_manifest_costs_little(bucket: Bucket) -> None:
     for number in range(3):
         rows = [_line(id=f"{each:040x}", places=places) for each in range(20_000)]
         bucket.create(f"host/mallory/{number}.jsonl.zst", _packed(*rows), {})
-    manifests.write(bucket, "other", [Row("00" * 20, "executable", "ab" * 32, 5, "pushed")])
+    manifests.write(bucket, "other", [ManifestRow("00" * 20, "executable", "ab" * 32, 5, "pushed")])
     began = time.process_time()
     tracemalloc.start()
     try:
@@ -726,9 +726,9 @@ def test_small_manifest_costs_little(bucket: Bucket) -> None:
 
 
 def test_manifest_with_many_rows_is_written_as_several(bucket: Bucket) -> None:
-    place = Place("/" + "\u00fc" * 4000, "c", 1, 2)
+    place = ManifestPlace("/" + "\u00fc" * 4000, "c", 1, 2)
     rows = [
-        Row(f"{number:040x}", "executable", "ab" * 32, 5, "pushed", (place,) * 64)
+        ManifestRow(f"{number:040x}", "executable", "ab" * 32, 5, "pushed", (place,) * 64)
         for number in range(60)
     ]
     manifests.write(bucket, "host", rows)
@@ -830,7 +830,7 @@ def _reads(bucket: Bucket) -> bool:
 
 def test_process_that_is_stopped_is_replaced(bucket: Bucket) -> None:
     bucket.create("a", b"data", {})
-    short = bucket.limited(Limits(timeout_s=0.1, retries=0))
+    short = bucket.limited(RequestLimits(timeout_s=0.1, retries=0))
     os.kill(bucket._link.pid, signal.SIGSTOP)
     with pytest.raises(RemoteUnavailable, match="no answer in time"):
         short.get("a")

@@ -18,7 +18,7 @@ from buildidfs.fleet import manifests, objects
 from buildidfs.fleet import push as pushing
 from buildidfs.fleet.bucket import PATIENT, Bucket, Listed
 from buildidfs.fleet.filters import Filter
-from buildidfs.fleet.push import Options, Pace, Pusher, Summary
+from buildidfs.fleet.push import Pace, Pusher, PushOptions, PushSummary
 from buildidfs.model import Kind, Trust
 from buildidfs.store import Store
 from tests.support.harness.captures import capture, commit, sighting
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 URL, PRIVATE_URL = "s3://fleet/a", "s3://private"
 SETTINGS = config.RemoteSettings(url=URL)
-NO_PATIENCE = Options(patience_s=0)
+NO_PATIENCE = PushOptions(patience_s=0)
 A, B = bytes.fromhex("aa" * 20), bytes.fromhex("bb" * 20)
 
 
@@ -46,8 +46,8 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStorage]:
 def _push(
     store: Store,
     settings: config.RemoteSettings = SETTINGS,
-    options: Options = NO_PATIENCE,
-) -> Summary:
+    options: PushOptions = NO_PATIENCE,
+) -> PushSummary:
     with Pusher(store, settings, options) as pusher:
         return pusher.run()
 
@@ -92,7 +92,7 @@ def test_second_push_sends_nothing(store: Store, storage: ObjectStorage) -> None
     assert (summary.pushed, summary.present) == (0, 1)
     assert storage.count("PUT") == 0
     storage.requests.clear()
-    assert _push(store, options=Options(verify=True, patience_s=0)).present == 1
+    assert _push(store, options=PushOptions(verify=True, patience_s=0)).present == 1
     assert storage.count("PUT", "a/buildid") == 1  # refused: the object exists
 
 
@@ -135,7 +135,7 @@ def test_first_of_two_hosts_wins(store: Store, storage: ObjectStorage, tmp_path:
 def test_hosts_that_race_leave_one_file_and_a_variant(
     storage: ObjectStorage, tmp_path: Path
 ) -> None:
-    summaries: list[Summary] = []
+    summaries: list[PushSummary] = []
 
     def push(number: int) -> None:
         with Store.create(tmp_path / str(number)) as store:
@@ -410,7 +410,7 @@ def test_file_whose_upload_begins_late_is_claimed_again(
         return late(method, key)
 
     storage.fault = watch
-    assert _push(store, options=Options(patience_s=60)).pushed == 1
+    assert _push(store, options=PushOptions(patience_s=60)).pushed == 1
     assert failures > PATIENT.retries
     assert denied == []
 
@@ -425,14 +425,14 @@ def test_push_waits_for_a_bucket_that_comes_back(store: Store, storage: ObjectSt
         return 503 if asked < 6 else 0
 
     storage.fault = fail
-    assert _push(store, options=Options(patience_s=60)).pushed == 1
+    assert _push(store, options=PushOptions(patience_s=60)).pushed == 1
 
 
 def test_refusal_ends_a_push(store: Store, storage: ObjectStorage) -> None:
     commit(store, capture(store, b"one", A))
     storage.fault = lambda method, key: 403 if method == "PUT" and "/buildid/" in key else 0
     with pytest.raises(RemoteDenied):
-        _push(store, options=Options(patience_s=None))
+        _push(store, options=PushOptions(patience_s=None))
 
 
 def test_push_without_a_bucket(store: Store) -> None:
@@ -464,7 +464,7 @@ def test_old_objects_are_touched_while_a_host_has_the_file(
     store: Store, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(store, capture(store, b"kept", A), capture(store, b"young", B))
-    keep = Options(patience_s=0, keep_s=1000)
+    keep = PushOptions(patience_s=0, keep_s=1000)
     _push(store, options=keep)
     old = f"a/{objects.blob_key(A, Kind.EXECUTABLE)}"
     stored = storage.buckets["fleet"][old]
@@ -482,7 +482,7 @@ def test_clock_that_was_wrong_loses_nothing(
     store: Store, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(store, capture(store, b"kept", A))
-    keep = Options(patience_s=0, keep_s=1000)
+    keep = PushOptions(patience_s=0, keep_s=1000)
     with monkeypatch.context() as ahead:
         ahead.setattr("buildidfs.fleet.ledger._now", lambda: 4_000_000_000)
         ahead.setattr("buildidfs.fleet.push.time.time_ns", lambda: 4_000_000_000 * 10**9)
@@ -504,14 +504,14 @@ def test_object_that_a_rule_has_removed_is_pushed_again(
     _push(store)
     del storage.buckets["fleet"][f"a/{objects.blob_key(A, Kind.EXECUTABLE)}"]
     monkeypatch.setattr("buildidfs.fleet.ledger._now", lambda: 2_000_000_000)
-    _push(store, options=Options(patience_s=0, keep_s=1000))
+    _push(store, options=PushOptions(patience_s=0, keep_s=1000))
     assert _push(store).pushed == 1
 
 
 def test_follow_pushes_what_is_captured(store: Store, storage: ObjectStorage) -> None:
     commit(store, capture(store, b"before", A))
     ready = threading.Event()
-    with Pusher(store, SETTINGS, Options(patience_s=None)) as pusher:
+    with Pusher(store, SETTINGS, PushOptions(patience_s=None)) as pusher:
         thread = threading.Thread(target=pusher.follow, args=(ready.set,))
         thread.start()
         try:

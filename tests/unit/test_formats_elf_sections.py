@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from buildidfs.formats.elf.sections import Function, Sections, defines, functions
+from buildidfs.formats.elf.sections import FunctionSymbol, Sections, defines, functions
 from tests.support.elf.elfwriter import SHT_DYNSYM, SHT_STRTAB, SHT_SYMTAB, TEXT, Section, elf_file
 from tests.support.filesystems.filereader import FileReader
 
@@ -26,7 +26,7 @@ def symbols(*rows: tuple[int, int, int, int, int], bits: int = 64, order: str = 
     return table
 
 
-def found(*sections: Section, **form: object) -> list[Function]:
+def found(*sections: Section, **form: object) -> list[FunctionSymbol]:
     data = elf_file([TEXT, *sections], **form)  # type: ignore[arg-type]
     return list(functions(Sections(FileReader(data), len(data))))
 
@@ -44,8 +44,8 @@ def test_functions_have_name_address_and_size(bits: int, little_endian: bool) ->
     rows = ((1, FUNCTION, 1, 0x1000, 16), (6, FUNCTION, 1, 0x2000, 8))
     data = symbols(*rows, bits=bits, order="<" if little_endian else ">")
     assert found(table(data), STRINGS, bits=bits, little_endian=little_endian) == [
-        Function(b"main", 0x1000, 16),
-        Function(b"helper", 0x2000, 8),
+        FunctionSymbol(b"main", 0x1000, 16),
+        FunctionSymbol(b"helper", 0x2000, 8),
     ]
 
 
@@ -57,7 +57,7 @@ def test_only_defined_functions_with_a_size_count_and_each_address_once() -> Non
         (6, FUNCTION, 1, 0x1000, 4),
         (1, FUNCTION, 1, 0x1000, 16),
     )
-    assert found(table(data), STRINGS) == [Function(b"helper", 0x1000, 4)]
+    assert found(table(data), STRINGS) == [FunctionSymbol(b"helper", 0x1000, 4)]
 
 
 @pytest.mark.parametrize("bits", [64, 32])

@@ -7,18 +7,18 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from buildidfs.formats.elf import header
-from buildidfs.formats.elf.header import Layout, Segment
-from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, elf_file
+from buildidfs.formats.elf.header import ElfLayout, Segment
+from buildidfs.formats.elf.writer import BUILD_ID, NewSection, build_id_note, elf_file
 
 RAW = bytes(range(20))
 
 
-def _head(layout: Layout, kind: bytes) -> bytes:
+def _head(layout: ElfLayout, kind: bytes) -> bytes:
     fields = (header.ET_DYN, 62, 1, 0x1234, 99, 99, 7, *bytes(6))
     return (header.MAGIC + kind).ljust(16, b"\0") + layout.ehdr.pack(*fields)
 
 
-def _written(head: bytes, segments: list[Segment], sections: list[Section]) -> bytes:
+def _written(head: bytes, segments: list[Segment], sections: list[NewSection]) -> bytes:
     found = elf_file(head, segments, sections)
     return b"".join(part if isinstance(part, bytes | bytearray) else part.read() for part in found)
 
@@ -35,11 +35,11 @@ def test_readelf_finds_what_was_written(kind: bytes) -> None:
             Segment(header.PT_NOTE, 4, 9, 0, 9, 9, 4),
         ],
         [
-            Section(b".text", header.SHT_NOBITS, (), 6, 0x2000, 0x1000, 0x300),
-            Section(BUILD_ID, header.SHT_NOTE, [build_id_note(layout, RAW)], align=4),
-            Section(b".strtab", header.SHT_STRTAB, shared, size=5),
-            Section(b".debug_str", header.SHT_PROGBITS, shared, size=5),
-            Section(b".odd", header.SHT_PROGBITS, [strings], align=16),
+            NewSection(b".text", header.SHT_NOBITS, (), 6, 0x2000, 0x1000, 0x300),
+            NewSection(BUILD_ID, header.SHT_NOTE, [build_id_note(layout, RAW)], align=4),
+            NewSection(b".strtab", header.SHT_STRTAB, shared, size=5),
+            NewSection(b".debug_str", header.SHT_PROGBITS, shared, size=5),
+            NewSection(b".odd", header.SHT_PROGBITS, [strings], align=16),
         ],
     )
     read = ELFFile(io.BytesIO(data))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import address_spaces, records
-from buildidfs.formats.perf.address_spaces import Found, Spaces
+from buildidfs.formats.perf.address_spaces import MappedOffset, Spaces
 from buildidfs.formats.perf.records import Entered, Executed, Forked, Mapped
 from buildidfs.model import NamespaceSet
 from tests.support.elf.perfwriter import USER
@@ -35,7 +35,7 @@ def path_at(spaces: Spaces, pid: int, time: int, address: int) -> bytes | None:
 
 def test_place_in_a_file() -> None:
     spaces = made(mapped(1, 0x1000, b"/a", 5))
-    assert spaces.find(1, 9, 0x1234) == Found(0, 0x334, 5)
+    assert spaces.find(1, 9, 0x1234) == MappedOffset(0, 0x334, 5)
     assert spaces.find(1, 9, 0x0FFF) is None
     assert spaces.find(1, 9, 0x2000) is None
     assert spaces.find(1, 4, 0x1234) is None
@@ -164,7 +164,7 @@ def test_any_mappings(mappings: list[tuple[int, int, int]], time: int) -> None:
 def test_how_far_an_answer_holds() -> None:
     spaces = made(mapped(1, 0x1000, b"/a", 5), mapped(1, 0x2000, b"/b", 8, 0x800), Executed(9, 1))
     found, span = spaces.span(1, 6, 0x1008)
-    assert found == Found(0, 0x108, 5)
+    assert found == MappedOffset(0, 0x108, 5)
     assert (span.begin, span.end, span.whole) == (5, 8, True)
     assert not spaces.span(1, 8, 0x2008)[1].whole
     assert not spaces.span(1, 8, 0x2FFF)[1].whole

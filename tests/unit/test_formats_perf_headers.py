@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
-from buildidfs.formats.perf.headers import Clock, Named
+from buildidfs.formats.perf.headers import BuildIdEntry, Clock
 from tests.support.elf.perfwriter import (
     CALLCHAIN,
     CPU,
@@ -67,7 +67,7 @@ def test_file(write: PerfWriter) -> None:
     assert content(200) == b"later"
     assert content(4) == b""
     assert list(headers.build_id_table(FileReader(data), header)) == [
-        Named(b"/bin/a", ID, 1 << 15 | 2)
+        BuildIdEntry(b"/bin/a", ID, 1 << 15 | 2)
     ]
 
 
@@ -98,18 +98,18 @@ def test_build_id_of_before_there_were_sizes(write: PerfWriter) -> None:
     for build_id in (ID, OTHER):
         raw = write.build_id(b"[kernel.kallsyms]", build_id, KERNEL, sized=False)
         named = headers.named(raw, 0, len(raw), KERNEL, write.order)
-        assert named == Named(b"[kernel.kallsyms]", build_id, KERNEL)
+        assert named == BuildIdEntry(b"[kernel.kallsyms]", build_id, KERNEL)
 
 
 @pytest.mark.parametrize("length", [2, 8, 16, 20])
 @pytest.mark.parametrize("name", [b"", b"/a", b"/" + b"n" * 400])
 def test_build_id_written_and_read(write: PerfWriter, name: bytes, length: int) -> None:
-    entry = Named(name, ID[:length], KERNEL, 17)
+    entry = BuildIdEntry(name, ID[:length], KERNEL, 17)
     raw = headers.pack_named(entry, write.order)
     assert len(raw) % 8 == 0
     misc = int.from_bytes(raw[4:6], "little" if write.order == "<" else "big")
     found = headers.named(raw, 0, len(raw), misc, write.order)
-    assert found == Named(name, ID[:length], KERNEL | 1 << 15, 17)
+    assert found == BuildIdEntry(name, ID[:length], KERNEL | 1 << 15, 17)
 
 
 def test_build_ids_that_say_nothing(write: PerfWriter) -> None:

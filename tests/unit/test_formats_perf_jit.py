@@ -7,7 +7,7 @@ from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf import jit
-from buildidfs.formats.perf.jit import Dump, Symbol, symbols
+from buildidfs.formats.perf.jit import JitDump, JitFunction, symbols
 from buildidfs.model import Kind, Quality
 from tests.support.elf.jit import dump, load, move, other
 from tests.support.filesystems.filereader import FileReader
@@ -16,8 +16,8 @@ from tests.support.filesystems.filereader import FileReader
 def test_lines_of_a_map() -> None:
     text = b"2000 10 JS:~f /a b.js:1\n0x1000 0x8 py::g:/x.py\nno line\n3000 0 empty\n4000 4"
     assert symbols(text) == [
-        Symbol(0x1000, 8, b"py::g:/x.py"),
-        Symbol(0x2000, 16, b"JS:~f /a b.js:1"),
+        JitFunction(0x1000, 8, b"py::g:/x.py"),
+        JitFunction(0x2000, 16, b"JS:~f /a b.js:1"),
     ]
 
 
@@ -74,36 +74,36 @@ def test_dump_becomes_lines(order: str) -> None:
         other(order, 3, b""),
     )
     reader = FileReader(data)
-    lines = list(Dump().lines(reader, len(data), 1 << 20))
+    lines = list(JitDump().lines(reader, len(data), 1 << 20))
     assert lines == [b"1000 10 first\n", b"2000 8 two lines\n", b"3000 10 first\n"]
 
 
 def test_dump_is_read_as_it_grows() -> None:
     records = [load("<", 0x1000 * n, b"f%d" % n, b"\xc3" * 100, n) for n in range(1, 9)]
     data = dump("<", *records)
-    reader, reading = FileReader(data), Dump()
+    reader, reading = FileReader(data), JitDump()
     lines: list[bytes] = []
     for size in range(0, len(data) + 1, 7):
         lines += reading.lines(reader, size, 1 << 20)
     lines += reading.lines(reader, len(data), 1 << 20)
     assert lines == [b"%x 64 f%d\n" % (0x1000 * n, n) for n in range(1, 9)]
-    few = Dump()
+    few = JitDump()
     assert len(list(few.lines(reader, len(data), 1))) == 1
     assert len(list(few.lines(reader, len(data), 1 << 20))) == 7
 
 
 def test_what_is_no_dump_is_left_alone() -> None:
     for data in (b"x" * 100, dump("<") + bytes(64)):
-        reading = Dump()
+        reading = JitDump()
         assert list(reading.lines(FileReader(data), len(data), 1 << 20)) == []
         assert reading.is_malformed
-    short = Dump()
+    short = JitDump()
     assert list(short.lines(FileReader(b"\1\2"), 2, 1 << 20)) == []
     assert not short.is_malformed  # its beginning may not be written yet
 
 
 def test_file_made_of_names() -> None:
-    named = [Symbol(0x7F0000001010, 16, b"f"), Symbol(0x7F0000002000, 32, b"g")]
+    named = [JitFunction(0x7F0000001010, 16, b"f"), JitFunction(0x7F0000002000, 32, b"g")]
     build_id, data = symbol_file(named, 62, b"of one process")
     described = identify.describe(FileReader(data), len(data))
     assert isinstance(described, ElfFile)
@@ -119,7 +119,7 @@ def test_records_that_tell_nothing_are_read_in_parts() -> None:
     """They cost time, and leave no line by which that would be bounded."""
     count = 3 * jit._MOST_RECORDS
     data = dump("<") + other("<", 3, b"") * count + load("<", 0x1000, b"f", b"", 1)
-    reading, reader = Dump(), FileReader(data)
+    reading, reader = JitDump(), FileReader(data)
     parts = [list(reading.lines(reader, len(data), 1 << 20)) for _ in range(4)]
     assert parts == [[], [], [], [b"1000 10 f\n"]]
     assert reading.records == count + 1

@@ -14,12 +14,12 @@ from buildidfs.formats.perf.attributes import Layouts, parse_attr
 from buildidfs.formats.perf.records import (
     Entered,
     Events,
+    ExecutableMemory,
     Executed,
     Exited,
     Forked,
-    Generated,
     GroupMade,
-    Lost,
+    LostRecords,
     Mapped,
     Record,
     Rewriter,
@@ -105,8 +105,8 @@ def test_processes(write: PerfWriter) -> None:
 
 
 def test_losses(write: PerfWriter) -> None:
-    assert read(write, write.record(2, write.pack("QQ", 1, 30))) == Lost(0, 30)
-    assert read(write, write.record(13, write.pack("Q", 4))) == Lost(0, 4)
+    assert read(write, write.record(2, write.pack("QQ", 1, 30))) == LostRecords(0, 30)
+    assert read(write, write.record(13, write.pack("Q", 4))) == LostRecords(0, 4)
     assert read(write, write.record(2, b"")) is None
 
 
@@ -229,7 +229,7 @@ def test_only_executable_mappings() -> None:
 def test_anonymous_memory_tells_of_its_process_only() -> None:
     data = record(MMAP2, mapped(b"//anon")) + record(MMAP2, mapped(b"[vdso]"))
     data += record(MMAP2, mapped(b"//anon", prot=3)) + record(MMAP2, mapped(b"//another"))
-    assert list(decode_ring(data, paths=True)) == [Generated(MOMENT, 100)]
+    assert list(decode_ring(data, paths=True)) == [ExecutableMemory(MOMENT, 100)]
     assert len(list(decode_ring(data))) == 3
 
 
@@ -280,7 +280,7 @@ def test_more_namespaces_than_there_is_room_for() -> None:
 
 
 def test_lost() -> None:
-    assert only(record(LOST, struct.pack("=QQ", 3, 1972))) == Lost(MOMENT, 1972)
+    assert only(record(LOST, struct.pack("=QQ", 3, 1972))) == LostRecords(MOMENT, 1972)
 
 
 def test_others_are_passed_over() -> None:
@@ -298,14 +298,14 @@ def test_records_that_are_too_short(kind: int) -> None:
     for size in range(8, 40):
         data = struct.pack("=IHH", kind, 0, size) + bytes(size - 8)
         after = record(LOST, struct.pack("=QQ", 3, 7))
-        assert list(decode_ring(data + after))[-1] == Lost(MOMENT, 7)
+        assert list(decode_ring(data + after))[-1] == LostRecords(MOMENT, 7)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 9999])
 def test_ends_at_what_is_no_record(size: int) -> None:
     good = record(LOST, struct.pack("=QQ", 3, 7))
     bad = struct.pack("=IHH", MMAP2, 0, size) + bytes(100)
-    assert list(decode_ring(good + bad + good)) == [Lost(MOMENT, 7)]
+    assert list(decode_ring(good + bad + good)) == [LostRecords(MOMENT, 7)]
 
 
 def test_every_cut_of_a_sequence() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from buildidfs.formats.perf.script_output import (
     KernelMapping,
-    Location,
     PrintedFrame,
     Script,
+    ScriptLocation,
     parse_build_ids,
 )
 from buildidfs.model import BuildId
@@ -30,7 +30,9 @@ def mmap(
     ).encode()
 
 
-def frames(text: bytes, script: Script | None = None) -> list[tuple[PrintedFrame, Location | None]]:
+def frames(
+    text: bytes, script: Script | None = None
+) -> list[tuple[PrintedFrame, ScriptLocation | None]]:
     """Each frame, and where it is by then, without its mapping."""
     script = script or Script()
     found = []
@@ -41,7 +43,7 @@ def frames(text: bytes, script: Script | None = None) -> list[tuple[PrintedFrame
     return found
 
 
-def places(text: bytes) -> list[Location | None]:
+def places(text: bytes) -> list[ScriptLocation | None]:
     return [location for _, location in frames(text)]
 
 
@@ -88,35 +90,35 @@ def test_chain_has_offsets() -> None:
     kernel, leaf, caller, last = frames(text + b"\n" + CHAIN)
     assert (kernel[0].unknown, kernel[1]) == (
         False,
-        Location(b"[kernel.kallsyms]", None, kernel[0].ip),
+        ScriptLocation(b"[kernel.kallsyms]", None, kernel[0].ip),
     )
-    assert leaf[1] == Location(b"/app/hot", ID, 0x1040)
+    assert leaf[1] == ScriptLocation(b"/app/hot", ID, 0x1040)
     # The kernel interrupted it: it is no return address. The others are.
     assert [frame.called for frame, _ in (kernel, leaf, caller, last)] == [False, False, True, True]
     assert (caller[0].unknown, caller[0].dso) == (False, b"/app/hot")
     # As perf printed before Linux 5.12.
-    assert last[1] == Location(b"/lib/x (deleted)", ID, 0x10)
+    assert last[1] == ScriptLocation(b"/lib/x (deleted)", ID, 0x10)
 
 
 def test_sample_on_one_line() -> None:
     line = b"a b 1  7  [001]  2.000001:   1000 cpu-clock:     55000040 [unknown] (/app/hot)"
     text = mmap(0x55000000, 0x1000, "/app/hot") + b"\n" + line
     ((frame, location),) = frames(text)
-    assert location == Location(b"/app/hot", ID, 0x1040)
+    assert location == ScriptLocation(b"/app/hot", ID, 0x1040)
     assert (frame.before + b"55000040", frame.chain) == (line[: line.index(b" [unk")], False)
     assert places(line) == [None]
 
 
 def test_without_events_a_chain_still_has_offsets() -> None:
-    assert places(CHAIN)[1] == Location(b"/app/hot", None, 0x1040)
+    assert places(CHAIN)[1] == ScriptLocation(b"/app/hot", None, 0x1040)
 
 
 def test_offset_that_perf_prints_itself() -> None:
     text = mmap(0x55000000, 0x1000, "/app/hot") + b"\nhot 7/7 1.1: x:\n"
     text += b"\t    55000040 [unknown] (/app/hot+0x1040)\n\t  55000041 [unknown] (/b+0x2+0x3)\n"
     text += b"hot 7/7 1.1: x:   55000040 [unknown] (/app/hot+0x1040)\n"
-    hot = Location(b"/app/hot", ID, 0x1040)
-    assert places(text) == [hot, Location(b"/b+0x2", None, 3), hot]
+    hot = ScriptLocation(b"/app/hot", ID, 0x1040)
+    assert places(text) == [hot, ScriptLocation(b"/b+0x2", None, 3), hot]
 
 
 def test_same_path_in_two_processes() -> None:
@@ -158,7 +160,7 @@ def test_new_mapping_replaces_old() -> None:
             b"hot 7 1.2: x:  1000010 [unknown] (/old)",
         ]
     )
-    assert places(text) == [Location(b"/new", OTHER, 0x5010), None]
+    assert places(text) == [ScriptLocation(b"/new", OTHER, 0x5010), None]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_other_lines(line: bytes) -> None:
 
 def test_mapping_without_a_build_id() -> None:
     text = mmap(0x1000000, 0, "/a", None) + b"\nhot 7 1.1: x:  1000010 [unknown] (/a)"
-    assert places(text) == [Location(b"/a", None, 0x10)]
+    assert places(text) == [ScriptLocation(b"/a", None, 0x10)]
 
 
 def test_many_processes_are_forgotten() -> None:
@@ -185,7 +187,7 @@ def test_many_processes_are_forgotten() -> None:
         script.line(mmap(0x1000000, 0, "/a", pid=pid))
     sample = b"hot %d/%d 1.1: x:  1000010 [unknown] (/a)"
     assert frames(sample % (1, 1), script)[0][1] is None
-    assert frames(sample % (69_999, 69_999), script)[0][1] == Location(b"/a", ID, 0x10)
+    assert frames(sample % (69_999, 69_999), script)[0][1] == ScriptLocation(b"/a", ID, 0x10)
 
 
 def test_build_ids() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf.stream import AUXTRACE, TRACING_DATA, Raw, Stream
+from buildidfs.formats.perf.stream import AUXTRACE, TRACING_DATA, Raw, RecordStream
 from buildidfs.model import ByteRange
 from tests.support.elf.perfwriter import PerfWriter
 from tests.support.filesystems.filereader import FileReader
@@ -25,7 +25,9 @@ PIECE = 65519
 
 def stream(data: bytes, order: str = "<", *, is_pipe: bool = False) -> tuple[list[Raw], str]:
     """All records, and what is wrong at the end."""
-    found = Stream(FileReader(b"header.." + data), ByteRange(8, len(data)), order, is_pipe=is_pipe)
+    found = RecordStream(
+        FileReader(b"header.." + data), ByteRange(8, len(data)), order, is_pipe=is_pipe
+    )
     records = list(found)
     return records, found.truncated
 
@@ -62,7 +64,7 @@ def test_all_of_a_large_file(order: str) -> None:
 def test_little_is_read_at_a_time() -> None:
     data = b"".join(some_records(PerfWriter(), 3000))
     reader = FileReader(data)
-    found = iter(Stream(reader, ByteRange(0, len(data)), "<", is_pipe=False))
+    found = iter(RecordStream(reader, ByteRange(0, len(data)), "<", is_pipe=False))
     next(found)
     assert reader.bytes_read < 1 << 20 < len(data)
 
@@ -77,7 +79,7 @@ def test_data_that_follows_a_record(order: str) -> None:
     ]
     data = sample + traces[0] + sample + traces[1] + traces[2] + sample
     reader = FileReader(data)
-    found = Stream(reader, ByteRange(0, len(data)), order, is_pipe=False)
+    found = RecordStream(reader, ByteRange(0, len(data)), order, is_pipe=False)
     records = list(found)
     assert [raw.kind for raw in records] == [9, 71, 9, 71, 71, 9]
     assert [raw.payload.size for raw in records if raw.payload] == [0, 8, 1 << 20]
@@ -163,7 +165,7 @@ def incompressible(write: PerfWriter, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_size_of_a_compressed_record_that_overflows(pieces: int) -> None:
-    """As perf has written them since Linux 6.16: see `Stream._compressed2`."""
+    """As perf has written them since Linux 6.16: see `RecordStream._compressed2`."""
     write = PerfWriter()
     written = incompressible(write, pieces * PIECE - 1000)
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
@@ -216,7 +218,7 @@ def test_compressed_to_nearly_nothing() -> None:
         piece = packed[begin : begin + 60_000]
         data += write.pack("IHH", COMPRESSED, 0, 8 + len(piece)) + piece
     largest = count = 0
-    found = Stream(FileReader(data), ByteRange(0, len(data)), "<", is_pipe=False)
+    found = RecordStream(FileReader(data), ByteRange(0, len(data)), "<", is_pipe=False)
     for raw in found:
         largest = max(largest, len(raw.data))
         count += 1

@@ -19,7 +19,7 @@ from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadab
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.errors import IntegrityError, Interrupted, StoreFull, UsageError
-from buildidfs.ingest import Ingest, StoreMemo, Summary, batch, committer, scan, stability
+from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, batch, committer, scan, stability
 from buildidfs.linux import machine, statx
 from buildidfs.model import (
     OWNER,
@@ -108,11 +108,11 @@ def pin(path: Path, **changes: object) -> PinnedFile:
     return PinnedFile(sighting(path, fd, **changes), fd)
 
 
-def ingest(store: Store, *found: Found) -> Summary:
+def ingest(store: Store, *found: Found) -> ScanSummary:
     return Ingest(store).run(found)
 
 
-def tree(store: Store, path: Path) -> Summary:
+def tree(store: Store, path: Path) -> ScanSummary:
     return Ingest(store).run(TreeScanner(StoreMemo(store), [os.fsencode(path)]))
 
 
@@ -617,10 +617,10 @@ def test_ctrl_c_keeps_what_was_captured(store: Watched, tmp_path: Path) -> None:
 
 
 def test_sum_of_two_scans_has_every_count() -> None:
-    """A field that `Summary.add` forgets stays at the count of the first scan."""
-    whole, part = Summary(), Summary()
+    """A field that `ScanSummary.add` forgets stays at the count of the first scan."""
+    whole, part = ScanSummary(), ScanSummary()
     for each in (whole, part):
-        for field in msgspec.structs.fields(Summary):
+        for field in msgspec.structs.fields(ScanSummary):
             if isinstance(getattr(each, field.name), int):
                 setattr(each, field.name, 3)
         each.absent[Absence.NO_BUILD_ID] = 3

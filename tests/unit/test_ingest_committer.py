@@ -10,14 +10,14 @@ import pytest
 
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import committer as module
-from buildidfs.ingest.batch import Counters
+from buildidfs.ingest.batch import WatchCounters
 from buildidfs.ingest.committer import Trouble
 
 FULL = StoreFull("store /s: full")
 
 
 def test_it_is_over_when_bytes_and_rows_can_be_written() -> None:
-    counters = Counters()
+    counters = WatchCounters()
     trouble = Trouble(counters, lambda: None)
     trouble.passed()
     assert not trouble
@@ -37,14 +37,14 @@ def test_it_is_over_when_bytes_and_rows_can_be_written() -> None:
 
 
 def test_only_a_full_store_is_full() -> None:
-    counters = Counters()
+    counters = WatchCounters()
     Trouble(counters, lambda: None).failed(StoreError("locked"))
     assert (counters.store_error, counters.store_full_since) == ("locked", 0)
 
 
 def test_what_was_lost_is_looked_for_less_and_less_often() -> None:
     """A store without room for one huge file, and with room for the others."""
-    trouble = Trouble(Counters(), lambda: None)
+    trouble = Trouble(WatchCounters(), lambda: None)
     pauses = []
     for _ in range(9):
         trouble.failed(FULL)
@@ -59,7 +59,7 @@ def test_what_was_lost_is_looked_for_less_and_less_often() -> None:
 def test_each_kind_is_said_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trouble = Trouble(Counters(), lambda: None)
+    trouble = Trouble(WatchCounters(), lambda: None)
     for _ in range(5):
         trouble.failed(FULL)
         trouble.passed()

@@ -31,7 +31,7 @@ from tests.support.harness.captures import SECOND, capture, read_blob, sighting
 from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
-    from buildidfs.store.retention.removal import Removed
+    from buildidfs.store.retention.removal import RemovalResult
 
 
 GIB = 1 << 30
@@ -83,7 +83,7 @@ def test_upkeep_goes_on_after_a_failure(
 ) -> None:
     calls: list[bool] = []
 
-    def enforce() -> Removed:
+    def enforce() -> RemovalResult:
         calls.append(True)
         raise error
 

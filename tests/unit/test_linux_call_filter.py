@@ -14,7 +14,7 @@ import pytest
 from buildidfs.linux import call_filter, child, sandbox
 from tests.support.clients.tools import run, tool
 
-LIMITS = sandbox.Limits(memory=1 << 30, addresses=8 << 30, seconds=20)
+LIMITS = sandbox.SandboxLimits(memory=1 << 30, addresses=8 << 30, seconds=20)
 
 HEADERS = (
     ("/usr/include/*/asm/unistd_64.h", 0),

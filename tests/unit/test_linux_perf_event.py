@@ -21,7 +21,7 @@ from buildidfs.formats.perf.records import (
     Entered,
     Exited,
     Forked,
-    Lost,
+    LostRecords,
     Mapped,
     Record,
     decode_ring,
@@ -137,7 +137,7 @@ class TestRing:
                 map_code(path, count)
                 records = decoded(ring.take())
                 found = own(records, path)
-                lost += sum(one.count for one in records if isinstance(one, Lost))
+                lost += sum(one.count for one in records if isinstance(one, LostRecords))
                 seen += len(found)
                 assert {one.inode for one in found} <= {path.stat().st_ino}
                 assert [one.time for one in records] == sorted(one.time for one in records)
@@ -155,7 +155,7 @@ class TestRing:
             map_code(path)
             records = decoded(ring.take())
         # Others map files, too, and a shorter record may have found room.
-        lost = sum(one.count for one in [*first, *records] if isinstance(one, Lost))
+        lost = sum(one.count for one in [*first, *records] if isinstance(one, LostRecords))
         assert lost >= times - kept
         assert len(own(records, path)) == 1
 

@@ -20,7 +20,7 @@ from tests.support.containers.usernamespaces import mapped
 from tests.support.harness.children import needs_root
 from tests.support.harness.waiting import until
 
-LIMITS = sandbox.Limits(memory=64 << 20, addresses=4 << 30, seconds=1)
+LIMITS = sandbox.SandboxLimits(memory=64 << 20, addresses=4 << 30, seconds=1)
 ENVIRONMENT = {"PATH": os.defpath}
 
 
@@ -44,7 +44,7 @@ def output(process: child.Child) -> str:
         assert process.end(1)
 
 
-def confined(script: str, limits: sandbox.Limits = LIMITS) -> Done:
+def confined(script: str, limits: sandbox.SandboxLimits = LIMITS) -> Done:
     """Run a shell script in the sandbox."""
     process, notes = sandbox.start([tool("sh"), "-c", script], limits, env=ENVIRONMENT)
     said = output(process)
@@ -232,7 +232,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from buildidfs.linux import sandbox
 started = sandbox.start(
-    ["/bin/cat", "/proc/self/status"], sandbox.Limits(1 << 30, 1 << 34, 9), env={}
+    ["/bin/cat", "/proc/self/status"], sandbox.SandboxLimits(1 << 30, 1 << 34, 9), env={}
 )
 print(*started.notes, sep="\\n", file=sys.stderr)
 print(started.process.stdout.read().decode())

@@ -26,7 +26,7 @@ from buildidfs.profile.match import (
     OTHER_FILE,
     OTHER_HOST,
     SHARP_NS,
-    Clock,
+    ClockOffset,
     Matcher,
     aligned,
     by_file_time,
@@ -44,8 +44,8 @@ PATH = b"/app/server"
 TMPFS = (0, 39)
 
 #: A profile whose times begin 1000 s before NOW, so that 1000 s is NOW.
-SHARP = Clock(NOW - 1000 * SECOND, SECOND // 20, "")
-ROUGH = Clock(NOW - 1000 * SECOND, 32 * SECOND, "")
+SHARP = ClockOffset(NOW - 1000 * SECOND, SECOND // 20, "")
+ROUGH = ClockOffset(NOW - 1000 * SECOND, 32 * SECOND, "")
 START = 900 * SECOND
 AT = 1000 * SECOND
 
@@ -87,7 +87,7 @@ def seen(
     store.note_seen([NewSeen(at, build_id)])
 
 
-def matcher(store: Store, *files: File, clock: Clock | None = SHARP, **more: Any) -> Matcher:
+def matcher(store: Store, *files: File, clock: ClockOffset | None = SHARP, **more: Any) -> Matcher:
     known = dict.fromkeys(files, AT) or {file(): AT}
     return Matcher(store, known, clock=clock, start=START, **more)
 
@@ -254,7 +254,7 @@ def test_machine_under_another_name(store: Store) -> None:
     seen(store, RED, path=b"/a", host="there")
     seen(store, BLUE, path=b"/b", host=machine.host_name())
 
-    def answers(clock: Clock) -> list[BuildId | None]:
+    def answers(clock: ClockOffset) -> list[BuildId | None]:
         found = matcher(store, host="pod", clock=clock)
         return [found.answer(file(path=path), AT).build_id for path in (b"/a", b"/b")]
 
@@ -294,7 +294,7 @@ def test_asking_again_after_the_store_has_learned(store: Store) -> None:
 SECOND = 1_000_000_000
 MILLISECOND = SECOND // 1000
 OFFSET = 1_700_000_000 * SECOND
-BY_FILE_TIME = Clock(OFFSET, 32 * SECOND, "rough")
+BY_FILE_TIME = ClockOffset(OFFSET, 32 * SECOND, "rough")
 
 
 def test_a_profile_that_says_it(tmp_path: Path) -> None:

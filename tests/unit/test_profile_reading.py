@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from buildidfs.catalog.coverage import Coverage, Row
+from buildidfs.catalog.coverage import BinaryCoverage, Coverage
 from buildidfs.catalog.remedies import (
     GUEST,
     MAY_BE_HERE,
@@ -98,7 +98,7 @@ def named_in(path: bytes) -> dict[BuildId, bytes]:
         return profile_reading.build_ids_of(profile)
 
 
-def by_path(coverage: Coverage) -> dict[bytes, Row]:
+def by_path(coverage: Coverage) -> dict[bytes, BinaryCoverage]:
     rows = {row.path: row for row in coverage.rows}
     assert len(rows) == len(coverage.rows)
     return rows

@@ -17,7 +17,7 @@ from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.profile.reading import coverage
 from buildidfs.profile.why import Explainer
 from buildidfs.store import NewSeen, Store
-from buildidfs.store.run_files import LossLog, Lost, Presence, lost_text
+from buildidfs.store.run_files import LossLog, LostFiles, Presence, lost_text
 from tests.support.elf.corewriter import Mapped, core_file
 from tests.support.elf.elfwriter import elf_file
 from tests.support.elf.perfwriter import PerfWriter
@@ -127,7 +127,7 @@ def test_mounted_store_is_named(store: Store) -> None:
 
 def test_file_that_a_watch_lost(store: Store) -> None:
     store.note_seen([NewSeen(sighting(b"/gone", container="docker:0123"), ID)])
-    row = Lost(NOW, lost_text(b"/gone"), "No such process", "docker:0123", build_id=ID.hex())
+    row = LostFiles(NOW, lost_text(b"/gone"), "No such process", "docker:0123", build_id=ID.hex())
     assert LossLog(store.path).append([row])
     (finding,) = Explainer(store).build_id(ID).findings
     assert finding.reason == "lost"

@@ -12,7 +12,7 @@ import pytest
 
 from buildidfs.http_limits import Places, Rate
 from buildidfs.serve.connection import Connection, HttpServer, Shared
-from buildidfs.serve.counters import Counters
+from buildidfs.serve.counters import ServerCounters
 from buildidfs.serve.messages import Response
 from buildidfs.shares import Quota
 
@@ -21,7 +21,7 @@ PATIENCE_S = 20.0
 
 def _shared(executor: ThreadPoolExecutor) -> Shared:
     site: Any = SimpleNamespace(
-        counters=Counters(1), refusal=lambda target, status, message: Response(status)
+        counters=ServerCounters(1), refusal=lambda target, status, message: Response(status)
     )
     quota = Quota(8)
     return Shared(site, Rate(0), Places(quota), quota, executor, {}, 30)

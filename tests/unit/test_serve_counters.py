@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from buildidfs.model import BuildId
 from buildidfs.serve import counters
-from buildidfs.serve.counters import Asked, Misses, most_frequent
+from buildidfs.serve.counters import MissedId, SharedMisses, most_frequent
 from buildidfs.shares import Share
 from buildidfs.view.layouts import browse
 
@@ -19,7 +19,7 @@ FLOOD = 5000
 
 def test_client_that_asks_for_many_build_ids_keeps_those_of_others(store: Store) -> None:
     """Another worker reads them, and the page shows fewer than the worker keeps."""
-    lists = Misses(2)
+    lists = SharedMisses(2)
     own = browse.Misses(store)
     lists.choose(0, own.every)
     victim = BuildId(b"\1" * 20)
@@ -39,5 +39,5 @@ def test_client_that_asks_for_many_build_ids_keeps_those_of_others(store: Store)
 
 
 def test_most_frequent_come_first() -> None:
-    rows = [Asked(bytes([n]), 0, count, 0.0, float(n)) for n, count in enumerate((1, 3, 2, 3))]
+    rows = [MissedId(bytes([n]), 0, count, 0.0, float(n)) for n, count in enumerate((1, 3, 2, 3))]
     assert [each.build_id for each in most_frequent(rows, 3)] == [b"\3", b"\1", b"\2"]

@@ -18,7 +18,7 @@ import pytest
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.model import Digest
 from buildidfs.store.blobs import files
-from buildidfs.store.blobs.files import Blobs, Staged, Standing, digest_of
+from buildidfs.store.blobs.files import Blobs, BlobState, Staged, digest_of
 from tests.support.clients.tools import run, tool, unmount
 
 _MIB = 1 << 20
@@ -54,14 +54,14 @@ def _stage(blobs: Blobs, content: bytes) -> Staged:
         return blobs.stage(fd)
 
 
-def _standing(blobs: Blobs) -> Callable[[Staged], Standing]:
+def _standing(blobs: Blobs) -> Callable[[Staged], BlobState]:
     """What there is, told by its size."""
 
-    def standing(staged: Staged) -> Standing:
+    def standing(staged: Staged) -> BlobState:
         size = blobs.size(staged.digest)
         if size is None:
-            return Standing.MISSING
-        return Standing.NEW if size == staged.size else Standing.DAMAGED
+            return BlobState.MISSING
+        return BlobState.NEW if size == staged.size else BlobState.DAMAGED
 
     return standing
 

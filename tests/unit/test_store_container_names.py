@@ -12,7 +12,7 @@ import pytest
 from buildidfs.capture.origin import container_names
 from buildidfs.ingest import scans as capturing
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Kind
-from buildidfs.store import Container, Store
+from buildidfs.store import CapturedContainer, Store
 from tests.support.harness.captures import NOW, SECOND, capture, commit, sighting
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def image(store: Store, name: bytes = LABEL.encode()) -> str:
     number = store.containers.number(name)
     assert number is not None
     found = store.containers.get(number)
-    assert isinstance(found, Container)
+    assert isinstance(found, CapturedContainer)
     return found.called.image
 
 

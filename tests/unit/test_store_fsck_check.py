@@ -114,7 +114,7 @@ def _without_ref(store: Store, env: Environment) -> None:
 
 
 def _miscount(store: Store, env: Environment) -> None:
-    _put(env, "meta", schema.COUNTERS_KEY, schema.Counters().pack())
+    _put(env, "meta", schema.COUNTERS_KEY, schema.StoreCounters().pack())
 
 
 def _other_ordinal(store: Store, env: Environment) -> None:

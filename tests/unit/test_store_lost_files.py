@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 
 from buildidfs.store import run_files
-from buildidfs.store.run_files import LossLog, Lost
+from buildidfs.store.run_files import LossLog, LostFiles
 
 
-def _lost(number: int, path: bytes = b"/bin/x") -> Lost:
-    return Lost(number, run_files.lost_text(path), "gone", "docker:a", 7, "host", "abcd", 3)
+def _lost(number: int, path: bytes = b"/bin/x") -> LostFiles:
+    return LostFiles(number, run_files.lost_text(path), "gone", "docker:a", 7, "host", "abcd", 3)
 
 
 def test_rows_come_back_in_order(tmp_path: Path) -> None:
     root = os.fsencode(tmp_path)
     assert list(run_files.lost_since(root)) == []
     log = LossLog(root)
-    rows = [_lost(1), _lost(2, b"/caf\xe9\n"), Lost(3, "", "gone")]
+    rows = [_lost(1), _lost(2, b"/caf\xe9\n"), LostFiles(3, "", "gone")]
     assert log.append(rows[:2])
     assert log.append([])
     assert log.append(rows[2:])

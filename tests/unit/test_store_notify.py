@@ -20,11 +20,11 @@ from buildidfs.store import Store, coordination
 from tests.support.harness.captures import capture, sighting
 
 if TYPE_CHECKING:
-    from buildidfs.store.coordination import Listener
+    from buildidfs.store.coordination import ChangeListener
 
 
 @contextlib.contextmanager
-def _listening(store: Store) -> Iterator[Listener]:
+def _listening(store: Store) -> Iterator[ChangeListener]:
     listener = store.listen()
     try:
         yield listener
@@ -42,7 +42,7 @@ def _committing(store: Store, content: bytes, build_id: bytes) -> Iterator[threa
     assert not thread.is_alive()
 
 
-def _heard(listener: Listener) -> list[int] | None:
+def _heard(listener: ChangeListener) -> list[int] | None:
     ready, _, _ = select.select([listener], [], [], 10)
     assert ready, "nothing was announced"
     return listener.receive()

@@ -41,10 +41,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _stray(store: Store, content: bytes) -> bytes:
     """A blob that no row speaks of, as a crash leaves it."""
-    from buildidfs.store.blobs.verify import Standing
+    from buildidfs.store.blobs.verify import BlobState
 
     staged = stage(store, content)
-    store.blobs.files.seal([staged], lambda digest: Standing.MISSING)
+    store.blobs.files.seal([staged], lambda digest: BlobState.MISSING)
     staged.close()
     return store.blobs.path(staged.digest)
 

@@ -139,8 +139,8 @@ def test_debuginfo_alone_has_no_path(store: Store) -> None:
 
 def test_what_is_unknown_is_passed_over(store: Store) -> None:
     commit(store, capture(store, b"app"))
-    assert store.remove([Digest(bytes(32))]) == removal.Removed()
-    assert store.remove([]) == removal.Removed()
+    assert store.remove([Digest(bytes(32))]) == removal.RemovalResult()
+    assert store.remove([]) == removal.RemovalResult()
     assert list(store.check()) == []
 
 

@@ -124,9 +124,9 @@ def test_other_fixed_rows_are_the_documented_ones() -> None:
         "0000000102000300000002"
     )
     assert schema.DigestRow.unpack(digest.pack()) == digest
-    counters = schema.Counters(1, 2, 3, 4, 5, 6, [7, 8, 9, 10], 11)
+    counters = schema.StoreCounters(1, 2, 3, 4, 5, 6, [7, 8, 9, 10], 11)
     assert counters.pack().hex() == "".join(f"{number:016x}" for number in range(1, 12))
-    assert schema.Counters.unpack(counters.pack()) == counters
+    assert schema.StoreCounters.unpack(counters.pack()) == counters
 
 
 @pytest.mark.parametrize("field", FileIdentity.__struct_fields__)

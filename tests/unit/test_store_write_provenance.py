@@ -154,7 +154,7 @@ def test_what_is_damaged_says_nothing(data: bytes) -> None:
 def test_places_go_before_claims_when_there_is_too_much() -> None:
     claim = provenance.Claim(b"\1\1", 2, 0, (), 0, 3, 0o444, 0, 0, 0, 1, bytes(30_000), False, 0)
     names = (b"web", b"", b"", b"shop:1")
-    places = [provenance.Place(b"\1\1", bytes(20_000), names) for _ in range(3)]
+    places = [provenance.OtherOrigin(b"\1\1", bytes(20_000), names) for _ in range(3)]
     data = provenance.pack([claim], (), places)
     assert len(data) <= files.MAX_ORIGIN_BYTES
     assert provenance.unpack(data) == (claim,)

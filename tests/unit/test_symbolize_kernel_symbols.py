@@ -13,7 +13,7 @@ from buildidfs.formats.perf.script_output import KALLSYMS, KernelMapping
 from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.model import BuildId, Kind, Trust
 from buildidfs.store import Store
-from buildidfs.symbolize.addresses import NO_NAME, Answer
+from buildidfs.symbolize.addresses import NO_NAME, NamedFrames
 from buildidfs.symbolize.kernel_symbols import NO_MAPPING, OTHER_BOOT, KernelSymbols
 from tests.support.harness.captures import capture, sighting
 
@@ -41,7 +41,7 @@ def seen(store: Store, build_id: BuildId, size: int, *, base: int = TEXT) -> Non
 def named(
     store: Store, address: int, dso: bytes = KALLSYMS, listed: BuildId | None = None,
     **changes: KernelMapping,
-) -> Answer:  # fmt: skip
+) -> NamedFrames:  # fmt: skip
     mapped = {KALLSYMS: changes.get("kernel", KERNEL), b"[ext4]": changes.get("ext4", EXT4)}
     return KernelSymbols(store, listed).at(mapped, dso, address)
 

@@ -13,8 +13,8 @@ from buildidfs.config import Settings
 from buildidfs.model import BuildId, Kind
 from buildidfs.profile import fetch
 from buildidfs.upstream import agent
-from buildidfs.upstream.fetcher import State, Upstreams
-from buildidfs.upstream.options import Options
+from buildidfs.upstream.fetcher import FetchState, Upstreams
+from buildidfs.upstream.options import FetchOptions
 from tests.support.harness.waiting import until
 from tests.support.servers.upstreams import Handler, Upstream, serving_files, upstream
 
@@ -31,7 +31,7 @@ ID, OTHER = (BuildId(bytes([number]) * 20) for number in (1, 2))
 
 @contextlib.contextmanager
 def asking(store: Store, server: Upstream, wait: float = 30.0) -> Iterator[Agent]:
-    options = Options((server.url,), timeout=60.0, wait=wait)
+    options = FetchOptions((server.url,), timeout=60.0, wait=wait)
     with contextlib.closing(fetch.agent_of(store.path, Settings(), options)) as asker:
         yield asker
 
@@ -85,9 +85,9 @@ def test_process_that_was_killed_is_started_again_at_once(store: Store) -> None:
 
 def test_absence_that_another_process_found_causes_no_request(store: Store) -> None:
     with upstream(serving_files({})) as server:
-        options = Options((server.url,))
+        options = FetchOptions((server.url,))
         with Upstreams(store, options) as upstreams:
-            assert upstreams.fetch(ID, Kind.DEBUGINFO).state is State.ABSENT
+            assert upstreams.fetch(ID, Kind.DEBUGINFO).state is FetchState.ABSENT
         with contextlib.closing(fetch.agent_of(store.path, Settings(), options)) as asker:
             assert not asker.is_worth_asking(ID, Kind.DEBUGINFO)
             assert asker.fetch(ID, Kind.DEBUGINFO) == agent.ABSENT

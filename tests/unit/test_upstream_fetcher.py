@@ -18,8 +18,8 @@ from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind, Quality, Standing, Trust
 from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream import http_client
-from buildidfs.upstream.fetcher import State, Upstreams
-from buildidfs.upstream.options import Options
+from buildidfs.upstream.fetcher import FetchState, Upstreams
+from buildidfs.upstream.options import FetchOptions
 from tests.support.elf.elfwriter import DWARF, TEXT, TEXT_SPLIT, altlink, elf_file
 from tests.support.harness.captures import capture, sighting
 from tests.support.harness.waiting import until
@@ -50,7 +50,7 @@ QUICK = 0.5
 
 @contextlib.contextmanager
 def asking(store: Store, *urls: str, **changes: object) -> Iterator[Upstreams]:
-    options = Options(urls, **{"timeout": 5.0, **changes})  # type: ignore[arg-type]  # any field
+    options = FetchOptions(urls, **{"timeout": 5.0, **changes})  # type: ignore[arg-type]  # any field
     with Upstreams(store, options) as upstreams:
         yield upstreams
 
@@ -78,7 +78,7 @@ def test_file_is_committed_with_its_server_as_origin(store: Store) -> None:
     files = serving_files({f"{ID}/debuginfo": DEBUG}, Last_Modified=modified)
     with upstream(files) as server:
         done = fetched(store, server.url)
-    assert (done.state, done.size) == (State.FETCHED, len(DEBUG))
+    assert (done.state, done.size) == (FetchState.FETCHED, len(DEBUG))
     ordinal = store.index.ordinal(ID)
     assert ordinal is not None
     artifact = store.index.artifact(ordinal, Kind.DEBUGINFO)
@@ -97,7 +97,7 @@ def test_file_is_committed_with_its_server_as_origin(store: Store) -> None:
 def test_file_that_is_held_is_not_asked_for(store: Store) -> None:
     store.commit([capture(store, DEBUG, ID, kinds=(Kind.DEBUGINFO,), quality=Quality.DEBUGINFO)])
     with upstream(serving_files({})) as server:
-        assert fetched(store, server.url).state is State.HELD
+        assert fetched(store, server.url).state is FetchState.HELD
     assert not server.requests
 
 
@@ -108,7 +108,7 @@ def test_servers_are_asked_in_their_order(store: Store) -> None:
         upstream(serving_files({f"{ID}/debuginfo": DEBUG})) as third,
     ):
         done = fetched(store, first.url, second.url, third.url)
-    assert (done.state, done.server) == (State.FETCHED, second.url.removeprefix("http://"))
+    assert (done.state, done.server) == (FetchState.FETCHED, second.url.removeprefix("http://"))
     assert first.requests[PATH] == second.requests[PATH] == 1
     assert not third.requests
 
@@ -118,7 +118,7 @@ def test_dwz_file_comes_with_the_debuginfo_that_needs_it(store: Store) -> None:
     common = elf_file([DWARF], build_id=OTHER)
     files = {f"{ID}/debuginfo": debug, f"{OTHER}/debuginfo": common}
     with upstream(serving_files(files)) as server, asking(store, server.url) as upstreams:
-        assert upstreams.fetch(ID, Kind.DEBUGINFO).state is State.FETCHED
+        assert upstreams.fetch(ID, Kind.DEBUGINFO).state is FetchState.FETCHED
         assert upstreams.is_held(OTHER, Kind.DEBUGINFO)
 
 
@@ -126,13 +126,13 @@ def test_debuginfo_of_a_server_names_a_program_of_the_host(store: Store) -> None
     at = sighting(b"/usr/bin/x", trust=Trust.HOST, standing=Standing.SYSTEM)
     store.commit([capture(store, PROGRAM, ID, at=at, trust=Trust.HOST)])
     with upstream(serving_files({f"{ID}/debuginfo": DEBUG})) as server:
-        assert fetched(store, server.url).state is State.FETCHED
+        assert fetched(store, server.url).state is FetchState.FETCHED
 
 
 def test_program_of_a_server_does_not_displace_that_of_the_host(store: Store) -> None:
     store.commit([capture(store, DEBUG, ID, kinds=(Kind.DEBUGINFO,), quality=Quality.DEBUGINFO)])
     with upstream(serving_files({f"{ID}/executable": PROGRAM})) as server:
-        assert fetched(store, server.url, kind=Kind.EXECUTABLE).state is State.FETCHED
+        assert fetched(store, server.url, kind=Kind.EXECUTABLE).state is FetchState.FETCHED
     at = sighting(b"/usr/bin/x", trust=Trust.HOST, standing=Standing.ELSEWHERE)
     store.commit([capture(store, b"the host's", ID, at=at, trust=Trust.HOST)])
     best = store.index.artifact(1, Kind.EXECUTABLE)
@@ -143,7 +143,7 @@ def test_program_of_a_server_does_not_displace_that_of_the_host(store: Store) ->
 def test_file_that_took_credentials_is_for_the_owner(store: Store) -> None:
     headers = (("Authorization", "Bearer secret"),)
     with upstream(serving_files({f"{ID}/debuginfo": DEBUG})) as server:
-        assert fetched(store, server.url, headers=headers).state is State.FETCHED
+        assert fetched(store, server.url, headers=headers).state is FetchState.FETCHED
     assert server.heads[0]["Authorization"] == "Bearer secret"
     artifact = store.index.artifact(1, Kind.DEBUGINFO)
     assert artifact is not None
@@ -156,19 +156,19 @@ def test_file_that_took_credentials_is_for_the_owner(store: Store) -> None:
 def test_absence_is_remembered_for_a_while(store: Store) -> None:
     with upstream(serving_files({})) as server:
         for _ in range(3):
-            assert fetched(store, server.url).state is State.ABSENT
+            assert fetched(store, server.url).state is FetchState.ABSENT
         assert server.requests[PATH] == 1
-        assert fetched(store, server.url, absent_s=0).state is State.ABSENT
+        assert fetched(store, server.url, absent_s=0).state is FetchState.ABSENT
         with asking(store, server.url) as upstreams:
-            assert upstreams.fetch(ID, Kind.DEBUGINFO, again=True).state is State.ABSENT
+            assert upstreams.fetch(ID, Kind.DEBUGINFO, again=True).state is FetchState.ABSENT
         assert server.requests[PATH] == 2
 
 
 def test_absence_ends(store: Store) -> None:
     with upstream(serving_files({})) as server:
-        assert fetched(store, server.url, absent_s=1).state is State.ABSENT
+        assert fetched(store, server.url, absent_s=1).state is FetchState.ABSENT
         server.behaviour = serving_files({f"{ID}/debuginfo": DEBUG})
-        until(lambda: fetched(store, server.url, absent_s=1).state is State.FETCHED, "its end")
+        until(lambda: fetched(store, server.url, absent_s=1).state is FetchState.FETCHED, "its end")
 
 
 def test_absence_of_a_clock_that_was_wrong_does_not_count(tmp_path: Path) -> None:
@@ -184,11 +184,11 @@ def test_absence_of_a_clock_that_was_wrong_does_not_count(tmp_path: Path) -> Non
 
 def test_capture_ends_an_absence_at_once(store: Store) -> None:
     with upstream(serving_files({})) as server, asking(store, server.url) as upstreams:
-        assert upstreams.fetch(ID, Kind.DEBUGINFO).state is State.ABSENT
+        assert upstreams.fetch(ID, Kind.DEBUGINFO).state is FetchState.ABSENT
         store.commit(
             [capture(store, DEBUG, ID, kinds=(Kind.DEBUGINFO,), quality=Quality.DEBUGINFO)]
         )
-        assert upstreams.fetch(ID, Kind.DEBUGINFO).state is State.HELD
+        assert upstreams.fetch(ID, Kind.DEBUGINFO).state is FetchState.HELD
 
 
 def test_other_servers_do_not_inherit_absences(store: Store) -> None:
@@ -196,8 +196,8 @@ def test_other_servers_do_not_inherit_absences(store: Store) -> None:
         upstream(serving_files({})) as first,
         upstream(serving_files({f"{ID}/debuginfo": DEBUG})) as second,
     ):
-        assert fetched(store, first.url).state is State.ABSENT
-        assert fetched(store, first.url, second.url).state is State.FETCHED
+        assert fetched(store, first.url).state is FetchState.ABSENT
+        assert fetched(store, first.url, second.url).state is FetchState.FETCHED
 
 
 def with_status(status: int, **headers: str) -> Behaviour:
@@ -244,18 +244,18 @@ def test_fault_that_may_pass_is_no_absence(
 ) -> None:
     with upstream(behaviour) as server:
         done = fetched(store, server.url)
-        assert done.state is State.UNAVAILABLE
+        assert done.state is FetchState.UNAVAILABLE
         assert why in done.why
         assert server.requests[PATH] == attempts
         assert nothing_came(store)
         server.behaviour = serving_files({f"{ID}/debuginfo": DEBUG})
-        assert fetched(store, server.url).state is State.FETCHED
+        assert fetched(store, server.url).state is FetchState.FETCHED
 
 
 def test_redirects_are_followed_and_counted(store: Store) -> None:
     with upstream(loop) as server:
         done = fetched(store, server.url)
-    assert (done.state, sum(server.requests.values())) == (State.UNAVAILABLE, 6)
+    assert (done.state, sum(server.requests.values())) == (FetchState.UNAVAILABLE, 6)
     assert "more than 5 redirects" in done.why
 
     def moved(handler: Handler) -> None:
@@ -265,7 +265,7 @@ def test_redirects_are_followed_and_counted(store: Store) -> None:
             handler.send(DEBUG)
 
     with upstream(moved) as server:
-        assert fetched(store, server.url).state is State.FETCHED
+        assert fetched(store, server.url).state is FetchState.FETCHED
 
 
 def test_credentials_do_not_follow_a_redirect_to_another_host(store: Store) -> None:
@@ -273,7 +273,7 @@ def test_credentials_do_not_follow_a_redirect_to_another_host(store: Store) -> N
         to = target.url.replace("127.0.0.1", "localhost")
         with upstream(lambda handler: handler.send(b"", 307, Location=f"{to}/x")) as server:
             done = fetched(store, server.url, headers=(("X-Secret", "s"),))
-    assert done.state is State.FETCHED
+    assert done.state is FetchState.FETCHED
     assert "X-Secret" in server.heads[0]
     assert "X-Secret" not in target.heads[0]
 
@@ -281,14 +281,14 @@ def test_credentials_do_not_follow_a_redirect_to_another_host(store: Store) -> N
 def test_redirect_to_a_file_is_refused(store: Store) -> None:
     with upstream(lambda handler: handler.send(b"", 302, Location="file:///etc/shadow")) as server:
         done = fetched(store, server.url)
-    assert (done.state, "redirects from http" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "redirects from http" in done.why) == (FetchState.UNAVAILABLE, True)
 
 
 def test_redirect_to_what_is_no_url_is_no_crash(store: Store) -> None:
     moved = "http://127.0.0.1:port/"
     with upstream(lambda handler: handler.send(b"", 302, Location=moved)) as server:
         done = fetched(store, server.url)
-    assert (done.state, "leads to an invalid URL" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "leads to an invalid URL" in done.why) == (FetchState.UNAVAILABLE, True)
 
 
 REFUSED: list[tuple[Behaviour, str]] = [
@@ -309,11 +309,11 @@ def test_wrong_file_is_dropped_and_the_next_server_asked(
 ) -> None:
     with upstream(behaviour) as server:
         done = fetched(store, server.url)
-        assert (done.state, server.requests[PATH]) == (State.ABSENT, 1)
+        assert (done.state, server.requests[PATH]) == (FetchState.ABSENT, 1)
         assert why in done.why
         assert nothing_came(store)
         with upstream(serving_files({f"{ID}/debuginfo": DEBUG})) as good:
-            assert fetched(store, server.url, good.url).state is State.FETCHED
+            assert fetched(store, server.url, good.url).state is FetchState.FETCHED
 
 
 def test_file_beyond_the_limit_is_cut_off(store: Store) -> None:
@@ -335,7 +335,7 @@ def test_file_beyond_the_limit_is_cut_off(store: Store) -> None:
         assert server.requests["sent"] < large
         server.behaviour = lambda handler: handler.send(b"", Content_Length=str(large))
         done = fetched(store, server.url, max_size=1 << 20, absent_s=0)
-        assert done.state is State.ABSENT
+        assert done.state is FetchState.ABSENT
 
 
 def test_gzip_bomb_is_unpacked_up_to_the_limit(store: Store) -> None:
@@ -344,7 +344,7 @@ def test_gzip_bomb_is_unpacked_up_to_the_limit(store: Store) -> None:
     before = peak_kib()
     with upstream(lambda handler: handler.send(packed, Content_Encoding="gzip")) as server:
         done = fetched(store, server.url, max_size=8 << 20)
-    assert (done.state, "sends more bytes than" in done.why) == (State.ABSENT, True)
+    assert (done.state, "sends more bytes than" in done.why) == (FetchState.ABSENT, True)
     assert peak_kib() - before < 64 << 10
 
 
@@ -371,14 +371,14 @@ def test_gzip_stream_that_contains_nothing_ends(store: Store) -> None:
     nothing = bytes.fromhex("000000ffff") * 13_000  # empty blocks
     with upstream(_endless(header, nothing, 64 << 20)) as server:
         done = fetched(store, server.url, max_size=1 << 20)
-        assert (done.state, "sends more bytes than" in done.why) == (State.ABSENT, True)
+        assert (done.state, "sends more bytes than" in done.why) == (FetchState.ABSENT, True)
         assert server.requests["sent"] < 32 << 20
 
 
 def test_what_follows_a_gzip_stream_is_not_waited_for(store: Store) -> None:
     packed = gzip.compress(DEBUG)
     with upstream(_endless(packed, bytes(1 << 16), 64 << 20)) as server:
-        assert fetched(store, server.url, max_size=1 << 20).state is State.FETCHED
+        assert fetched(store, server.url, max_size=1 << 20).state is FetchState.FETCHED
         assert server.requests["sent"] < 32 << 20
 
 
@@ -390,7 +390,7 @@ def peak_kib() -> int:
 def test_gzip_is_unpacked(store: Store) -> None:
     packed = gzip.compress(DEBUG)
     with upstream(lambda handler: handler.send(packed, Content_Encoding="gzip")) as server:
-        assert fetched(store, server.url).state is State.FETCHED
+        assert fetched(store, server.url).state is FetchState.FETCHED
         server.behaviour = lambda handler: handler.send(packed[:-9], Content_Encoding="gzip")
         with asking(store, server.url) as upstreams:
             done = upstreams.fetch(OTHER, Kind.DEBUGINFO)
@@ -450,7 +450,7 @@ def test_flood_of_heads_ends(store: Store, behaviour: Behaviour) -> None:
     before = peak_kib()
     with upstream(behaviour) as server:
         done = fetched(store, server.url, timeout=QUICK)
-    assert done.state is State.UNAVAILABLE
+    assert done.state is FetchState.UNAVAILABLE
     assert peak_kib() - before < 64 << 10
 
 
@@ -471,9 +471,9 @@ def test_server_that_hangs_is_given_up_and_left_alone(
 ) -> None:
     with upstream(behaviour) as server, asking(store, server.url, timeout=QUICK) as upstreams:
         done = upstreams.fetch(ID, Kind.DEBUGINFO)
-        assert (done.state, why in done.why) == (State.UNAVAILABLE, True), done.why
+        assert (done.state, why in done.why) == (FetchState.UNAVAILABLE, True), done.why
         done = upstreams.fetch(OTHER, Kind.DEBUGINFO)
-        assert (done.state, "not asked for a while" in done.why) == (State.UNAVAILABLE, True)
+        assert (done.state, "not asked for a while" in done.why) == (FetchState.UNAVAILABLE, True)
         assert sum(server.requests.values()) == 1
     assert nothing_came(store)
 
@@ -488,7 +488,7 @@ def test_body_has_a_deadline_in_total(store: Store, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(http_client, "_MOST_BODY_S", 2 * QUICK)
     with upstream(trickling) as server:
         done = fetched(store, server.url, timeout=QUICK)
-    assert (done.state, "sends for more than 1 s" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "sends for more than 1 s" in done.why) == (FetchState.UNAVAILABLE, True)
 
 
 def test_server_that_does_not_accept_is_given_up(store: Store) -> None:
@@ -501,25 +501,25 @@ def test_server_that_does_not_accept_is_given_up(store: Store) -> None:
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
         done = fetched(store, url, timeout=QUICK)
-    assert (done.state, "no answer" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "no answer" in done.why) == (FetchState.UNAVAILABLE, True)
 
 
 def test_unknown_host(store: Store) -> None:
     done = fetched(store, "http://no-such-host.invalid")
-    assert (done.state, "no known address" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "no known address" in done.why) == (FetchState.UNAVAILABLE, True)
 
 
 def test_closed_port(store: Store) -> None:
     listener, url = silent_port()
     listener.close()
     done = fetched(store, url)
-    assert (done.state, "Connection refused" in done.why) == (State.UNAVAILABLE, True)
+    assert (done.state, "Connection refused" in done.why) == (FetchState.UNAVAILABLE, True)
 
 
 def test_certificate_that_nobody_signed(store: Store, tmp_path: Path) -> None:
     with upstream(serving_files({f"{ID}/debuginfo": DEBUG}), self_signed(tmp_path)) as server:
         done = fetched(store, server.url)
-    assert (done.state, "certificate" in done.why) == (State.UNAVAILABLE, True), done.why
+    assert (done.state, "certificate" in done.why) == (FetchState.UNAVAILABLE, True), done.why
     assert nothing_came(store)
 
 
@@ -529,7 +529,7 @@ def test_certificate_of_a_given_authority(
     certificate = self_signed(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with upstream(serving_files({f"{ID}/debuginfo": DEBUG}), certificate) as server:
-        assert fetched(store, server.url).state is State.FETCHED
+        assert fetched(store, server.url).state is FetchState.FETCHED
 
 
 # --- one at a time ---
@@ -550,7 +550,7 @@ def test_threads_that_want_one_file_cause_one_request(store: Store) -> None:
             assert begun.wait(20)
             go_on.set()
             states = {future.result().state for future in futures}
-        assert states <= {State.FETCHED, State.HELD}
+        assert states <= {FetchState.FETCHED, FetchState.HELD}
         assert server.requests[PATH] == 1
 
 
@@ -564,9 +564,11 @@ def open_locks(store: Store) -> int:
     return count
 
 
-@pytest.mark.parametrize(("status", "state"), [(404, State.ABSENT), (400, State.UNAVAILABLE)])
+@pytest.mark.parametrize(
+    ("status", "state"), [(404, FetchState.ABSENT), (400, FetchState.UNAVAILABLE)]
+)
 def test_threads_that_want_one_file_in_vain_cause_one_request(
-    store: Store, status: int, state: State
+    store: Store, status: int, state: FetchState
 ) -> None:
     begun = threading.Event()
     go_on = threading.Event()
@@ -609,7 +611,7 @@ def test_processes_that_want_one_file_cause_one_request(store: Store) -> None:
         second = pool.submit(other.fetch, ID, Kind.DEBUGINFO)
         go_on.set()
         states = {first.result().state, second.result().state}
-        assert states == {State.FETCHED, State.HELD}
+        assert states == {FetchState.FETCHED, FetchState.HELD}
         assert server.requests[PATH] == 1
 
 
@@ -631,7 +633,7 @@ def test_directory_in_each_layout(store: Store, tmp_path: Path, layout: str, sch
     file.parent.mkdir(parents=True)
     file.write_bytes(DEBUG)
     done = fetched(store, f"{scheme}{tmp_path}/files")
-    assert (done.state, done.server) == (State.FETCHED, f"{tmp_path}/files")
+    assert (done.state, done.server) == (FetchState.FETCHED, f"{tmp_path}/files")
 
 
 def test_link_of_perf_leads_within_the_directory_only(store: Store, tmp_path: Path) -> None:
@@ -645,9 +647,9 @@ def test_link_of_perf_leads_within_the_directory_only(store: Store, tmp_path: Pa
     outside = tmp_path / "outside"
     outside.write_bytes(DEBUG)
     (links / f"{rest}.debug").symlink_to(outside)
-    assert fetched(store, f"{tmp_path}/files").state is State.ABSENT
+    assert fetched(store, f"{tmp_path}/files").state is FetchState.ABSENT
     done = fetched(store, f"{tmp_path}/files", kind=Kind.EXECUTABLE)
-    assert done.state is State.FETCHED
+    assert done.state is FetchState.FETCHED
 
 
 def test_file_of_a_directory_keeps_its_mode(store: Store, tmp_path: Path) -> None:
@@ -655,7 +657,7 @@ def test_file_of_a_directory_keeps_its_mode(store: Store, tmp_path: Path) -> Non
     file.parent.mkdir(parents=True)
     file.write_bytes(DEBUG)
     file.chmod(0o600)
-    assert fetched(store, f"{tmp_path}/files").state is State.FETCHED
+    assert fetched(store, f"{tmp_path}/files").state is FetchState.FETCHED
     artifact = store.index.artifact(1, Kind.DEBUGINFO)
     assert artifact is not None
     assert (artifact.mode, artifact.uid) == (0o400, os.geteuid())
@@ -665,7 +667,7 @@ def test_fifo_in_a_directory_is_not_opened(store: Store, tmp_path: Path) -> None
     file = tmp_path / "files" / LAYOUTS["bucket"]
     file.parent.mkdir(parents=True)
     os.mkfifo(file)
-    assert fetched(store, f"{tmp_path}/files").state is State.ABSENT
+    assert fetched(store, f"{tmp_path}/files").state is FetchState.ABSENT
 
 
 def test_offline_leaves_only_directories(store: Store, tmp_path: Path) -> None:
@@ -673,11 +675,11 @@ def test_offline_leaves_only_directories(store: Store, tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     with upstream(serving_files({f"{ID}/debuginfo": DEBUG})) as server:
         urls = (server.url, f"{tmp_path}/files")
-        assert fetched(store, *urls, offline=True).state is State.ABSENT
+        assert fetched(store, *urls, offline=True).state is FetchState.ABSENT
         file.write_bytes(DEBUG)
-        assert fetched(store, *urls, offline=True, absent_s=0).state is State.ABSENT
+        assert fetched(store, *urls, offline=True, absent_s=0).state is FetchState.ABSENT
         with asking(store, *urls, offline=True) as upstreams:
-            assert upstreams.fetch(ID, Kind.DEBUGINFO, again=True).state is State.FETCHED
+            assert upstreams.fetch(ID, Kind.DEBUGINFO, again=True).state is FetchState.FETCHED
         assert not server.requests
 
 

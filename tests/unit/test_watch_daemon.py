@@ -17,8 +17,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from buildidfs.capture.live.protocol import Caught, Counts, Flooded, Lost, Message, Missed, Place
-from buildidfs.ingest.batch import Counters
+from buildidfs.capture.live.protocol import (
+    Caught,
+    Counts,
+    Flooded,
+    Lost,
+    Message,
+    Missed,
+    ProcessPlace,
+)
+from buildidfs.ingest.batch import WatchCounters
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.shares import HOST, Share
@@ -26,7 +34,15 @@ from buildidfs.store import Store
 from buildidfs.watch import daemon
 from buildidfs.watch import pipeline as caught_module
 from buildidfs.watch.daemon import Scans, Watch
-from buildidfs.watch.state import OTHERS, Event, Losses, Sources, WatchOptions, WatchState, as_facts
+from buildidfs.watch.state import (
+    OTHERS,
+    CaptureCounts,
+    Event,
+    Losses,
+    WatchOptions,
+    WatchState,
+    as_facts,
+)
 from tests.support.elf.elfwriter import elf_file
 from tests.support.harness.children import cat_program, running
 from tests.support.harness.scans import open_descriptors, own_namespaces
@@ -61,7 +77,7 @@ class Caughts:
         fd = os.open(file, os.O_PATH | os.O_CLOEXEC)
         caught = Caught(
             KEY, 4711, time.time_ns(), os.fsencode(file), statx.identity(fd),
-            Place(own_namespaces(), 77, b"/system.slice"), build_id,
+            ProcessPlace(own_namespaces(), 77, b"/system.slice"), build_id,
         )  # fmt: skip
         if build_id is not None:
             os.close(fd)
@@ -195,7 +211,7 @@ def test_containers(
 ) -> None:
     caughts = make(containers=containers)
     there = msgspec.structs.replace(own_namespaces(), mnt=1)
-    place = Place(there, 78, b"/docker/" + b"0123456789abcdef" * 4)
+    place = ProcessPlace(there, 78, b"/docker/" + b"0123456789abcdef" * 4)
     caughts.catch(some, place=place)
     caughts.settle()
     assert (caughts.store.index.ordinal(A) is not None) is wanted
@@ -406,7 +422,7 @@ def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
 
 def test_owner_with_many_containers_hides_no_other_container() -> None:
     """In the rows of losses, and in the fewer rows that `status` shows."""
-    losses, sources = Losses(clock=lambda: 0.0), Sources()
+    losses, sources = Losses(clock=lambda: 0.0), CaptureCounts()
     for number in range(2000):
         losses.add("late", f"mnt:{number}", 1, 1000, share=Share("uid 1000", f"mnt:{number}"))
         sources.add(f"mnt:{number}", 1, Share("uid 1000", f"mnt:{number}"))
@@ -417,7 +433,7 @@ def test_owner_with_many_containers_hides_no_other_container() -> None:
     assert sum(row.recent for row in losses.rows()) == 2_000_001
     assert sum(row.captured for row in sources.rows()) == 2001
     state = WatchState(
-        "following", (), Counts(), Counters(), 0, 0, 0, 0, idle=True,
+        "following", (), Counts(), WatchCounters(), 0, 0, 0, 0, idle=True,
         losses=losses.rows(), sources=sources.rows(),
     )  # fmt: skip
     for name in ("losses", "sources"):
@@ -482,7 +498,7 @@ def test_losses_are_recent_for_ten_minutes() -> None:
 def test_missed_file_is_counted_for_its_container(make: Callable[..., Caughts]) -> None:
     watch = make()
     inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
-    place = Place(inside, 99, b"/docker/" + b"0f5c3e8d1b2a" + b"0" * 52)
+    place = ProcessPlace(inside, 99, b"/docker/" + b"0f5c3e8d1b2a" + b"0" * 52)
     watch.hear(Missed(4711, b"/app/run", "No such process", 3, place))
     (loss,) = watch.watch.state().losses
     assert (loss.reason, loss.container) == ("No such process", "docker:0f5c3e8d1b2a")
@@ -500,7 +516,9 @@ def test_container_that_floods_is_named_once(
     watch = make()
     inside = msgspec.structs.replace(own_namespaces(), mnt=4711)
     for _ in range(3):
-        watch.hear(Flooded(Place(inside, 99, b"/elsewhere"), 1000, (b"/tmp/a", b"/tmp/b\x1b")))
+        watch.hear(
+            Flooded(ProcessPlace(inside, 99, b"/elsewhere"), 1000, (b"/tmp/a", b"/tmp/b\x1b"))
+        )
     (loss,) = watch.watch.state().losses
     assert (loss.container, loss.count, loss.mnt_ns_id) == ("mnt:4711", 3000, 99)
     (record,) = [record for record in caplog.records if "faster" in record.message]
@@ -515,7 +533,7 @@ def test_user_who_floods_from_many_namespaces_is_logged_once(
 ) -> None:
     watch = make()
     for mnt in range(4711, 5711):
-        place = Place(NamespaceSet(mnt=mnt), mnt, b"/user.slice", owner=1000)
+        place = ProcessPlace(NamespaceSet(mnt=mnt), mnt, b"/user.slice", owner=1000)
         watch.hear(Flooded(place, 1000, (b"/tmp/a",)))
     assert len([record for record in caplog.records if "faster" in record.message]) == 1
 
@@ -529,7 +547,7 @@ def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: P
     live = watch.watch._sightings
     caught = Caught(
         KEY, 4711, time.time_ns(), os.fsencode(some), statx.identity_at(-1, os.fsencode(some)),
-        Place(own_namespaces(), 77, b"/system.slice"),
+        ProcessPlace(own_namespaces(), 77, b"/system.slice"),
     )  # fmt: skip
 
     def share(**changes: Any) -> Share:
@@ -543,23 +561,27 @@ def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: P
         assert share(identity=identity) == HOST, "the catcher decides"
         on_host = msgspec.structs.replace(caught.place, owner=1000)
         assert share(identity=identity, place=on_host) == Share("uid 1000")
-        assert share(identity=identity, place=Place(inside, 99, b"")).owner == "mnt:4711"
-        docker = Place(inside, 99, b"/docker/" + VICTIM + b"/init")
+        assert share(identity=identity, place=ProcessPlace(inside, 99, b"")).owner == "mnt:4711"
+        docker = ProcessPlace(inside, 99, b"/docker/" + VICTIM + b"/init")
         assert share(identity=identity, place=docker).owner == f"/docker/{VICTIM.decode()}"
-        imitation = Place(inside, 99, b"/docker-" + VICTIM + b".scope", owner=1000)
+        imitation = ProcessPlace(inside, 99, b"/docker-" + VICTIM + b".scope", owner=1000)
         assert share(identity=identity, place=imitation).owner == "uid 1000"
 
 
 IMITATIONS = [
-    Place(NamespaceSet(mnt=4711), 99, b"/user.slice/user-1000.slice/docker-" + VICTIM + b".scope"),
-    Place(NamespaceSet(mnt=4711), 99, b"/docker/" + b"a" * 64 + b"/docker-" + VICTIM + b".scope"),
+    ProcessPlace(
+        NamespaceSet(mnt=4711), 99, b"/user.slice/user-1000.slice/docker-" + VICTIM + b".scope"
+    ),
+    ProcessPlace(
+        NamespaceSet(mnt=4711), 99, b"/docker/" + b"a" * 64 + b"/docker-" + VICTIM + b".scope"
+    ),
 ]
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("place", IMITATIONS, ids=["slice", "nested"])
 def test_container_is_not_blamed_for_a_flood_of_its_imitation(
-    make: Callable[..., Caughts], caplog: pytest.LogCaptureFixture, place: Place
+    make: Callable[..., Caughts], caplog: pytest.LogCaptureFixture, place: ProcessPlace
 ) -> None:
     watch = make()
     watch.hear(Flooded(place, 1000, (b"/tmp/a",)))
@@ -568,7 +590,7 @@ def test_container_is_not_blamed_for_a_flood_of_its_imitation(
     assert loss.container.startswith("docker:0f5c3e8d1b2a ")
     (record,) = [record for record in caplog.records if "faster" in record.message]
     assert record.message.startswith(f"{loss.container} maps"), record.message
-    watch.hear(Flooded(Place(place.namespaces, 9, b"/docker/" + VICTIM), 10, (b"/tmp/a",)))
+    watch.hear(Flooded(ProcessPlace(place.namespaces, 9, b"/docker/" + VICTIM), 10, (b"/tmp/a",)))
     assert {each.container: each.count for each in watch.watch.state().losses} == {
         loss.container: 1000, "docker:0f5c3e8d1b2a": 10,
     }  # fmt: skip

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from buildidfs.capture.live.protocol import Counts
-from buildidfs.ingest.batch import Counters
+from buildidfs.ingest.batch import WatchCounters
 from buildidfs.store import Store
 from buildidfs.store.schema import MAX_HISTORY_NAME
 from buildidfs.watch.history_writer import Minutes, row_name
-from buildidfs.watch.state import Loss, WatchState
+from buildidfs.watch.state import LossCount, WatchState
 from tests.support.clients.tools import run, tool, unmount
 from tests.support.harness.waiting import until
 from tests.support.servers import pagestore
@@ -30,8 +30,8 @@ class Watching:
         self.captured = self.lost = 0
 
     def state(self) -> WatchState:
-        losses = (Loss("gone", "", 0, self.lost, 0),)
-        counters = Counters(captured=self.captured)
+        losses = (LossCount("gone", "", 0, self.lost, 0),)
+        counters = WatchCounters(captured=self.captured)
         state = WatchState("following", (), Counts(), counters, 0, 0, 1, 0, True)
         return msgspec.structs.replace(state, losses=losses, lag_s=0.25)
 

@@ -19,12 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.config import Settings
 from buildidfs.errors import UsageError
-from buildidfs.ingest.batch import Counters
+from buildidfs.ingest.batch import WatchCounters
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
 from buildidfs.watch import metrics
-from buildidfs.watch.metrics import Exporter, Target
-from buildidfs.watch.state import Loss, WatchState
+from buildidfs.watch.metrics import Exporter, MetricsTarget
+from buildidfs.watch.state import LossCount, WatchState
 from tests.support.clients.commands import ROOT
 from tests.support.clients.manuals import formatted
 from tests.support.harness.captures import capture
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STATE = WatchState(
-    "following", ("half blind",), Counts(records=7, lost=3), Counters(captured=5, copied_bytes=50),
-    2, 20, 1, 4, False, lag_s=1.5,
+    "following", ("half blind",), Counts(records=7, lost=3), WatchCounters(captured=5,
+    copied_bytes=50), 2, 20, 1, 4, False, lag_s=1.5,
 )  # fmt: skip
 
 
@@ -53,8 +53,10 @@ def no_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Exporter, "_keep_looking", lambda self: None)
 
 
-def exporter(store: Store, *, place: Target | None = None, state: WatchState = STATE) -> Exporter:
-    return Exporter(place or Target("", "127.0.0.1", 0), store, Settings(), lambda: state)
+def exporter(
+    store: Store, *, place: MetricsTarget | None = None, state: WatchState = STATE
+) -> Exporter:
+    return Exporter(place or MetricsTarget("", "127.0.0.1", 0), store, Settings(), lambda: state)
 
 
 def values(text: bytes) -> dict[str, float]:
@@ -95,13 +97,13 @@ def test_values_over_http(store: Store) -> None:
 
 
 def test_lost_files_by_reason_never_become_fewer(store: Store) -> None:
-    losses = [Loss(f"reason {n}", f"c{n}", 0, 1, n) for n in range(200)]
+    losses = [LossCount(f"reason {n}", f"c{n}", 0, 1, n) for n in range(200)]
     state = replace(STATE, losses=tuple(losses))
-    source = Exporter(Target("", "127.0.0.1", 0), store, Settings(), lambda: state)
+    source = Exporter(MetricsTarget("", "127.0.0.1", 0), store, Settings(), lambda: state)
     with source:
         before = values(fetched(source))
         # The latest loss comes first.
-        state.losses = (Loss("new", "c", 0, 5, 999), *reversed(losses))
+        state.losses = (LossCount("new", "c", 0, 5, 999), *reversed(losses))
         until(lambda: values(fetched(source)) != before, "newer values")
         after = values(fetched(source))
     lost = {name: value for name, value in before.items() if "lost_files" in name}
@@ -153,7 +155,7 @@ def test_flood_of_requests_collects_once_a_second(store: Store) -> None:
         calls.append(time.monotonic())
         return STATE
 
-    with Exporter(Target("", "127.0.0.1", 0), store, Settings(), state) as source:
+    with Exporter(MetricsTarget("", "127.0.0.1", 0), store, Settings(), state) as source:
         began = time.monotonic()
         for _ in range(50):
             fetched(source)
@@ -172,7 +174,7 @@ def test_file_is_whole_readable_and_gone_at_the_end(
     elsewhere.write_text("precious")
     file = directory / "buildidfs.prom"
     file.symlink_to(elsewhere)
-    with exporter(store, place=Target(path=str(file))):
+    with exporter(store, place=MetricsTarget(path=str(file))):
         assert not file.is_symlink()
         assert file.stat().st_mode & 0o777 == 0o644
         first = file.stat().st_ino
@@ -186,16 +188,16 @@ def test_file_is_whole_readable_and_gone_at_the_end(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("/run/x.prom", Target(path="/run/x.prom")),
-        ("127.0.0.1:9481", Target("", "127.0.0.1", 9481)),
-        ("[::1]:9481", Target("", "::1", 9481)),
-        ("0.0.0.0:80", Target("", "0.0.0.0", 80)),
-        ("localhost:9481", Target("", "localhost", 9481)),
-        ("9481", Target("", "127.0.0.1", 9481)),
-        (":9481", Target("", "127.0.0.1", 9481)),
+        ("/run/x.prom", MetricsTarget(path="/run/x.prom")),
+        ("127.0.0.1:9481", MetricsTarget("", "127.0.0.1", 9481)),
+        ("[::1]:9481", MetricsTarget("", "::1", 9481)),
+        ("0.0.0.0:80", MetricsTarget("", "0.0.0.0", 80)),
+        ("localhost:9481", MetricsTarget("", "localhost", 9481)),
+        ("9481", MetricsTarget("", "127.0.0.1", 9481)),
+        (":9481", MetricsTarget("", "127.0.0.1", 9481)),
     ],
 )
-def test_targets(text: str, expected: Target) -> None:
+def test_targets(text: str, expected: MetricsTarget) -> None:
     assert metrics.target(text) == expected
 
 
@@ -209,12 +211,12 @@ def test_address_that_is_taken_is_named(store: Store) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"127\.0\.0\.1 port {port}: Address already in use$"):
-            exporter(store, place=Target("", "127.0.0.1", port))
+            exporter(store, place=MetricsTarget("", "127.0.0.1", port))
 
 
 def test_file_that_cannot_be_written_is_named(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*/none/x.prom: No such file"):
-        exporter(store, place=Target(path=str(tmp_path / "none" / "x.prom")))
+        exporter(store, place=MetricsTarget(path=str(tmp_path / "none" / "x.prom")))
 
 
 def test_missing_library_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

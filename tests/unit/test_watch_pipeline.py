@@ -29,7 +29,7 @@ from buildidfs.model import Absence, BuildId, Digest, Kind, Origin, Sighting
 from buildidfs.store import CommitResult, NewAbsence, Staged, Store
 from buildidfs.store.retention.eviction import Policy
 from buildidfs.watch import pipeline
-from buildidfs.watch.pipeline import Listener, Live
+from buildidfs.watch.pipeline import Live, ResultListener
 from tests.support.clients.tools import run, tool, unmount
 from tests.support.elf.elfwriter import TEXT, Section, elf_file
 from tests.support.filesystems.silentfs import served
@@ -76,7 +76,7 @@ class Watched(Store):
         return super().commit(*args)  # type: ignore[arg-type]
 
 
-class Watch(Listener):
+class Watch(ResultListener):
     """A store, pending files, a `Live` and what it told."""
 
     def __init__(self, path: Path, pins: PendingFiles | None = None, **options: int) -> None:

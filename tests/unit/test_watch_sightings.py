@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from buildidfs.capture.live.protocol import Caught, Place
+from buildidfs.capture.live.protocol import Caught, ProcessPlace
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.linux import machine, mounts, namespaces, procfs, statx
 from buildidfs.model import EVERYBODY, OWNER, BuildId, NamespaceSet, Sighting, Trust
@@ -54,8 +54,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> LiveSightings:
 def caught(path: bytes = b"/bin/app", **changes: Any) -> Caught:
     """Something that was caught; ``changes`` are fields of the place, or of its identity."""
     place = {"namespaces": HOST, "mnt_ns_id": 99, "cgroup": b"/init.scope", "cgroup_id": 5}
-    place |= {name: changes.pop(name) for name in [*changes] if name in Place.__struct_fields__}
-    return Caught(b"k" * 16, 4711, 1234, path, identity(**changes), Place(**place))
+    place |= {
+        name: changes.pop(name) for name in [*changes] if name in ProcessPlace.__struct_fields__
+    }
+    return Caught(b"k" * 16, 4711, 1234, path, identity(**changes), ProcessPlace(**place))
 
 
 def sighting_of_file(live: LiveSightings, path: Path, shown: bytes = b"", **place: Any) -> Sighting:
@@ -152,7 +154,7 @@ def test_mounts_are_looked_at_again(host: LiveSightings, tmp_path: Path) -> None
 # --- who could get at it -------------------------------------------------------------------------
 
 
-def reach_of(live: LiveSightings, path: str, pid: int, place: Place) -> int:
+def reach_of(live: LiveSightings, path: str, pid: int, place: ProcessPlace) -> int:
     """Of a file that is held open at a path of ours, caught in a process that may be gone."""
     fd = os.open(path, os.O_PATH)
     try:
@@ -168,10 +170,10 @@ def reach_in(live: LiveSightings, message: Caught, fd: int) -> int:
     return live.reached(seen, message, fd).origin.reach
 
 
-def place_of(pid: int) -> Place:
+def place_of(pid: int) -> ProcessPlace:
     pid_fd = procfs.open_pid(pid)
     try:
-        return Place(namespaces.of(pid_fd), namespaces.mnt_ns_id(pid_fd), b"/")
+        return ProcessPlace(namespaces.of(pid_fd), namespaces.mnt_ns_id(pid_fd), b"/")
     finally:
         os.close(pid_fd)
 
@@ -254,7 +256,7 @@ def test_processes_that_are_remembered_are_few(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("buildidfs.watch.sightings._MOST_NAMESPACES", 3)
     live = LiveSightings(initial=HOST)
     for number in range(1, 9):
-        place = Place(CONTAINER, number, b"/")
+        place = ProcessPlace(CONTAINER, number, b"/")
         for pid in range(100, 120):
             live.of(Caught(b"k", pid, 1, b"/any", identity(), place), -1)
     assert [number for number in range(1, 9) if number in live._neighbours] == [6, 7, 8]

@@ -13,10 +13,10 @@ from buildidfs.answers import Fault, Status, Verdict
 from buildidfs.config import RetentionSettings
 from buildidfs.linux import machine
 from buildidfs.store import Store
-from buildidfs.store.run_files import LossLog, Lost, Presence, lost_text
+from buildidfs.store.run_files import LossLog, LostFiles, Presence, lost_text
 from buildidfs.watch import status
 from buildidfs.watch.state import STOPPED
-from buildidfs.watch.status import MOUNT, UP, WATCH, Part
+from buildidfs.watch.status import MOUNT, UP, WATCH, PartState
 
 WELL: dict[str, Any] = {"mode": "following", "degraded": [], "losses": [], "events_lost": 0}
 
@@ -61,8 +61,8 @@ def test_recent_losses_name_container_and_reason(root: Path) -> None:
     )
     assert "pin-seconds" in finding.remedy
     assert finding.remedy.endswith("buildidfs journal --lost --since 10m names 0 of them")
-    row = Lost(time.time_ns(), lost_text(b"/gone"), "No such process")
-    old = Lost(1, lost_text(b"/before"), "No such process")
+    row = LostFiles(time.time_ns(), lost_text(b"/gone"), "No such process")
+    old = LostFiles(1, lost_text(b"/before"), "No such process")
     assert LossLog(bytes(root)).append([old, *[row] * 9])
     assert _finding(root, losses=rows).remedy.endswith("--since 10m names them")
 
@@ -108,7 +108,7 @@ def test_watch_that_tells_nothing_any_more_does_not_answer(root: Path) -> None:
 
 
 def test_the_worst_comes_first(root: Path) -> None:
-    parts = [Part(MOUNT, "waiting", reason="busy"), Part("other", "starting")]
+    parts = [PartState(MOUNT, "waiting", reason="busy"), PartState("other", "starting")]
     with Presence(root, UP, children=parts):
         found = _status(root, degraded=["half blind"], store_error="disk full")
     verdicts = [finding.verdict for finding in found.findings]

@@ -29,7 +29,7 @@ from buildidfs.watch.status import parts
 from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
-    from buildidfs.watch.status import Part
+    from buildidfs.watch.status import PartState
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,13 +76,13 @@ class Running:
     def parts(self) -> dict[str]:
         return {part.name: part for each in present(self.root, "up") for part in parts(each)}
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> PartState:
         return self.parts()[name]
 
-    def until(self, name: str, **wanted: object) -> Part:
+    def until(self, name: str, **wanted: object) -> PartState:
         """The part, once all of these attributes of it are so."""
 
-        def there() -> Part | None:
+        def there() -> PartState | None:
             part = self.parts().get(name)
             good = part is not None and all(getattr(part, x) == y for x, y in wanted.items())
             return part if good else None

@@ -22,7 +22,7 @@ from buildidfs.errors import StoreMissing, UsageError
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence, Present, present
 from buildidfs.watch import status, up
-from buildidfs.watch.status import UP, WATCH, Part
+from buildidfs.watch.status import UP, WATCH, PartState
 from buildidfs.watch.supervise import RETRY
 from tests.support.clients.tools import run
 
@@ -56,7 +56,10 @@ def test_what_is_for_us_is_not_for_them(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_supervisor(tmp_path: Path) -> None:
-    parts = [Part("watch", "waiting", reason="no", due=7), Part("mount", "running", pid=5)]
+    parts = [
+        PartState("watch", "waiting", reason="no", due=7),
+        PartState("mount", "running", pid=5),
+    ]
     with Presence(tmp_path, UP, children=parts):
         supervisor = up.running(tmp_path)
         assert supervisor is not None
@@ -90,7 +93,12 @@ def test_hurry_waits_for_one_that_tells_nothing_yet(
 ) -> None:
     """Each look finds the supervisor one step further on."""
     running = up.running
-    steps: list[list[Part]] = [[], [], [Part("mount", "starting")], [Part("mount", "running")]]
+    steps: list[list[PartState]] = [
+        [],
+        [],
+        [PartState("mount", "starting")],
+        [PartState("mount", "running")],
+    ]
     with Presence(tmp_path, UP) as supervisor:
 
         def look(path: up.StorePath) -> Present | None:
@@ -115,7 +123,7 @@ class Found(supervise.Supervisor):
         os.kill(os.getpid(), supervise.RETRY)
         super().run(ready)
 supervise.Supervisor = Found
-programs = [up.Program("a", ("true",))]
+programs = [up.ProgramSpec("a", ("true",))]
 up.start(sys.argv[1], programs, environ=os.environ, mountpoint=None, ready=lambda: None)
 """
 
@@ -154,7 +162,7 @@ def test_status_puts_together_who_belongs_together(tmp_path: Path) -> None:
     assert status.take(root, RetentionSettings()).processes == []
     assert status.take(root, RetentionSettings()).verdict is Verdict.DOWN
     pid = os.getpid()
-    parts = [Part("watch", "running", pid=pid), Part("mount", "waiting", reason="busy")]
+    parts = [PartState("watch", "running", pid=pid), PartState("mount", "waiting", reason="busy")]
     with Presence(root, "mount", mountpoint=b"/else"), Presence(root, "watch", mode="following"):
         assert status.take(root, RetentionSettings()).verdict is Verdict.HEALTHY
         with Presence(root, "up", children=parts) as supervisor:

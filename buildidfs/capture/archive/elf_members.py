@@ -48,7 +48,7 @@ from buildidfs.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from buildidfs.capture.archive.stream import Limits, Stream
+    from buildidfs.capture.archive.stream import ArchiveLimits, LimitedStream
     from buildidfs.capture.base import Found, Memo
     from buildidfs.formats.budget import Budget
     from buildidfs.model import Access
@@ -63,7 +63,7 @@ _MODULES: Final = (b".ko.xz", b".ko.gz", b".ko.zst")
 _SEARCH: Final = 0o111
 
 
-class Whose(msgspec.Struct, frozen=True):
+class ArchiveOrigin(msgspec.Struct, frozen=True):
     """The fields that all sightings in one archive have in common, see `model.Origin`."""
 
     container: str
@@ -93,7 +93,7 @@ class Whose(msgspec.Struct, frozen=True):
 IsThere = Callable[[bytes, bool], bool]
 """Called with a path, and True for a directory; returns False if the member is to be skipped."""
 
-Viewers = Callable[[bytes], Sequence[Whose]]
+Viewers = Callable[[bytes], Sequence[ArchiveOrigin]]
 """Returns the viewers who see the file at a path; none if the file is hidden from all."""
 
 
@@ -136,7 +136,7 @@ class NamedMembers:
     False is skipped. A remembered name takes ``name_bytes`` besides its length.
     """
 
-    def __init__(self, limits: Limits, is_there: IsThere | None, name_bytes: int) -> None:
+    def __init__(self, limits: ArchiveLimits, is_there: IsThere | None, name_bytes: int) -> None:
         self._limits = limits
         self._is_there = is_there
         self._name_bytes = name_bytes
@@ -207,8 +207,8 @@ class Members(NamedMembers):
         is_there: IsThere | None = None,
         *,
         memo: Memo,
-        spool: Spool,
-        limits: Limits,
+        spool: MemberSpool,
+        limits: ArchiveLimits,
         access: Access,
         signatures: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> None:
@@ -230,7 +230,7 @@ class Members(NamedMembers):
     def scan(
         self,
         members: Iterable[Member],
-        stream: Stream,
+        stream: LimitedStream,
         only: dict[int, list[bytes]] | None = None,
     ) -> Iterator[Found]:
         """Yield the ELF files; ``members`` take their headers from ``stream``.
@@ -248,7 +248,7 @@ class Members(NamedMembers):
                 yield from self._link(installed(member.target), path)
 
     def _file(
-        self, number: int, member: Member, names: list[bytes], stream: Stream
+        self, number: int, member: Member, names: list[bytes], stream: LimitedStream
     ) -> Iterator[Found]:
         if not names or not member.stored or (member.extents and member.extents[0][0]):
             return
@@ -410,10 +410,10 @@ class Spooled(PinnedFile):
 
 
 class Ended(Exception):
-    """Raised by `Spool.pin` after `Spool.end`: the consumer wants no more members."""
+    """Raised by `MemberSpool.pin` after `MemberSpool.end`: the consumer wants no more members."""
 
 
-class Spool:
+class MemberSpool:
     """Keeps members of archives as separate files until their consumer closes them.
 
     Small files are in memory, others are files without a name in ``directory``, by default that for

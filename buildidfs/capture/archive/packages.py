@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.capture import walk
-from buildidfs.capture.archive.elf_members import Ended, Members, Spool, Whose
+from buildidfs.capture.archive.elf_members import ArchiveOrigin, Ended, Members, MemberSpool
 from buildidfs.capture.archive.stream import (
     DEFAULT_LIMITS,
+    ArchiveLimits,
     CannotDecompress,
-    Limits,
+    LimitedStream,
     PlainStream,
     Region,
-    Stream,
     unpacked,
 )
 from buildidfs.capture.base import Found, Memo, PinnedFile, Unreadable, month
@@ -65,7 +65,7 @@ class PackageScanner:
         paths: Iterable[bytes],
         *,
         spool_directory: bytes | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ArchiveLimits = DEFAULT_LIMITS,
         again: bool = False,
         measured: bool = False,
         workers: int | None = None,
@@ -99,7 +99,7 @@ class PackageScanner:
         if self._measured:
             self._total_bytes = self._measure()
         run = _Run(
-            self._workers, files_below(self._paths), self._read, Spool(self._spool_directory)
+            self._workers, files_below(self._paths), self._read, MemberSpool(self._spool_directory)
         )
         self._run = run
         try:
@@ -118,14 +118,14 @@ class PackageScanner:
         """Return the size of all files; 0 if there are too many to measure."""
         deadline, total = time.monotonic() + _MEASURING_S, 0
         for file in files_below(self._paths):
-            if isinstance(file, walk.OpenFile):
+            if isinstance(file, walk.WalkedFile):
                 total += os.fstat(file.fd).st_size
                 os.close(file.fd)
             if time.monotonic() > deadline:
                 return 0
         return total
 
-    def _read(self, file: walk.OpenFile, spool: Spool) -> Iterator[Found | _Done]:
+    def _read(self, file: walk.WalkedFile, spool: MemberSpool) -> Iterator[Found | _Done]:
         """Yield the ELF files in a file if it is a package. Raises `Ended`."""
         try:
             identity = statx.identity(file.fd)
@@ -155,15 +155,17 @@ class PackageScanner:
 
     def _members(
         self,
-        file: walk.OpenFile,
-        package: Package,
+        file: walk.WalkedFile,
+        package: PackageArchive,
         identity: FileIdentity,
         access: Access,
-        spool: Spool,
+        spool: MemberSpool,
     ) -> Iterator[Found]:
         name = os.fsdecode(os.path.basename(file.path))
         archive = _lasting(file.path, identity)
-        whose = Whose(container_of(package, file.path), name, Trust.PACKAGE, "package", archive)
+        whose = ArchiveOrigin(
+            container_of(package, file.path), name, Trust.PACKAGE, "package", archive
+        )
         members = Members(
             _scope(identity), file.path, lambda _: (whose,),
             memo=self._memo, spool=spool, limits=self._limits, access=access,
@@ -172,7 +174,7 @@ class PackageScanner:
         return members.scan(package.members, package.stream)
 
 
-def files_below(paths: Iterable[bytes]) -> Iterator[walk.OpenFile | Unreadable]:
+def files_below(paths: Iterable[bytes]) -> Iterator[walk.WalkedFile | Unreadable]:
     """Yield the files at or below paths that may be packages; the receiver closes them."""
     known = walk.Mounts()
     for path in paths:
@@ -193,7 +195,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 _Item = Found | _Done
-_Read = Callable[[walk.OpenFile, Spool], Iterator[_Item]]
+_Read = Callable[[walk.WalkedFile, MemberSpool], Iterator[_Item]]
 
 
 class _Run:
@@ -202,15 +204,15 @@ class _Run:
     def __init__(
         self,
         workers: int,
-        files: Iterator[walk.OpenFile | Unreadable],
+        files: Iterator[walk.WalkedFile | Unreadable],
         read: _Read,
-        spool: Spool,
+        spool: MemberSpool,
     ) -> None:
         self._read = read
         self._spool = spool
         self._files = files
         self._lock = threading.Lock()
-        self._ahead: list[tuple[int, int, walk.OpenFile]] = []
+        self._ahead: list[tuple[int, int, walk.WalkedFile]] = []
         self._count = itertools.count()
         self._found: queue.Queue[_Item | BaseException | None] = queue.Queue(_WAITING)
         self._ending = threading.Event()
@@ -273,7 +275,7 @@ class _Run:
         finally:
             self._found.put(None)
 
-    def _next(self) -> walk.OpenFile | Unreadable | None:
+    def _next(self) -> walk.WalkedFile | Unreadable | None:
         """Return the largest of the next few files. If a large file began last, all threads would
         wait for its end.
         """
@@ -329,7 +331,7 @@ class NotAPackage(Exception):
     """A file is not a package."""
 
 
-class Package(NamedTuple):
+class PackageArchive(NamedTuple):
     """A package that is being read. ``name`` is empty if the package has none.
 
     ``signatures`` are those of the files of an rpm package, by path. ``members`` take their headers
@@ -338,16 +340,16 @@ class Package(NamedTuple):
 
     name: str
     members: Iterator[Member]
-    stream: Stream
+    stream: LimitedStream
     signatures: Mapping[bytes, bytes] = MappingProxyType({})
 
 
-def container_of(package: Package, path: bytes) -> str:
+def container_of(package: PackageArchive, path: bytes) -> str:
     """Return the container field for sightings in the package at a path."""
     return f"package:{package.name or os.fsdecode(os.path.basename(path))}"
 
 
-def open_package(fd: int, size: int, limits: Limits) -> Package:
+def open_package(fd: int, size: int, limits: ArchiveLimits) -> PackageArchive:
     """Start reading the package in an open file of that size; the caller closes the file.
 
     Raises `NotAPackage`, OSError, `Damaged`, `CannotDecompress`.
@@ -365,7 +367,7 @@ def open_package(fd: int, size: int, limits: Limits) -> Package:
     raise NotAPackage
 
 
-def _debian(whole: Region, limits: Limits) -> Package:
+def _debian(whole: Region, limits: ArchiveLimits) -> PackageArchive:
     outer = PlainStream(whole)
     parts = packages.ar_members(outer)
     if next(parts, (b"",))[0] != b"debian-binary":
@@ -377,7 +379,7 @@ def _debian(whole: Region, limits: Limits) -> Package:
             name = _debian_name(region)
         elif part.name.startswith(b"data.tar"):
             stream = unpacked(region, limits.unpacked_bytes)
-            return Package(name, tar.members(stream), stream)
+            return PackageArchive(name, tar.members(stream), stream)
     raise Damaged("a Debian package without data")
 
 
@@ -393,17 +395,17 @@ def _debian_name(region: Region) -> str:
     return ""
 
 
-def _rpm(whole: Region, limits: Limits) -> Package:
+def _rpm(whole: Region, limits: ArchiveLimits) -> PackageArchive:
     outer = PlainStream(whole)
     header = packages.rpm_header(outer)
     at = outer.position
     stream = unpacked(Region(whole.fd, whole.offset + at, whole.size - at), limits.unpacked_bytes)
     name = packages.PackageName(*header.name).text
     members = packages.cpio_members(stream, header.files)
-    return Package(name, members, stream, header.signatures())
+    return PackageArchive(name, members, stream, header.signatures())
 
 
-def _tar(whole: Region, limits: Limits) -> Package:
+def _tar(whole: Region, limits: ArchiveLimits) -> PackageArchive:
     stream = unpacked(whole, limits.unpacked_bytes)
     # The three parts of an Alpine package are archives of their own.
     members = tar.members(stream, concatenated=True)
@@ -421,8 +423,8 @@ def _tar(whole: Region, limits: Limits) -> Package:
         elif not path.startswith(b"/.") or b"/" in path[1:]:
             members = itertools.chain((member,), members)
             break
-    return Package(name, members, stream)
+    return PackageArchive(name, members, stream)
 
 
-def _text(member: Member, stream: Stream) -> bytes:
+def _text(member: Member, stream: LimitedStream) -> bytes:
     return stream.take(min(member.stored, packages.METADATA_MAX))

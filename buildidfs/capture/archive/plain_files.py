@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from buildidfs.capture.archive.elf_members import IsThere
-    from buildidfs.capture.archive.stream import Limits, Stream
-    from buildidfs.capture.walk import OpenFile
+    from buildidfs.capture.archive.stream import ArchiveLimits, LimitedStream
+    from buildidfs.capture.walk import WalkedFile
     from buildidfs.model import Access
 
 _READABLE: Final = 0o444
@@ -57,7 +57,7 @@ class PlainFiles(NamedMembers):
     def __init__(
         self,
         is_wanted: IsWanted,
-        limits: Limits,
+        limits: ArchiveLimits,
         access: Access,
         is_there: IsThere | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class PlainFiles(NamedMembers):
         name. `again` reads these files.
         """
 
-    def read(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
+    def read(self, members: Iterable[Member], stream: LimitedStream) -> Iterator[PlainFile]:
         """Yield the files; ``members`` take their headers from ``stream``.
 
         Raises the errors of both, and `Damaged`.
@@ -83,14 +83,16 @@ class PlainFiles(NamedMembers):
                     self.missed.setdefault(installed(member.target), []).append(path)
                 yield PlainFile(path)
 
-    def again(self, members: Iterable[Member], stream: Stream) -> Iterator[PlainFile]:
+    def again(self, members: Iterable[Member], stream: LimitedStream) -> Iterator[PlainFile]:
         """Yield the missed files, under their wanted names."""
         for member in members:
             names = self.missed.pop(installed(member.name), [])
             if member.type is Type.FILE:
                 yield from self._file(member, names, stream)
 
-    def _file(self, member: Member, names: list[bytes], stream: Stream) -> Iterator[PlainFile]:
+    def _file(
+        self, member: Member, names: list[bytes], stream: LimitedStream
+    ) -> Iterator[PlainFile]:
         is_whole = member.stored == member.size and not member.extents
         data = None
         for path in names:
@@ -137,7 +139,7 @@ def in_packages(
                 yield Unreadable.of(file.path, error)
 
 
-def _in_package(file: OpenFile, is_wanted: IsWanted) -> Iterator[PackagedFile]:
+def _in_package(file: WalkedFile, is_wanted: IsWanted) -> Iterator[PackagedFile]:
     size = os.fstat(file.fd).st_size
     package = packages.open_package(file.fd, size, DEFAULT_LIMITS)
     container = packages.container_of(package, file.path)

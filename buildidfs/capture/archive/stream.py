@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from buildidfs.formats.budget import Budget
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ArchiveLimits(msgspec.Struct, frozen=True):
     """The limits for one archive, because a few bytes of it may claim any size.
 
     Reading ends after ``unpacked_bytes`` of content or ``members``; a member of more than
@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True):
     member_bytes: int = 8 << 30
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = ArchiveLimits()
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -59,8 +59,8 @@ class Region(msgspec.Struct, frozen=True):
         return common.packing(head[: common.PACKING_HEAD])
 
 
-class Stream:
-    """A `formats.archive.common.Source` made of pieces, limited to ``limit`` bytes.
+class LimitedStream:
+    """A `formats.archive.common.ByteStream` made of pieces, limited to ``limit`` bytes.
 
     The pieces are decompressed from ``packed`` bytes, which make its budget.
     Its methods raise the errors of the pieces: OSError, `CannotDecompress`.
@@ -132,7 +132,7 @@ class Stream:
         return True
 
 
-class PlainStream(Stream):
+class PlainStream(LimitedStream):
     """The plain bytes of a region; skipped bytes are not read."""
 
     def __init__(self, region: Region) -> None:
@@ -150,7 +150,7 @@ class PlainStream(Stream):
         self.position = ahead
 
 
-def unpacked(region: Region, limit: int) -> Stream:
+def unpacked(region: Region, limit: int) -> LimitedStream:
     """Return the content of a region, decompressed if it is compressed.
 
     Raises OSError and the errors of `plain`, now or while it is read.
@@ -159,7 +159,7 @@ def unpacked(region: Region, limit: int) -> Stream:
     if packing is None:
         return PlainStream(region)
     most = _UNPACKED_LEAST + _UNPACKED_RATIO * region.size
-    return Stream(plain(region.chunks(), packing), min(limit, most), region.size)
+    return LimitedStream(plain(region.chunks(), packing), min(limit, most), region.size)
 
 
 MAX_BYTES: Final = 512 << 20

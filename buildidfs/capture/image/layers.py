@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from buildidfs.capture.archive.elf_members import Spool, Viewers
+    from buildidfs.capture.archive.elf_members import MemberSpool, Viewers
     from buildidfs.capture.archive.plain_files import IsWanted
-    from buildidfs.capture.archive.stream import Limits
+    from buildidfs.capture.archive.stream import ArchiveLimits
     from buildidfs.capture.base import Found, Memo
     from buildidfs.formats.budget import Budget
     from buildidfs.formats.container.oci import LayerNames
     from buildidfs.model import Access, FileIdentity
 
-    _ReachOf = Callable[[walk.OpenFile, FileIdentity], int]
+    _ReachOf = Callable[[walk.WalkedFile, FileIdentity], int]
 
 # The kernel's names, and those of mounts in a user namespace (overlayfs.rst, "User xattr").
 _OVERLAY: Final = (b"trusted.overlay.", b"user.overlay.")
@@ -53,7 +53,7 @@ _Item = TypeVar("_Item")
 class Context:
     """The parameters for reading any layer."""
 
-    def __init__(self, memo: Memo, spool: Spool, limits: Limits) -> None:
+    def __init__(self, memo: Memo, spool: MemberSpool, limits: ArchiveLimits) -> None:
         self.memo = memo
         self.spool = spool
         self.limits = limits
@@ -69,7 +69,7 @@ class Layer(Protocol):
     key: bytes
     name: str
 
-    def verify(self, limits: Limits) -> None:
+    def verify(self, limits: ArchiveLimits) -> None:
         """Read the whole layer and verify its digest; a directory only has to exist.
 
         Raises `IntegrityError` if the digest differs, OSError, `CannotDecompress`, `Damaged`.
@@ -109,7 +109,7 @@ class TarLayer:
         self._plain = plain
         self._verified: FileIdentity | None = None
 
-    def verify(self, limits: Limits) -> None:
+    def verify(self, limits: ArchiveLimits) -> None:
         with self._files.open(self._path) as region:
             self._verified = statx.identity(region.fd)
             if self._size is not None and region.size != self._size:
@@ -125,7 +125,7 @@ class TarLayer:
     def access(self) -> Access:
         return self._files.access(self._path)
 
-    def _content(self, region: Region, limits: Limits) -> Iterator[bytes | memoryview]:
+    def _content(self, region: Region, limits: ArchiveLimits) -> Iterator[bytes | memoryview]:
         if self._plain:
             return unpacked(region, limits.unpacked_bytes).all()
         return region.chunks()
@@ -177,7 +177,7 @@ class DirectoryLayer:
         self._root_fd = root_fd
         self._path = path
 
-    def verify(self, limits: Limits) -> None:
+    def verify(self, limits: ArchiveLimits) -> None:
         """Check that the directory exists; its bytes cannot be verified. Raises OSError."""
         os.close(self._open())
 
@@ -189,7 +189,7 @@ class DirectoryLayer:
         return openat2.open_in_root(self._root_fd, self._path, os.O_PATH | os.O_DIRECTORY)
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
-        def look(file: walk.OpenFile, reach: _ReachOf) -> Iterator[Found]:
+        def look(file: walk.WalkedFile, reach: _ReachOf) -> Iterator[Found]:
             return self._elf(file, viewers, context, reach)
 
         return self._walk(names, look)
@@ -197,7 +197,7 @@ class DirectoryLayer:
     def plain_files(
         self, names: LayerNames, is_wanted: IsWanted, context: Context
     ) -> Iterator[PlainFile | Unreadable]:
-        def look(file: walk.OpenFile, reach: _ReachOf) -> Iterator[PlainFile | Unreadable]:
+        def look(file: walk.WalkedFile, reach: _ReachOf) -> Iterator[PlainFile | Unreadable]:
             size = os.fstat(file.fd).st_size
             if not is_wanted(file.path, size):
                 yield PlainFile(file.path, size)
@@ -212,13 +212,13 @@ class DirectoryLayer:
     def _walk(
         self,
         names: LayerNames,
-        look: Callable[[walk.OpenFile, _ReachOf], Iterator[_Item | Unreadable]],
+        look: Callable[[walk.WalkedFile, _ReachOf], Iterator[_Item | Unreadable]],
     ) -> Iterator[_Item | Unreadable]:
         """Yield the items of each file in this layer; ``names`` is called with every path."""
         observer = _Observer(names)
         finder = Reach(keep_s=SCAN_KEEP_S)
 
-        def reach(file: walk.OpenFile, identity: FileIdentity) -> int:
+        def reach(file: walk.WalkedFile, identity: FileIdentity) -> int:
             inside = observer.closed.reach(file.path, identity.uid)
             # the directory lies on the host, so users of the host may reach it there
             with own_root() as root:
@@ -241,7 +241,7 @@ class DirectoryLayer:
             yield self._unreadable(Unreadable(path, reason))
 
     def _elf(
-        self, file: walk.OpenFile, viewers: Viewers, context: Context, reach: _ReachOf
+        self, file: walk.WalkedFile, viewers: Viewers, context: Context, reach: _ReachOf
     ) -> Iterator[Found]:
         whose = viewers(file.path)
         if not whose or os.pread(file.fd, len(MAGIC), 0) != MAGIC:
@@ -266,7 +266,7 @@ class DirectoryLayer:
         return Unreadable(self._path + b"!" + item.path, item.reason, item.errno)
 
 
-def _is_here(file: walk.OpenFile, names: LayerNames) -> bool:
+def _is_here(file: walk.WalkedFile, names: LayerNames) -> bool:
     """Return True if the bytes of a file are in this layer, not below it; call ``names`` with its
     path.
     """
@@ -280,7 +280,7 @@ def _is_here(file: walk.OpenFile, names: LayerNames) -> bool:
 
 
 class _Observer:
-    """Observes the files that are not regular: `walk.Observer`."""
+    """Observes the files that are not regular: `walk.DirectoryObserver`."""
 
     def __init__(self, names: LayerNames) -> None:
         self._names = names
@@ -318,7 +318,7 @@ def _attribute(fd: int, name: bytes) -> bytes | None:
     return None
 
 
-class Image(msgspec.Struct, frozen=True):
+class LayeredImage(msgspec.Struct, frozen=True):
     """An image, or a container with its writable layer; ``layers`` begins with the uppermost.
 
     A user may refer to the image by one of ``names`` or ``digests``; the first digest is that of

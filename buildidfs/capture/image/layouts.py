@@ -6,7 +6,7 @@ to the layers. Manifests without a name, as in containerd, are named by their di
 
 `Docker` and `Storage` hold unpacked layers, in the directories of overlays. Their digests can no
 longer be verified, so their files get the trust of containers. The writable directory of a
-container gives an `Image`: that directory is a layer above those of the container's image.
+container gives an `LayeredImage`: that directory is a layer above those of the container's image.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.image import layers as image_files
-from buildidfs.capture.image.layers import DirectoryLayer, Image, TarLayer, label
+from buildidfs.capture.image.layers import DirectoryLayer, LayeredImage, TarLayer, label
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.budget import STEP_BYTES, Budget
@@ -49,7 +49,7 @@ def _budget() -> Budget:
     return Budget(_DOCUMENT_BYTES // STEP_BYTES, lambda: Damaged(reason))
 
 
-class Blobs:
+class DigestFiles:
     """Blobs by digest. They are below the directory ``prefix`` of a `Files` object."""
 
     def __init__(self, files: Files, prefix: bytes = b"") -> None:
@@ -86,19 +86,19 @@ class Blobs:
         return TarLayer(self.files, path, descriptor.digest, size=descriptor.size, plain=False)
 
 
-class Layout:
+class OciLayout:
     """An OCI image layout in any `Files`. ``wanted`` is the platform of the images; None for any.
 
     Other artifacts, such as attestations and charts, are skipped.
     """
 
     def __init__(self, files: Files, wanted: Platform | None) -> None:
-        self._blobs = Blobs(files)
+        self._blobs = DigestFiles(files)
         self._wanted = wanted
         self._left = _DOCUMENTS_MAX
-        self._images_of: dict[str, Image] = {}
+        self._images_of: dict[str, LayeredImage] = {}
 
-    def images(self) -> Iterator[Image]:
+    def images(self) -> Iterator[LayeredImage]:
         """Yield the images that index.json lists. Raises OSError, `Damaged`."""
         top = oci.document(image_files.content(self._blobs.files, INDEX))
         for descriptor in top.manifests or ():
@@ -107,7 +107,7 @@ class Layout:
 
     def _images(
         self, descriptor: Descriptor, names: tuple[str, ...], above: tuple[str, ...]
-    ) -> Iterator[Image]:
+    ) -> Iterator[LayeredImage]:
         """Yield the images that a descriptor leads to; ``above`` are the indexes on the way."""
         digests = (descriptor.digest, *above)
         self._left -= 1
@@ -122,19 +122,21 @@ class Layout:
                 raise Damaged(f"indexes of more than {_DEPTH_MAX} indexes")
             chosen = _chosen(found.manifests or (), self._wanted)
         except (IntegrityError, Damaged, OSError) as error:
-            yield Image(label(names, digests[0]), digests, names, error=error)
+            yield LayeredImage(label(names, digests[0]), digests, names, error=error)
             return
         for each in chosen:
             yield from self._images(each, names, digests)
 
-    def _image(self, manifest: Document, names: tuple[str, ...], digests: tuple[str, ...]) -> Image:
+    def _image(
+        self, manifest: Document, names: tuple[str, ...], digests: tuple[str, ...]
+    ) -> LayeredImage:
         """Return an image; of one that is listed several times only the names differ."""
         known = self._images_of.get(digests[0])
         if known is None:
             known = self._images_of[digests[0]] = _image(self._blobs, manifest, names, digests)
             return known
         config = known.digests[-1]
-        return Image(label(names, digests[0]), (*digests, config), names, known.layers)
+        return LayeredImage(label(names, digests[0]), (*digests, config), names, known.layers)
 
 
 def _chosen(manifests: Sequence[Descriptor], wanted: Platform | None) -> list[Descriptor]:
@@ -150,8 +152,8 @@ def _chosen(manifests: Sequence[Descriptor], wanted: Platform | None) -> list[De
 
 
 def _image(
-    blobs: Blobs, manifest: Document, names: tuple[str, ...], digests: tuple[str, ...]
-) -> Image:
+    blobs: DigestFiles, manifest: Document, names: tuple[str, ...], digests: tuple[str, ...]
+) -> LayeredImage:
     assert manifest.config is not None
     # Its content is not needed, but its digest is verified, and users may refer to an image by its
     # ID.
@@ -164,20 +166,20 @@ def _image(
             )
         layers.append(blobs.layer(descriptor))
     digests = (*digests, manifest.config.digest)
-    return Image(label(names, digests[0]), digests, names, tuple(layers))
+    return LayeredImage(label(names, digests[0]), digests, names, tuple(layers))
 
 
 # --- docker save ---------------------------------------------------------------------------------
 
 
-class Saved:
+class SavedImages:
     """The images that ``docker save`` has written, in any `Files`."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._budget = _budget()
 
-    def images(self) -> Iterator[Image]:
+    def images(self) -> Iterator[LayeredImage]:
         """Yield the images that manifest.json lists. Raises OSError, `Damaged`."""
         for entry in oci.saved(image_files.content(self._files, SAVED)):
             names = tuple(entry.repo_tags or ())
@@ -185,9 +187,9 @@ class Saved:
             try:
                 yield self._image(entry, names)
             except (IntegrityError, Damaged, OSError) as error:
-                yield Image(label(names, claimed), (claimed,), names, error=error)
+                yield LayeredImage(label(names, claimed), (claimed,), names, error=error)
 
-    def _image(self, entry: oci.Saved, names: tuple[str, ...]) -> Image:
+    def _image(self, entry: oci.SavedImage, names: tuple[str, ...]) -> LayeredImage:
         """Return the image: its ID is the digest of its configuration, which has the digests of its
         layers.
         """
@@ -200,7 +202,7 @@ class Saved:
             TarLayer(self._files, os.fsencode(path), diff_id, plain=True)
             for path, diff_id in zip(reversed(entry.layers), reversed(diff_ids), strict=True)
         )
-        return Image(label(names, digest), (digest,), names, layers)
+        return LayeredImage(label(names, digest), (digest,), names, layers)
 
 
 # --- containerd ----------------------------------------------------------------------------------
@@ -210,17 +212,17 @@ class ContentStore:
     """containerd's content store: blobs, and among them manifests without names."""
 
     def __init__(self, files: DirectoryFiles, prefix: bytes, wanted: Platform | None) -> None:
-        self._blobs = Blobs(files, prefix)
+        self._blobs = DigestFiles(files, prefix)
         self._root_fd = files.root_fd
         self._prefix = prefix
         self._wanted = wanted
 
-    def images(self) -> Iterator[Image]:
+    def images(self) -> Iterator[LayeredImage]:
         """Yield each image that has a manifest. Raises OSError, `Damaged`."""
         documents: dict[str, Document] = {}
         for digest, found in self._documents():
             if isinstance(found, IntegrityError):
-                yield Image(label((), digest), (digest,), error=found)
+                yield LayeredImage(label((), digest), (digest,), error=found)
             else:
                 documents[digest] = found
         listed: dict[str, list[tuple[Descriptor, str]]] = {}
@@ -235,7 +237,7 @@ class ContentStore:
             try:
                 yield _image(self._blobs, found, (), digests)
             except (IntegrityError, Damaged, OSError) as error:
-                yield Image(label((), digest), digests, error=error)
+                yield LayeredImage(label((), digest), digests, error=error)
 
     def _is_wanted(self, place: tuple[Descriptor, str]) -> bool:
         """Return True if an index lists the blob as an image for the wanted platform."""
@@ -280,7 +282,7 @@ class Docker:
     def __init__(self, files: DirectoryFiles) -> None:
         self._files = files
 
-    def images(self) -> Iterator[Image]:
+    def images(self) -> Iterator[LayeredImage]:
         """Yield all images, then the writable layers of all containers. Raises OSError,
         `Damaged`.
         """
@@ -291,9 +293,9 @@ class Docker:
             try:
                 layers = self._layers(digest)
             except (IntegrityError, Damaged, OSError) as error:
-                yield Image(label(names, digest), digests, names, error=error)
+                yield LayeredImage(label(names, digest), digests, names, error=error)
             else:
-                yield Image(label(names, digest), digests, names, layers, Trust.CONTAINER)
+                yield LayeredImage(label(names, digest), digests, names, layers, Trust.CONTAINER)
         for container in _listed(self._files, _LAYERS + b"/mounts"):
             yield self._written(container)
 
@@ -332,7 +334,7 @@ class Docker:
         path = b"/overlay2/" + engine_records.component(text).encode() + b"/diff"
         return DirectoryLayer(self._files.root_fd, path, name)
 
-    def _written(self, container: str) -> Image:
+    def _written(self, container: str) -> LayeredImage:
         digests = (container,)
         names: tuple[str, ...] = ()
         try:
@@ -345,8 +347,8 @@ class Docker:
             place = _LAYERS + b"/mounts/" + container.encode() + b"/mount-id"
             layers = (self._directory(place, "written"),)
         except (Damaged, OSError) as error:
-            return Image(f"docker:{container[:12]}", digests, names, error=error)
-        return Image(f"docker:{container[:12]}", digests, names, layers, Trust.CONTAINER)
+            return LayeredImage(f"docker:{container[:12]}", digests, names, error=error)
+        return LayeredImage(f"docker:{container[:12]}", digests, names, layers, Trust.CONTAINER)
 
 
 class Storage:
@@ -355,7 +357,7 @@ class Storage:
     def __init__(self, files: DirectoryFiles) -> None:
         self._files = files
 
-    def images(self) -> Iterator[Image]:
+    def images(self) -> Iterator[LayeredImage]:
         """Yield all images, then the writable layers of all containers. Raises OSError,
         `Damaged`.
         """
@@ -371,9 +373,9 @@ class Storage:
             try:
                 found = tuple(map(self._directory, engine_records.stack(image.layer, layers)))
             except Damaged as error:
-                yield Image(label(names, own), digests, names, error=error)
+                yield LayeredImage(label(names, own), digests, names, error=error)
             else:
-                yield Image(label(names, own), digests, names, found, Trust.CONTAINER)
+                yield LayeredImage(label(names, own), digests, names, found, Trust.CONTAINER)
         for name in (b"containers", b"volatile-containers"):
             path = b"/overlay-containers/%s.json" % name
             for container in self._notes(path, engine_records.StoredContainer):
@@ -392,15 +394,15 @@ class Storage:
         path = b"/overlay/" + engine_records.component(layer.id).encode() + b"/diff"
         return DirectoryLayer(self._files.root_fd, path, layer.diff_digest or layer.id)
 
-    def _written(self, container: engine_records.StoredContainer) -> Image:
+    def _written(self, container: engine_records.StoredContainer) -> LayeredImage:
         digests, names = (container.id,), tuple(container.names or ())
         name = f"{container.manager}:{oci.shown_name(container.id[:12])}"
         try:
             path = b"/overlay/" + engine_records.component(container.layer).encode() + b"/diff"
         except Damaged as error:
-            return Image(name, digests, names, error=error)
+            return LayeredImage(name, digests, names, error=error)
         layer = DirectoryLayer(self._files.root_fd, path, "written")
-        return Image(name, digests, names, (layer,), Trust.CONTAINER)
+        return LayeredImage(name, digests, names, (layer,), Trust.CONTAINER)
 
 
 def _listed(files: DirectoryFiles, path: bytes) -> list[str]:

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from buildidfs.capture import walk
-from buildidfs.capture.archive.elf_members import Spool, Whose
+from buildidfs.capture.archive.elf_members import ArchiveOrigin, MemberSpool
 from buildidfs.capture.archive.stream import (
     DEFAULT_LIMITS,
+    ArchiveLimits,
     CannotDecompress,
-    Limits,
     Region,
     unpacked,
 )
@@ -36,8 +36,8 @@ from buildidfs.capture.image.layouts import (
     STORED,
     ContentStore,
     Docker,
-    Layout,
-    Saved,
+    OciLayout,
+    SavedImages,
     Storage,
 )
 from buildidfs.capture.origin.builder import access_of
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.archive.elf_members import Viewers
     from buildidfs.capture.archive.plain_files import PlainFile
-    from buildidfs.capture.archive.stream import Limits
+    from buildidfs.capture.archive.stream import ArchiveLimits
     from buildidfs.capture.base import Found, Memo
-    from buildidfs.capture.image.layers import Files, Image, Layer
+    from buildidfs.capture.image.layers import Files, Layer, LayeredImage
     from buildidfs.formats.container.oci import Platform
 
 # The names in all layers are kept in memory for at most this number of images at a time.
@@ -89,14 +89,14 @@ class ImageScanner:
         *,
         platform: Platform | None = None,
         spool_directory: bytes | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ArchiveLimits = DEFAULT_LIMITS,
         again: bool = False,
     ) -> None:
         self._paths = list(paths)
         self._references = list(references)
         self._roots = list(roots)
         self._platform = platform
-        self._spool = Spool(spool_directory)
+        self._spool = MemberSpool(spool_directory)
         self._context = Context(memo, self._spool, limits)
         self._again = again
         self._layers: dict[bytes, Layer] = {}
@@ -120,8 +120,8 @@ class ImageScanner:
         return self._scan(lambda layer, names, viewers: layer.found(names, viewers, self._context))
 
     def plain_files(
-        self, is_wanted: Callable[[Whose, bytes, int], bool]
-    ) -> Iterator[tuple[Sequence[Whose], PlainFile] | Unreadable]:
+        self, is_wanted: Callable[[ArchiveOrigin, bytes, int], bool]
+    ) -> Iterator[tuple[Sequence[ArchiveOrigin], PlainFile] | Unreadable]:
         """Yield the visible files in the images, with their viewers.
 
         ``is_wanted`` is called with a viewer, path and size, and returns True if the bytes of the
@@ -130,7 +130,7 @@ class ImageScanner:
 
         def look(
             layer: Layer, names: LayerNames, viewers: Viewers
-        ) -> Iterator[tuple[Sequence[Whose], PlainFile] | Unreadable]:
+        ) -> Iterator[tuple[Sequence[ArchiveOrigin], PlainFile] | Unreadable]:
             def is_wanted_here(path: bytes, size: int) -> bool:
                 return any(is_wanted(each, path, size) for each in viewers(path))
 
@@ -265,7 +265,7 @@ class ImageScanner:
         """Yield the items of one layer, which is the next one of each image in ``group``."""
         whose = [(stack, stack.whose(layer)) for stack in group]
 
-        def viewers(path: bytes) -> list[Whose]:
+        def viewers(path: bytes) -> list[ArchiveOrigin]:
             # an image has many names, but the same layers under each of them
             if oci.is_too_deep(path):
                 return []
@@ -313,7 +313,7 @@ class _Stack:
     Images share the objects of their layers, so that a layer is verified only once.
     """
 
-    def __init__(self, image: Image, where: bytes, known: dict[bytes, Layer]) -> None:
+    def __init__(self, image: LayeredImage, where: bytes, known: dict[bytes, Layer]) -> None:
         self.image = image
         self.where = where
         # If an image has a layer twice, the lower one is completely hidden.
@@ -342,11 +342,11 @@ class _Stack:
         """Return True if a file with that path, below ``parents``, in the next layer is hidden."""
         return any(names.hides_any(path, parents) for names in self.above)
 
-    def whose(self, layer: Layer) -> Whose:
+    def whose(self, layer: Layer) -> ArchiveOrigin:
         """Return the fields that all sightings in that layer have in common."""
         image = self.image
         host = f"{image.digests[0]}/{layer.name}"
-        return Whose(image.label, host, image.trust, "image", standing=Standing.IMAGE)
+        return ArchiveOrigin(image.label, host, image.trust, "image", standing=Standing.IMAGE)
 
 
 def _reason(error: Exception) -> str:
@@ -373,7 +373,7 @@ def _next(pending: Sequence[_Stack]) -> tuple[Layer, list[_Stack]]:
     return group[0].layers[0], group
 
 
-def _mark(image: Image) -> FileIdentity | None:
+def _mark(image: LayeredImage) -> FileIdentity | None:
     """Return the identity under which the memo knows for a month that this image was read.
 
     It includes the users who could read the image then. Returns None if the image may change.
@@ -391,12 +391,16 @@ def _mark(image: Image) -> FileIdentity | None:
 
 
 class _ImageSource(Protocol):
-    def images(self) -> Iterator[Image]: ...
+    def images(self) -> Iterator[LayeredImage]: ...
 
 
 def images_at(
-    path: bytes, platform: Platform | None, spool: Spool, limits: Limits, open_files: ExitStack
-) -> Iterator[Image]:
+    path: bytes,
+    platform: Platform | None,
+    spool: MemberSpool,
+    limits: ArchiveLimits,
+    open_files: ExitStack,
+) -> Iterator[LayeredImage]:
     """Yield the images at a path: for one platform if there is a choice, for all if it is None.
 
     ``open_files`` closes the opened files, which are read until the end of an image. An archive
@@ -432,8 +436,8 @@ def images_at(
 def _of_files(files: Files, platform: Platform | None) -> list[_ImageSource]:
     """Return a layout, or the archive of ``docker save``; archives of later versions are both."""
     if has(files, LAYOUT) and has(files, INDEX):
-        return [Layout(files, platform)]
-    return [Saved(files)] if has(files, SAVED) else []
+        return [OciLayout(files, platform)]
+    return [SavedImages(files)] if has(files, SAVED) else []
 
 
 def _in_directory(files: DirectoryFiles, platform: Platform | None) -> list[_ImageSource]:

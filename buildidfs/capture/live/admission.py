@@ -32,7 +32,7 @@ _REFILL_S: Final = 0.02
 _PATH_BYTES: Final = 4096  # of the paths in one message
 
 
-class Dropped:
+class DroppedMappings:
     """Mappings of one share that were not opened: their count, home and a few paths."""
 
     __slots__ = ("_room", "count", "home", "paths")
@@ -66,7 +66,7 @@ class FairShare:
         self._lock = threading.Lock()
         self._left: dict[Share, float] = {}
         self._places: Counter[str] = Counter()  # in `_left`, by owner
-        self._dropped: dict[Share, Dropped] = {}
+        self._dropped: dict[Share, DroppedMappings] = {}
         self._refilled = 0.0
 
     @property
@@ -103,10 +103,10 @@ class FairShare:
                     share = Share(_REST)
             dropped = self._dropped.get(share)
             if dropped is None:
-                dropped = self._dropped[share] = Dropped(home)
+                dropped = self._dropped[share] = DroppedMappings(home)
             dropped.add(path)
 
-    def take_dropped(self) -> list[Dropped]:
+    def take_dropped(self) -> list[DroppedMappings]:
         """Return the mappings dropped since the last call, by share."""
         if not self._dropped:
             return []

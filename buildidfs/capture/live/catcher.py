@@ -37,12 +37,12 @@ import msgspec
 from buildidfs import log
 from buildidfs.capture.live import first_touch, process_table, protocol
 from buildidfs.capture.live.event_rings import Rings
-from buildidfs.capture.live.grabber import Lookout, State
+from buildidfs.capture.live.grabber import CatcherState, Lookout
 from buildidfs.capture.live.identifier import Settler
 from buildidfs.capture.live.protocol import (
     MOST_DESCRIPTORS,
+    CatcherFailed,
     Counts,
-    Failed,
     Flooded,
     Lost,
     Outbox,
@@ -87,7 +87,7 @@ class Catcher:
         program, self._refusal = first_touch.start(cgroup_fd)
         self._rings = Rings(program, cgroup_fd=cgroup_fd)
         touches = None if program is None else Touches(program)
-        self._state = State(self._rings, self._outbox, Met(), touches)
+        self._state = CatcherState(self._rings, self._outbox, Met(), touches)
         self._pollers: set[select.epoll] = set()
         self._lookouts: dict[Lookout, select.epoll] = {}
         self._settler = Settler(self._state)
@@ -223,7 +223,7 @@ class Catcher:
         self._begin(lookout.replacement(), poller)
         if len(silent) >= MOST:
             # Only the end of this process ends the waits of its threads.
-            self._outbox.put(Failed("too many processes do not answer"))
+            self._outbox.put(CatcherFailed("too many processes do not answer"))
             self._outbox.flush()
             os._exit(1)
 
@@ -290,7 +290,7 @@ class Catcher:
 # If two threads have work, the waiting one runs after this time.
 _SWITCH_INTERVAL_S = 0.00002
 _STACK_BYTES = 256 << 10
-# More than it has open at any time, see `State`.
+# More than it has open at any time, see `CatcherState`.
 _DESCRIPTORS = 1 << 14
 
 
@@ -333,4 +333,4 @@ def _run(catcher: Catcher, sock: socket.socket) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # the other end is closed
             sock.setblocking(True)
-            protocol.send(sock, protocol.encode(Failed(error.strerror or str(error))))
+            protocol.send(sock, protocol.encode(CatcherFailed(error.strerror or str(error))))

@@ -38,9 +38,16 @@ from buildidfs.capture.process.gate import (
     NoAnswer,
     SilentProcesses,
 )
-from buildidfs.formats.perf.records import Entered, Exited, Forked, GroupMade, Mapped, Output
-from buildidfs.formats.perf.records import Generated as GeneratedRecord
-from buildidfs.formats.perf.records import Lost as LostRecords
+from buildidfs.formats.perf.records import (
+    Entered,
+    ExecutableMemory,
+    Exited,
+    Forked,
+    GroupMade,
+    LostRecords,
+    Mapped,
+    Output,
+)
 from buildidfs.linux import namespaces, procfs, statx, syscalls
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.linux.threads import Closer, is_held
@@ -129,7 +136,7 @@ _MOST_GENERATED: Final = 1 << 14
 _MEMORY: Final = (b"/memfd:", b"/dev/zero")
 
 
-class State:
+class CatcherState:
     """The state that the threads of the catcher share.
 
     ``lock`` guards all of it except ``outbox``, ``closer``, ``host``, ``grips`` (the pinned files,
@@ -195,7 +202,7 @@ class State:
             self._generated.pop(record.pid, None)
         elif isinstance(record, Entered):
             self.tasks.entered(record.pid, record.namespaces, record.time)
-        elif isinstance(record, GeneratedRecord):
+        elif isinstance(record, ExecutableMemory):
             home = self.tasks.home_at(record.pid, record.time)
             self.tell_generated(record.pid, record.time, home)
         elif isinstance(record, LostRecords):
@@ -275,7 +282,7 @@ class Lookout:
     which wake no thread if the kernel's program is there.
     """
 
-    def __init__(self, state: State, cpu: int) -> None:
+    def __init__(self, state: CatcherState, cpu: int) -> None:
         self._state = state
         self._cpu = cpu
         self.pause = _IDLE_S

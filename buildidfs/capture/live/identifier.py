@@ -21,7 +21,7 @@ from buildidfs.model import BuildId
 from buildidfs.shares import of_user
 
 if TYPE_CHECKING:
-    from buildidfs.capture.live.grabber import Grip, State
+    from buildidfs.capture.live.grabber import CatcherState, Grip
     from buildidfs.capture.live.process_table import Home
     from buildidfs.formats.perf.records import Mapped
     from buildidfs.model import FileIdentity
@@ -40,7 +40,7 @@ _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ETIMEDOUT))
 class Settler:
     """Identifies and sends files, in one thread that is less urgent than those that pin them."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: CatcherState) -> None:
         self._state = state
         self._slow = SlowMounts()
         # Files that are no longer mapped: those with the mount namespace in which they were seen,

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from buildidfs.capture.live.protocol import Place
+from buildidfs.capture.live.protocol import ProcessPlace
 from buildidfs.capture.origin import container
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
@@ -251,7 +251,7 @@ def _found(pid_fd: int, home: Home, close: Close) -> Home:
     return home
 
 
-def place(pid: int, home: Home, host: int, user: int = 0) -> Place:
+def place(pid: int, home: Home, host: int, user: int = 0) -> ProcessPlace:
     """Return the place of a process. ``host`` is the host's mount namespace, in which the file
     counts for ``user``.
 
@@ -269,13 +269,13 @@ def place(pid: int, home: Home, host: int, user: int = 0) -> Place:
     except OSError:
         pass
     owner = user if numbers.mnt == host else home.owner
-    return Place(numbers, home.mnt_ns_id, its_cgroup, number, chrooted, owner)
+    return ProcessPlace(numbers, home.mnt_ns_id, its_cgroup, number, chrooted, owner)
 
 
-def known_place(home: Home) -> Place:
+def known_place(home: Home) -> ProcessPlace:
     """Return the place of the processes of a home, as far as it is known without a system call."""
     numbers = home.namespaces or NamespaceSet()
-    return Place(
+    return ProcessPlace(
         numbers, home.mnt_ns_id, home.cgroup, home.cgroup_id, chrooted=True, owner=home.owner
     )
 

@@ -32,7 +32,7 @@ MOST_DESCRIPTORS: Final = 2048
 """The most descriptors that wait to be sent."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class ProcessPlace(msgspec.Struct, frozen=True, array_like=True):
     """The place of a process. ``cgroup`` is a path, ``cgroup_id`` its number or 0.
 
     ``chrooted`` is True if the process has a root of its own, or its root is unknown. ``owner`` is
@@ -61,7 +61,7 @@ class Caught(msgspec.Struct, frozen=True, array_like=True, tag=1):
     seen_ns: int
     path: bytes
     identity: FileIdentity
-    place: Place
+    place: ProcessPlace
     build_id: BuildId | None = None
 
 
@@ -75,7 +75,7 @@ class Missed(msgspec.Struct, frozen=True, array_like=True, tag=2):
     path: bytes
     reason: str
     errno: int
-    place: Place = Place(NamespaceSet(), 0, b"")
+    place: ProcessPlace = ProcessPlace(NamespaceSet(), 0, b"")
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -85,7 +85,7 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reason: str
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class CatcherFailed(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The catcher cannot work any longer, and ends."""
 
     reason: str
@@ -116,7 +116,7 @@ class Flooded(msgspec.Struct, frozen=True, array_like=True, tag=8):
     Processes at ``place`` map new files too fast; ``paths`` are a few of these files.
     """
 
-    place: Place
+    place: ProcessPlace
     count: int
     paths: tuple[bytes, ...]
 
@@ -152,7 +152,18 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=11):
     reason: str
 
 
-Message = Caught | Missed | Lost | Failed | Counts | Forget | Flooded | Generated | Silent | Refused
+Message = (
+    Caught
+    | Missed
+    | Lost
+    | CatcherFailed
+    | Counts
+    | Forget
+    | Flooded
+    | Generated
+    | Silent
+    | Refused
+)
 
 # Build IDs are bytes of a type that msgspec does not know.
 _encode = msgspec.msgpack.Encoder(enc_hook=bytes).encode

@@ -374,7 +374,7 @@ class Reach:
             return frozenset()
         raise OSError(errno.ENOENT, "a part of what the host does not have")
 
-    def _shown(self, fd: int, mount: int | None, root: Root) -> tuple[mounts.Placed, bool]:
+    def _shown(self, fd: int, mount: int | None, root: Root) -> tuple[mounts.ShownMount, bool]:
         """Return the mount that ``fd`` is on, and True if it is the root of its users. Raises
         OSError.
         """
@@ -386,9 +386,9 @@ class Reach:
         found = next(proc_text.mounts_in(next(lines, b"")), None)
         if found is None:
             raise OSError(errno.ENOENT, "not mounted where it was seen")
-        return mounts.Placed(found.dev, found.root, found.fstype), found.mount_point == b"/"
+        return mounts.ShownMount(found.dev, found.root, found.fstype), found.mount_point == b"/"
 
-    def _ways_outside(self, shown: mounts.Placed) -> list[bytes]:
+    def _ways_outside(self, shown: mounts.ShownMount) -> list[bytes]:
         """Return paths on the host that may lead to the root of a mount. Raises OSError."""
         if shown.root.endswith(b"//deleted"):
             raise OSError(errno.ENOENT, "a directory that was deleted")

@@ -20,9 +20,9 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from buildidfs.capture.origin import container
-from buildidfs.capture.process.process import Process, Ways, is_dump
+from buildidfs.capture.process.process import PinnedProcess, Ways, is_dump
 from buildidfs.capture.unresponsive.filesystems import Patience
-from buildidfs.formats.perf.jit import Dump
+from buildidfs.formats.perf.jit import JitDump
 from buildidfs.linux import machine, namespaces, openat2, procfs, statx
 from buildidfs.linux.file_ops import close_fds, closing_on_error
 from buildidfs.model import OWNER, JitProcess, Trust
@@ -48,14 +48,14 @@ _MOST_BYTES: Final = 32 << 20
 _log = logging.getLogger(__name__)
 
 
-class Keeper(Protocol):
+class JitNameReceiver(Protocol):
     """The receiver of the names; `store.jit_maps.JitMaps` is one."""
 
     def write(self, process: JitProcess, at: int, text: bytes) -> int:
         """Keep a part of a map; return the offset of the next part, -1 to begin again."""
 
 
-class Whose(NamedTuple):
+class JitOwner(NamedTuple):
     """The share of a process, the name of its container for reports (empty on the host), and its
     mount namespace.
     """
@@ -92,7 +92,7 @@ class JitFile:
     def _rewind(self) -> None:
         self._at = 0  # number of bytes of the file that were read
         self._kept = 0  # number of bytes of the map that are kept
-        self._dump = Dump()
+        self._dump = JitDump()
 
     @property
     def file(self) -> tuple[int, int]:
@@ -106,7 +106,7 @@ class JitFile:
         self._fd = self._path_fd = -1
         close_fds(fd, path_fd)
 
-    def read(self, keeper: Keeper, most: int) -> int:
+    def read(self, keeper: JitNameReceiver, most: int) -> int:
         """Give ``keeper`` about ``most`` bytes of new names at most, and return the cost.
 
         The cost is in bytes, with an addition for each record of a dump; it is 0 if there are no
@@ -125,13 +125,13 @@ class JitFile:
             close = True
         try:
             if os.fstat(fd).st_size < self._at:  # the file was started anew
-                self._at, self._dump = 0, Dump()
+                self._at, self._dump = 0, JitDump()
             return self._read(fd, keeper, most)
         finally:
             if close:
                 os.close(fd)
 
-    def _read(self, fd: int, keeper: Keeper, most: int) -> int:
+    def _read(self, fd: int, keeper: JitNameReceiver, most: int) -> int:
         if self._kept >= JitProcess.MOST_BYTES:
             return 0  # the rest would not be kept
         before, total = self._dump.records, 0
@@ -205,23 +205,23 @@ class JitFinder:
         self._ways = Ways(gate=gate)
         self._boot_id = statx.boot_id().hex()
 
-    def whose(self, pid: int) -> Whose:
+    def whose(self, pid: int) -> JitOwner:
         """Return the share of a process: its container, on the host its user. Raises OSError."""
-        with Process(pid, self._ways) as process:
+        with PinnedProcess(pid, self._ways) as process:
             process.look(self._initial, self._container_namespaces)
             share = process.share(self._initial)
             if process.namespaces.mnt == self._initial.mnt:
-                return Whose(share)
+                return JitOwner(share)
             seen_in = process.surroundings
             label = container.shown(seen_in.container, seen_in.cgroup)
-            return Whose(share, label, seen_in.mnt_ns_id)
+            return JitOwner(share, label, seen_in.mnt_ns_id)
 
     def find(self, pid: int) -> list[JitFile]:
         """Open the files of names that a process has; the caller closes them.
 
         Raises OSError: ESRCH or ENOENT if there is no such process.
         """
-        with Process(pid, self._ways) as process:
+        with PinnedProcess(pid, self._ways) as process:
             process.look(self._initial, self._container_namespaces)
             found = []
             with contextlib.suppress(OSError):
@@ -230,7 +230,7 @@ class JitFinder:
                 found += self._dumps(process)
             return found
 
-    def keep(self, keeper: Keeper, pids: Iterable[int]) -> None:
+    def keep(self, keeper: JitNameReceiver, pids: Iterable[int]) -> None:
         """Keep the names that processes have written so far. Raises errors of ``keeper``."""
         for pid in pids:
             try:
@@ -247,11 +247,11 @@ class JitFinder:
                 finally:
                     file.close()
 
-    def _map(self, process: Process) -> JitFile:
+    def _map(self, process: PinnedProcess) -> JitFile:
         path = b"/tmp/perf-%d.map" % procfs.innermost_pid(process.fd)
         return self._taken(process, self._open(process, path), path, dump=False)
 
-    def _open(self, process: Process, path: bytes) -> int:
+    def _open(self, process: PinnedProcess, path: bytes) -> int:
         """Return an O_PATH descriptor of the file at a path of a process. Raises OSError."""
         root_fd = process.root_fd
         try:
@@ -266,17 +266,17 @@ class JitFinder:
         device = (-1, process.mount_namespace)
         return self._patience.ask_about(device, root_fd, question, os.close)
 
-    def _dumps(self, process: Process) -> Iterator[JitFile]:
+    def _dumps(self, process: PinnedProcess) -> Iterator[JitFile]:
         for mapping in process.executable_mappings():
             if is_dump(mapping.path):
                 with contextlib.suppress(OSError):
                     yield self._dump(process, mapping)
 
-    def _dump(self, process: Process, mapping: Mapping) -> JitFile:
+    def _dump(self, process: PinnedProcess, mapping: Mapping) -> JitFile:
         path_fd = process.open_map_file(mapping)
         return self._taken(process, path_fd, process.path_in_root(mapping), dump=True)
 
-    def _taken(self, process: Process, path_fd: int, path: bytes, *, dump: bool) -> JitFile:
+    def _taken(self, process: PinnedProcess, path_fd: int, path: bytes, *, dump: bool) -> JitFile:
         """Return the file at ``path_fd``; close the descriptor and raise if the file must not be
         believed. Raises OSError.
         """
@@ -291,7 +291,7 @@ class JitFinder:
             fd = -1 if is_slow else openat2.reopen_regular(path_fd)
         return JitFile(described, path_fd, fd, self._helper, share, dump=dump)
 
-    def _described(self, process: Process, path: bytes, identity: FileIdentity) -> JitProcess:
+    def _described(self, process: PinnedProcess, path: bytes, identity: FileIdentity) -> JitProcess:
         in_host = process.namespaces.mnt == self._initial.mnt
         origin = process.surroundings.origin(
             path,
@@ -319,7 +319,7 @@ class JitFinder:
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def _is_own(process: Process, identity: FileIdentity) -> bool:
+def _is_own(process: PinnedProcess, identity: FileIdentity) -> bool:
     """Return True for a file of the user of the process, or of root of its user namespace."""
     _, effective, _, filesystem = procfs.uids(process.fd)
     return identity.uid in (effective, filesystem, procfs.root_user(process.fd))

@@ -21,7 +21,7 @@ from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.package_notes import PackageNotes
 from buildidfs.capture.process.process import (
     Moved,
-    Process,
+    PinnedProcess,
     Ways,
     denied,
     is_device,
@@ -63,7 +63,7 @@ class Mapper(msgspec.Struct, frozen=True):
     package: Package = UNKNOWN
 
 
-class Nameless(msgspec.Struct, frozen=True):
+class NamelessMapping(msgspec.Struct, frozen=True):
     """An executable mapping of a process whose file has no build ID, or none that can be read."""
 
     pid: int
@@ -101,17 +101,17 @@ class Mappers:
         self._devices = Devices()
         self._mount_namespaces: set[str] = set()
 
-    def __iter__(self) -> Iterator[Mapper | Nameless | Unreadable]:
+    def __iter__(self) -> Iterator[Mapper | NamelessMapping | Unreadable]:
         yield from out_of_sight()
         for pid in procfs.pids():
             try:
-                with Process(pid, self._ways) as process:
+                with PinnedProcess(pid, self._ways) as process:
                     yield from self._process(process)
             except OSError as error:
                 if error.errno not in _GONE:
                     yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
 
-    def _process(self, process: Process) -> list[Mapper | Nameless]:
+    def _process(self, process: PinnedProcess) -> list[Mapper | NamelessMapping]:
         """Yield the wanted files that one process maps, each once. Raises OSError."""
         for _ in range(_ATTEMPTS):
             mappings = process.executable_mappings()
@@ -144,7 +144,7 @@ class Mappers:
             return self._nameless and mapping.dev not in self._own_mounts
         return self._wanted(build_id, mapping)
 
-    def _note_mounts(self, process: Process, namespace: str) -> None:
+    def _note_mounts(self, process: PinnedProcess, namespace: str) -> None:
         """Read the mounts of a mount namespace when it is seen for the first time."""
         if namespace in self._mount_namespaces:
             return
@@ -154,7 +154,7 @@ class Mappers:
         by_root = namespaces.of(process.fd).user == self._initial.user
         self._devices.learn(text, overlays_answer=by_root)
 
-    def _build_id(self, process: Process, namespace: str, mapping: Mapping) -> BuildId | None:
+    def _build_id(self, process: PinnedProcess, namespace: str, mapping: Mapping) -> BuildId | None:
         """Return the build ID of a mapped file; None if it is unknown. Raises `Moved`."""
         key = (namespace, mapping.dev, mapping.inode, fingerprint(mapping.path))
         try:
@@ -175,7 +175,7 @@ class Mappers:
         self._known[key] = answer
         return answer
 
-    def _in_memory(self, process: Process, mapping: Mapping) -> BuildId | None:
+    def _in_memory(self, process: PinnedProcess, mapping: Mapping) -> BuildId | None:
         """Return the build ID in the memory of the process."""
         try:
             return self._ask(mapping, lambda: process.build_id_in_memory(mapping))
@@ -185,12 +185,12 @@ class Mappers:
             return None
 
     def _found(
-        self, process: Process, comm: bytes, build_id: BuildId | None, mapping: Mapping
-    ) -> Mapper | Nameless:
+        self, process: PinnedProcess, comm: bytes, build_id: BuildId | None, mapping: Mapping
+    ) -> Mapper | NamelessMapping:
         path = process.path_in_root(mapping)
         container, cgroup = process.container, process.surroundings.cgroup
         if build_id is None:
-            return Nameless(process.pid, container, path, cgroup)
+            return NamelessMapping(process.pid, container, path, cgroup)
         package = UNKNOWN
         if self._packages is not None:
             package = self._packages.owner(process, path)
@@ -205,7 +205,7 @@ class Mappers:
         return self._patience.ask(mapping.dev, look, lambda answer: None)
 
 
-def _look_into(process: Process, mapping: Mapping) -> BuildId | None:
+def _look_into(process: PinnedProcess, mapping: Mapping) -> BuildId | None:
     """Return the build ID of a mapped file by reading it. Raises `Moved`, OSError."""
     path_fd, identity = process.pin(mapping)
     with closing_fd(path_fd):

@@ -25,7 +25,7 @@ from buildidfs.linux.file_ops import closing_fd
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from buildidfs.capture.process.process import Process
+    from buildidfs.capture.process.process import PinnedProcess
 
 _DPKG_LISTS: Final = b"/var/lib/dpkg/info"
 _DPKG_STATUS: Final = b"/var/lib/dpkg/status"
@@ -52,7 +52,7 @@ class PackageNotes:
         self._roots: dict[_Root, list[_Owner]] = {}
         self._known: dict[tuple[_Root, bytes], Package] = {}
 
-    def owner(self, process: Process, path: bytes) -> Package:
+    def owner(self, process: PinnedProcess, path: bytes) -> Package:
         """Return the package that has installed a file at ``path`` in the root of a process.
 
         `UNKNOWN` if no database has the path. Does not raise.

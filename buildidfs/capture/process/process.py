@@ -8,7 +8,7 @@ file by now, so the build ID of the file must be the one in memory.
 
 Code may also run from memory into which a program has copied, unpacked or translated it: huge
 pages, a packer, an emulator. The files of that code are mapped without the right to execute them,
-or not at all, and count as well: see `Process.other_programs`.
+or not at all, and count as well: see `PinnedProcess.other_programs`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Ways:
         return path
 
 
-class Process:
+class PinnedProcess:
     """A process pinned by the descriptor of its directory in /proc; a context manager.
 
     Attributes other than ``pid`` and ``fd`` exist after `look`. ``has_generated_code`` exists after
@@ -115,7 +115,7 @@ class Process:
         self._place = 0, b""
         self.fd = procfs.open_pid(pid)
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> PinnedProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -45,7 +45,7 @@ from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.capture.process.gate import NoAnswer
-from buildidfs.capture.process.process import Moved, Process, Ways, denied, is_device
+from buildidfs.capture.process.process import Moved, PinnedProcess, Ways, denied, is_device
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience, fuse_devices
 from buildidfs.formats import proc_text
@@ -226,7 +226,7 @@ class _Scan:
         found: dict[str, ContainerNames] = {}
         for pid in pids:
             try:
-                with Process(pid, self._ways) as process:
+                with PinnedProcess(pid, self._ways) as process:
                     if procfs.is_kernel_thread(process.fd):
                         continue  # kdevtmpfs has a mount namespace of its own
                     process.look(self._initial, self._container_namespaces)
@@ -257,7 +257,7 @@ class _Scan:
     ) -> Iterator[Found]:
         """Yield the new files of a process, if it is in a ``wanted`` container."""
         try:
-            with Process(pid, self._ways) as process:
+            with PinnedProcess(pid, self._ways) as process:
                 for _ in range(_ATTEMPTS):
                     mappings = process.executable_mappings()
                     if not mappings and not process.has_generated_code:
@@ -288,7 +288,7 @@ class _Scan:
             elif asked_for and not os.path.exists(f"/proc/{pid}"):
                 yield Unreadable(b"/proc/%d" % pid, "no such process", errno.ESRCH)
 
-    def _note_mounts(self, process: Process) -> None:
+    def _note_mounts(self, process: PinnedProcess) -> None:
         """Read the mounts of a mount namespace when it is seen for the first time."""
         if process.mount_namespace in self._mount_namespaces:
             return
@@ -303,7 +303,7 @@ class _Scan:
                 self._fuse_namespaces.add(process.mount_namespace)
                 self._fuse_devices |= found
 
-    def _files(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
+    def _files(self, process: PinnedProcess, mappings: list[Mapping]) -> Iterator[Found]:
         where = process.mount_namespace, process.container
         for mapping in mappings:
             key = (*where, mapping.dev, mapping.inode, fingerprint(mapping.path))
@@ -330,7 +330,7 @@ class _Scan:
             self._met.add(key)
             self._failed.pop(key)
 
-    def _links(self, process: Process, mappings: list[Mapping]) -> Iterator[Found]:
+    def _links(self, process: PinnedProcess, mappings: list[Mapping]) -> Iterator[Found]:
         """Yield the files of a container at the names under which its dynamic linker loaded them,
         if these lead there through symbolic links that `view.layouts.containers` cannot derive.
 
@@ -352,7 +352,9 @@ class _Scan:
                     yield from found
                     break
 
-    def _linked(self, process: Process, path: bytes, mappings: list[Mapping]) -> list[Found] | None:
+    def _linked(
+        self, process: PinnedProcess, path: bytes, mappings: list[Mapping]
+    ) -> list[Found] | None:
         """Return the sightings of a mapped file at another path, None if it does not lead to one.
         Raises OSError.
         """
@@ -367,8 +369,8 @@ class _Scan:
             at = msgspec.structs.replace(mapping, path=path, deleted=False)
             return list(self._file(process, at, path_fd, identity))
 
-    def _pin(self, process: Process, mapping: Mapping) -> tuple[int, FileIdentity]:
-        """Pin as `Process.pin` does, a file that may be on a filesystem that does not answer."""
+    def _pin(self, process: PinnedProcess, mapping: Mapping) -> tuple[int, FileIdentity]:
+        """Pin a file of a filesystem that may not answer, as `PinnedProcess.pin` does."""
         if not self._devices.may_not_answer(mapping.dev):
             return process.pin(mapping)
         if process.pins_unasked:
@@ -387,7 +389,7 @@ class _Scan:
 
         return self._patience.ask(mapping.dev, pin_and_read, lambda answer: os.close(answer[0]))
 
-    def _refused(self, process: Process, mapping: Mapping, error: OSError) -> Unreadable:
+    def _refused(self, process: PinnedProcess, mapping: Mapping, error: OSError) -> Unreadable:
         """Return the loss of a file that could not be opened, with the build ID of a file on a
         private FUSE filesystem: the kernel reports it even if root may not read the file.
         """
@@ -405,7 +407,7 @@ class _Scan:
         return mapping.dev not in self._own_mounts and not is_device(mapping.path)
 
     def _file(
-        self, process: Process, mapping: Mapping, path_fd: int, identity: FileIdentity
+        self, process: PinnedProcess, mapping: Mapping, path_fd: int, identity: FileIdentity
     ) -> Iterator[Found]:
         path = process.path_in_root(mapping)
         trust = self._trust(process, path, identity, path_fd)
@@ -431,7 +433,7 @@ class _Scan:
             yield from self._debug_files(process, path, described, trust)
 
     def _sighting(
-        self, process: Process, path: bytes, identity: FileIdentity, fd: int, trust: Trust
+        self, process: PinnedProcess, path: bytes, identity: FileIdentity, fd: int, trust: Trust
     ) -> Sighting:
         is_hosts = process.namespaces.mnt == self._initial.mnt
         origin = process.surroundings.origin(
@@ -445,13 +447,15 @@ class _Scan:
         )
         return Sighting(origin, time.time_ns())
 
-    def _seen_again(self, sighting: Sighting, process: Process, fd: int, known: Known) -> SeenAgain:
+    def _seen_again(
+        self, sighting: Sighting, process: PinnedProcess, fd: int, known: Known
+    ) -> SeenAgain:
         """Return the record of a file that the memo knows, with its reach if the place is new."""
         return seen_again(
             self._memo, sighting, known, lambda each: self._reached(each, process, fd)
         )
 
-    def _reached(self, sighting: Sighting, process: Process, fd: int) -> Sighting:
+    def _reached(self, sighting: Sighting, process: PinnedProcess, fd: int) -> Sighting:
         """Return the sighting with the reach of the file."""
         identity = sighting.origin.identity
         if process.mount_namespace in self._fuse_namespaces:
@@ -462,7 +466,7 @@ class _Scan:
             reach = process.reach_of(fd, identity, self._reach, patience)
         return reached(sighting, reach)
 
-    def _trust(self, process: Process, path: bytes, identity: FileIdentity, fd: int) -> Trust:
+    def _trust(self, process: PinnedProcess, path: bytes, identity: FileIdentity, fd: int) -> Trust:
         mnt, initial_mnt = process.namespaces.mnt, self._initial.mnt
         trust = trust_of(identity, mnt, initial_mnt)
         if trust is Trust.HOST and not (
@@ -472,14 +476,14 @@ class _Scan:
             trust = trust_of(identity, mnt, initial_mnt, owners_believed=False)
         return trust
 
-    def _trust_in(self, process: Process) -> Trust:
+    def _trust_in(self, process: PinnedProcess) -> Trust:
         in_host = process.namespaces.mnt == self._initial.mnt
         return Trust.UNKNOWN if in_host else Trust.CONTAINER
 
     # --- debug files -----------------------------------------------------------------------
 
     def _debug_files(
-        self, process: Process, path: bytes, binary: ElfFile | BuildId, trust: Trust
+        self, process: PinnedProcess, path: bytes, binary: ElfFile | BuildId, trust: Trust
     ) -> Iterator[Found]:
         """Yield the debug files of a binary. If only the build ID of the binary is known, the memo
         has the name of its debug file.
@@ -499,12 +503,12 @@ class _Scan:
             if error.errno not in _GONE:
                 yield Unreadable(b"/proc/%d/root" % process.pid, denied(error), error.errno or 0)
 
-    def _companions(self, process: Process, directories: Sequence[bytes]) -> Companions:
+    def _companions(self, process: PinnedProcess, directories: Sequence[bytes]) -> Companions:
         refused = {os.makedev(*device) for device in self._own_mounts}
         opener = self._opener(process)
         return Companions(process.root_fd, self._memo, refused, opener, directories)
 
-    def _opener(self, process: Process) -> Opener:
+    def _opener(self, process: PinnedProcess) -> Opener:
         """Return an object that opens files by their paths in the root of a process."""
         if process.mount_namespace not in self._slow_namespaces:
             return Opener()
@@ -515,7 +519,7 @@ class _Scan:
             process.share(self._initial),
         )
 
-    def _directories(self, process: Process) -> tuple[tuple[bytes, ...], bool]:
+    def _directories(self, process: PinnedProcess) -> tuple[tuple[bytes, ...], bool]:
         """Return the directories with debug files of the root of a process, and True if some have
         them by build ID.
         """
@@ -531,7 +535,7 @@ class _Scan:
         return known
 
     def _take(
-        self, process: Process, companions: Iterator[Companion | Unreadable], binary: Trust
+        self, process: PinnedProcess, companions: Iterator[Companion | Unreadable], binary: Trust
     ) -> Iterator[Found]:
         for item in companions:
             if isinstance(item, Unreadable):
@@ -635,10 +639,10 @@ class VdsoFinder:
 
     def own(self) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of this process. Raises OSError."""
-        with Process(os.getpid(), Ways()) as process:
+        with PinnedProcess(os.getpid(), Ways()) as process:
             return self.of(process, Trust.HOST)
 
-    def of(self, process: Process, trust: Trust) -> PinnedFile | SeenAgain | None:
+    def of(self, process: PinnedProcess, trust: Trust) -> PinnedFile | SeenAgain | None:
         """Return the vDSO of a process; None if it has none or it was found before. Raises OSError.
 
         A process can write to its copy of the vDSO, so the vDSO gets ``trust``, the trust in the

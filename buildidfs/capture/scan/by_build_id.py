@@ -33,7 +33,7 @@ from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import trust_of
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
-from buildidfs.capture.process.process import Process, Ways, denied
+from buildidfs.capture.process.process import PinnedProcess, Ways, denied
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.capture.unresponsive.filesystems import Patience
@@ -53,7 +53,7 @@ File = tuple[bytes, tuple[int, int], int]
 """A path, and the device and inode number that a mapping of it shows."""
 
 
-class Wanted(msgspec.Struct):
+class SoughtFiles(msgspec.Struct):
     """The files to look for.
 
     ``build_ids`` may be at ``paths``, or at the places in mount namespaces (numbers as
@@ -80,7 +80,7 @@ class WantedScanner:
     def __init__(
         self,
         memo: Memo,
-        wanted: Wanted,
+        wanted: SoughtFiles,
         container_namespaces: Collection[str] = ("mnt",),
         *,
         scanner: str = "perf-data",
@@ -199,7 +199,7 @@ class WantedScanner:
             if not places:
                 return
             try:
-                with Process(pid, look.ways) as process:
+                with PinnedProcess(pid, look.ways) as process:
                     number = namespaces.mnt_ns_id(process.fd)
                     if number not in places:
                         continue
@@ -238,7 +238,7 @@ class _Elsewhere:
 
     def at(
         self,
-        process: Process,
+        process: PinnedProcess,
         path: bytes,
         wanted: set[BuildId],
         found_it: Callable[[BuildId], None],

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.capture import elf_file, walk
 from buildidfs.capture.archive import stream
-from buildidfs.capture.archive.elf_members import Spool
+from buildidfs.capture.archive.elf_members import MemberSpool
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.debug_files import DEBUG_ROOT, path_by_id
 from buildidfs.capture.origin.builder import Here, Surroundings, is_foreign
@@ -196,7 +196,7 @@ class KernelScanner:
     def _kernel_files(self) -> KernelFiles:
         """Return the tools for kernel files. Raises OSError."""
         here = Here("kernel", self._initial, self._container_namespaces)
-        return KernelFiles(self._memo, here, Spool(self._spool_directory))
+        return KernelFiles(self._memo, here, MemberSpool(self._spool_directory))
 
     def _found(
         self, kernel_files: KernelFiles, path: bytes, build_id: BuildId, otherwise: str
@@ -336,7 +336,7 @@ class InstalledKernels:
     ) -> None:
         self._root = root
         here = Here("kernel", initial, container_namespaces)
-        self._files = KernelFiles(memo, here, Spool(spool_directory))
+        self._files = KernelFiles(memo, here, MemberSpool(spool_directory))
         self._entered: set[tuple[int, int]] = set()
 
     def __iter__(self) -> Iterator[Found]:
@@ -475,7 +475,7 @@ class _Packed(NamedTuple):
 class KernelFiles:
     """The work of `InstalledKernels` and `KernelScanner` on each file."""
 
-    def __init__(self, memo: Memo, here: Here, spool: Spool) -> None:
+    def __init__(self, memo: Memo, here: Here, spool: MemberSpool) -> None:
         self._memo = memo
         self._here = here
         self._spool = spool

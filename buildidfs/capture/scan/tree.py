@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture import debug_files, elf_file, walk
-from buildidfs.capture.archive.elf_members import Spool
+from buildidfs.capture.archive.elf_members import MemberSpool
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
 from buildidfs.capture.elf_file import reader
 from buildidfs.capture.origin.builder import Here, is_foreign
@@ -75,7 +75,7 @@ def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
 
 
 def _judged(
-    file: walk.OpenFile, open_at: Callable[[bytes], int]
+    file: walk.WalkedFile, open_at: Callable[[bytes], int]
 ) -> tuple[BuildId | Absence, Kind | None]:
     """Return the build ID under which to keep a file, or why it has none, and its kind if it is
     fixed.
@@ -148,7 +148,9 @@ class TreeScanner:
                     else:
                         yield self._found(file, foreign, open_at)
 
-    def _found(self, file: walk.OpenFile, foreign: bool, open_at: Callable[[bytes], int]) -> Found:
+    def _found(
+        self, file: walk.WalkedFile, foreign: bool, open_at: Callable[[bytes], int]
+    ) -> Found:
         """Identify a file; takes over its descriptor. ``open_at`` opens other files by path."""
         keep = False
         try:
@@ -206,7 +208,7 @@ class GivenFiles:
         self._build_id = build_id
         self._kallsyms = kallsyms
         self._here = Here("add", initial, container_namespaces)
-        self._files = KernelFiles(memo, self._here, Spool(spool_directory))
+        self._files = KernelFiles(memo, self._here, MemberSpool(spool_directory))
 
     def __iter__(self) -> Iterator[Found]:
         with NamedFileProbe() as probe:

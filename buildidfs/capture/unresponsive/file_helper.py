@@ -307,10 +307,13 @@ def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
     if request.kind == "look":
         return _Answer(statx.identity(fds[0]))
     if request.mapping is not None:
-        from buildidfs.capture.process.process import Process, Ways  # rarely needed, and large
+        from buildidfs.capture.process.process import (  # rarely needed, and large
+            PinnedProcess,
+            Ways,
+        )
 
         # The client ends this process if there is no answer in time.
-        with Process(request.pid, Ways(answer_s=_IDENTIFY_S)) as process:
+        with PinnedProcess(request.pid, Ways(answer_s=_IDENTIFY_S)) as process:
             return _Answer(build_id=bytes(process.build_id(request.mapping) or b""))
     path_fd, copy_fd = fds
     before = statx.identity(path_fd)

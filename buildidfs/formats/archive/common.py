@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common part of all archives: bytes that come in order, and members with names.
 
-A decoder takes its bytes from a `Source` in order, and stops at the content of each member. The
+A decoder takes its bytes from a `ByteStream` in order, and stops at the content of each member. The
 caller then takes content from the source, as far as it needs it, and the decoder skips the rest. So
 a member is never in memory as a whole, and no memory is allocated by a claimed size.
 """
@@ -46,7 +46,7 @@ def work_of(name: bytes) -> int:
     return MEMBER_STEPS + len(name) // _NAME_STEP_BYTES
 
 
-class Source(Protocol):
+class ByteStream(Protocol):
     """A source of bytes in order.
 
     Decoders charge members and headers to ``budget``, so that an archive of few bytes cannot have
@@ -162,7 +162,7 @@ def bounded_time(seconds: int, rest_ns: int = 0) -> int:
     return max(-_NS_MAX, min(seconds * 1_000_000_000 + rest_ns, _NS_MAX))
 
 
-def exactly(source: Source, size: int, what: str) -> bytes:
+def exactly(source: ByteStream, size: int, what: str) -> bytes:
     """Take exactly ``size`` bytes; raises `Damaged` with the name ``what`` if there are fewer."""
     data = source.take(size)
     if len(data) < size:

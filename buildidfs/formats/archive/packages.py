@@ -20,9 +20,9 @@ from typing import Final, NamedTuple, overload
 
 from buildidfs.formats.archive.common import (
     NAME_MAX_BYTES,
+    ByteStream,
     Damaged,
     Member,
-    Source,
     Type,
     bounded_id,
     bounded_time,
@@ -230,7 +230,7 @@ class FileList(Sequence[Member]):
         )
 
 
-def rpm_header(source: Source) -> RpmHeader:
+def rpm_header(source: ByteStream) -> RpmHeader:
     """Return the header of the package at whose beginning ``source`` is; raises `Damaged`.
 
     The source is then at the beginning of the archive, which may be compressed.
@@ -246,7 +246,7 @@ def rpm_header(source: Source) -> RpmHeader:
     return RpmHeader(index, exactly(source, data_size, "the header"), signed)
 
 
-def _intro(source: Source) -> tuple[int, int]:
+def _intro(source: ByteStream) -> tuple[int, int]:
     """Return the sizes of the two parts of a header."""
     magic, entries, data_size = _INTRO.unpack(exactly(source, _INTRO.size, "a header"))
     if magic != _HEADER_MAGIC or entries > _ENTRIES_MAX or data_size > _DATA_MAX:
@@ -267,7 +267,7 @@ _TYPES: Final = {0o100000: Type.FILE, 0o040000: Type.DIRECTORY}
 
 
 def cpio_members(
-    source: Source, listed: Callable[[], Sequence[Member]] = tuple
+    source: ByteStream, listed: Callable[[], Sequence[Member]] = tuple
 ) -> Iterator[Member]:
     """Yield the members of a cpio archive ("newc") that begins at ``source``; raises `Damaged`.
 
@@ -300,7 +300,7 @@ def cpio_members(
         _align(source, start)
 
 
-def _align(source: Source, start: int) -> None:
+def _align(source: ByteStream, start: int) -> None:
     source.skip((start - source.position) % 4)
 
 
@@ -311,7 +311,7 @@ def _numbers(text: bytes) -> tuple[int, ...]:
         raise Damaged("a header that is not made of numbers") from None
 
 
-def _member(source: Source, start: int) -> Member:
+def _member(source: ByteStream, start: int) -> Member:
     fields = _numbers(exactly(source, 8 * _CPIO_FIELDS, "a header"))
     inode, mode, uid, gid, links, mtime, size, major, minor, _, _, name_size, _ = fields
     if not 0 < name_size <= NAME_MAX_BYTES:
@@ -360,7 +360,7 @@ class ArMember(NamedTuple):
     size: int
 
 
-def ar_members(source: Source) -> Iterator[ArMember]:
+def ar_members(source: ByteStream) -> Iterator[ArMember]:
     """Yield the members of an archive that begins at ``source``; raises `Damaged`.
 
     After each member, the source is at its content. Long names are not supported, because deb(5)

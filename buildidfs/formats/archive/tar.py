@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.archive.common import (
     NAME_MAX_BYTES,
+    ByteStream,
     Damaged,
     Member,
-    Source,
     Type,
     bounded_id,
     bounded_time,
@@ -53,7 +53,7 @@ def is_header(block: bytes) -> bool:
     return len(block) == BLOCK and block[257:262] == _MAGIC and _checksum_is_right(block)
 
 
-def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
+def members(source: ByteStream, *, concatenated: bool = False) -> Iterator[Member]:
     """Yield the members of an archive that begins at ``source``; raises `Damaged`.
 
     After each member, the source is at its stored bytes. With ``concatenated``, further archives
@@ -79,7 +79,7 @@ def members(source: Source, *, concatenated: bool = False) -> Iterator[Member]:
         before = _NOTHING
 
 
-def _next_header(source: Source, concatenated: bool) -> bytes | None:
+def _next_header(source: ByteStream, concatenated: bool) -> bytes | None:
     """Return the next block that is a header; None at the end of the archive."""
     header = source.take(BLOCK)
     while header == _ZEROS:
@@ -114,7 +114,9 @@ def _checksum_is_right(header: bytes) -> bool:
     return claim == total or claim == total - 256 * sum(byte >> 7 for byte in rest)
 
 
-def _member(source: Source, header: bytes, kind: bytes, before: _Before) -> tuple[Member, int, int]:
+def _member(
+    source: ByteStream, header: bytes, kind: bytes, before: _Before
+) -> tuple[Member, int, int]:
     """Return the member that a header and those before it describe, the offset at which its bytes
     end, and the number of bytes from there to the next header.
     """
@@ -258,7 +260,7 @@ def _pax(data: bytes, budget: Budget) -> Pax:
 # --- sparse files --------------------------------------------------------------------------------
 
 
-def _old_sparse(source: Source, header: bytes) -> tuple[int, Extents]:
+def _old_sparse(source: ByteStream, header: bytes) -> tuple[int, Extents]:
     """Return size and extents of a sparse file in the old format of GNU tar.
 
     The header has the first extents, and blocks after it have the others.
@@ -286,7 +288,7 @@ def _entries(block: bytes, at: int, count: int) -> list[tuple[int, int]]:
     return entries
 
 
-def _pax_sparse(source: Source, pax: Pax, end: int) -> tuple[int, Extents]:
+def _pax_sparse(source: ByteStream, pax: Pax, end: int) -> tuple[int, Extents]:
     """Return size and extents of a sparse file in the pax formats of GNU tar, 0.0 to 1.0.
 
     In format 1.0 the extents precede the content; they are read from ``source``, up to ``end``.
@@ -301,7 +303,7 @@ def _pax_sparse(source: Source, pax: Pax, end: int) -> tuple[int, Extents]:
     return size, tuple(zip(numbers[::2], numbers[1::2], strict=False))
 
 
-def _leading_numbers(source: Source, end: int) -> list[int]:
+def _leading_numbers(source: ByteStream, end: int) -> list[int]:
     """Read lines of one number each, in whole blocks; the first is the number of pairs
     that follow.
     """

@@ -139,7 +139,7 @@ class Config(msgspec.Struct, frozen=True):
         return [checked_digest(text) for text in self.rootfs.diff_ids]
 
 
-class Saved(msgspec.Struct, frozen=True, rename="pascal"):
+class SavedImage(msgspec.Struct, frozen=True, rename="pascal"):
     """One image in manifest.json of ``docker save``: names of files in the archive."""
 
     config: str
@@ -177,9 +177,9 @@ def config(data: bytes) -> Config:
     return _decoded(data, Config, "a configuration")
 
 
-def saved(data: bytes) -> list[Saved]:
+def saved(data: bytes) -> list[SavedImage]:
     """Decode the list of images of ``docker save``; raises `Damaged`."""
-    found = _decoded(data, list[Saved], "a list of images")
+    found = _decoded(data, list[SavedImage], "a list of images")
     if len(found) > DOCUMENTS_MAX or any(len(image.layers) > DOCUMENTS_MAX for image in found):
         raise Damaged(f"a list of more than {DOCUMENTS_MAX} images or layers")
     return found

@@ -19,7 +19,7 @@ from buildidfs.formats.elf.header import (
     SHT_PROGBITS,
     parse_header,
 )
-from buildidfs.formats.elf.writer import Section, elf_bytes
+from buildidfs.formats.elf.writer import NewSection, elf_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +85,7 @@ def code_file(machine: Machine, address: int, code: bytes) -> bytes:
     layout = LAYOUTS[machine.form]
     fields = (ET_DYN, machine.number, EV_CURRENT, 0, 0, 0, machine.flags, *bytes(6))
     head = (MAGIC + machine.form).ljust(16, b"\0") + layout.ehdr.pack(*fields)
-    text = Section(
+    text = NewSection(
         b".text", SHT_PROGBITS, [code], SHF_ALLOC | SHF_EXECINSTR, address, align=4
     )  # fmt: skip
     return elf_bytes(head, (), [text])

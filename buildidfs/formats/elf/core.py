@@ -38,10 +38,10 @@ from buildidfs.formats.elf.header import (
     PT_LOAD,
     PT_NOTE,
     TABLE_MAX,
-    Layout,
+    ElfLayout,
+    FileBytes,
     ReadAt,
     Segment,
-    Source,
     parse_header,
     segments,
 )
@@ -69,7 +69,7 @@ class Unknown(enum.StrEnum):
     NO_BUILD_ID = "no build ID in what the core has of it"
 
 
-class Page(NamedTuple):
+class MappedBytes(NamedTuple):
     """Bytes of a mapped file from ``offset``, and their place in the core."""
 
     offset: int
@@ -92,7 +92,7 @@ class Module(msgspec.Struct, frozen=True):
     unknown: Unknown | None = None
     deleted: bool = False
     main: bool = False
-    pages: tuple[Page, ...] = ()
+    pages: tuple[MappedBytes, ...] = ()
 
 
 class Core(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
     if parsed is None or parsed[1][0] != ET_CORE:
         return None
     layout, header = parsed
-    note, memory = _segments(layout, header, Source(head, read_at, size), read_at, size)
+    note, memory = _segments(layout, header, FileBytes(head, read_at, size), read_at, size)
     said = _Notes(layout) if note is None else _read_notes(layout, note, read_at, size)
     files = said.files()
     finder = _Modules(memory, said.auxiliary())
@@ -195,7 +195,7 @@ class _Memory:
         index = self._at(address)
         return index >= 0 and bool(self._flags[index] & PF_X)
 
-    def page(self, file: MappedFile) -> Page | None:
+    def page(self, file: MappedFile) -> MappedBytes | None:
         """Return the beginning of a mapping as far as it was dumped; None if the process may have
         changed it: if it could write there, or the dynamic linker may have (RELRO).
         """
@@ -207,7 +207,7 @@ class _Memory:
         skip = file.start - self._starts[index]
         offset, size = self._offsets[index] + skip, self._sizes[index] - skip
         size = min(size, file.end - file.start, self._size - offset, _PAGE_MAX)
-        return Page(file.offset, ByteRange(offset, size)) if size > 0 else None
+        return MappedBytes(file.offset, ByteRange(offset, size)) if size > 0 else None
 
     def is_cut_off(self, address: int) -> bool:
         """Return True if the byte at an address was dumped, and the file was cut off before it."""
@@ -245,7 +245,7 @@ class _Memory:
 
 
 def _segments(
-    layout: Layout, header: tuple[int, ...], source: Source, read_at: ReadAt, size: int
+    layout: ElfLayout, header: tuple[int, ...], source: FileBytes, read_at: ReadAt, size: int
 ) -> tuple[Segment | None, _Memory]:
     """Return the segment of notes, and the dumped memory."""
     phoff, shoff, phnum = header[4], header[5], header[9]
@@ -262,7 +262,7 @@ def _segments(
     return note, _Memory(read_at, size, loads)
 
 
-def _many(layout: Layout, source: Source, phoff: int, shoff: int) -> int:
+def _many(layout: ElfLayout, source: FileBytes, phoff: int, shoff: int) -> int:
     """Return the number of program headers if it is too large for the ELF header.
 
     It is in section header 0, which the kernel puts at the very end. If that header is lost, the
@@ -408,7 +408,7 @@ class _Notes:
     threads.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ElfLayout) -> None:
         self._layout = layout
         self._order = "<" if layout.little_endian else ">"
         self._word = "Q" if layout.bits == 64 else "I"
@@ -476,7 +476,7 @@ class _Notes:
         return files
 
 
-def _read_notes(layout: Layout, area: Segment, read_at: ReadAt, size: int) -> _Notes:
+def _read_notes(layout: ElfLayout, area: Segment, read_at: ReadAt, size: int) -> _Notes:
     """Walk over the notes; read the needed ones."""
     said = _Notes(layout)
     for kind, offset, length in _walk(layout, area, read_at, size):
@@ -487,7 +487,7 @@ def _read_notes(layout: Layout, area: Segment, read_at: ReadAt, size: int) -> _N
 
 
 def _walk(
-    layout: Layout, area: Segment, read_at: ReadAt, size: int
+    layout: ElfLayout, area: Segment, read_at: ReadAt, size: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yield type, offset and length of each note of the kernel in a segment of the file.
 

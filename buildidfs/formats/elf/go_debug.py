@@ -34,17 +34,17 @@ from buildidfs.formats.elf.header import (
     SHT_PROGBITS,
     SHT_STRTAB,
     SHT_SYMTAB,
-    Layout,
+    ElfLayout,
+    FileBytes,
     ReadAt,
     Segment,
-    Source,
     parse_header,
     segments,
 )
 from buildidfs.formats.elf.identify import MADE_OF_GOPCLNTAB
 from buildidfs.formats.elf.minidebug import DynamicSymbols, added_symbols
 from buildidfs.formats.elf.sections import SectionHeader, Sections
-from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, byte_order, elf_file
+from buildidfs.formats.elf.writer import BUILD_ID, NewSection, build_id_note, byte_order, elf_file
 
 PRODUCER: Final = b"buildidfs: made of .gopclntab"
 
@@ -102,7 +102,7 @@ def write_debug_file(
     for memory. Returns False, and writes nothing to ``out``, if the program has no valid
     ``.gopclntab``.
     """
-    read_at = Source(b"", read_at, size).read
+    read_at = FileBytes(b"", read_at, size).read
     head = read_at(0, _HEAD_BYTES)
     parsed = parse_header(head)
     if parsed is None or parsed[1][0] not in (ET_EXEC, ET_DYN):
@@ -127,7 +127,7 @@ def write_debug_file(
     return True
 
 
-def _segments(read_at: ReadAt, layout: Layout, header: tuple[int, ...]) -> list[Segment]:
+def _segments(read_at: ReadAt, layout: ElfLayout, header: tuple[int, ...]) -> list[Segment]:
     """Return the program headers that debuggers use, with one for notes."""
     count = header[9] if header[9] != PN_XNUM else 0
     data = read_at(header[4], min(count, _KEPT_SEGMENTS) * layout.phdr.size) if header[4] else b""
@@ -136,12 +136,12 @@ def _segments(read_at: ReadAt, layout: Layout, header: tuple[int, ...]) -> list[
     return [each for each in found if each not in notes[1:]]
 
 
-def _kept(sections: Sections, loads: list[Segment]) -> list[Section]:
+def _kept(sections: Sections, loads: list[Segment]) -> list[NewSection]:
     """Return the sections of the program without their bytes; if it has none, one for
     each segment.
     """
     kept = [
-        Section(
+        NewSection(
             each.name, SHT_NOBITS, (), each.flags, each.address, each.offset, each.size,
             align=each.align,
         )
@@ -149,7 +149,7 @@ def _kept(sections: Sections, loads: list[Segment]) -> list[Section]:
         if each.flags & SHF_ALLOC and each.type != SHT_NULL and each.name != BUILD_ID
     ]  # fmt: skip
     return kept[:_KEPT_SECTIONS] or [
-        Section(
+        NewSection(
             b".text" if each.flags & PF_X else b".data", SHT_NOBITS, (),
             SHF_ALLOC | (SHF_EXECINSTR if each.flags & PF_X else 0), each.address, each.offset,
             each.memory,
@@ -160,7 +160,7 @@ def _kept(sections: Sections, loads: list[Segment]) -> list[Section]:
 
 
 class _Maker:
-    def __init__(self, layout: Layout, kept: list[Section], loads: list[Segment]) -> None:
+    def __init__(self, layout: ElfLayout, kept: list[NewSection], loads: list[Segment]) -> None:
         self._layout = layout
         self._bits = layout.bits
         self._order = byte_order(layout)
@@ -175,7 +175,7 @@ class _Maker:
         source: bytes,
         scratch: BinaryIO,
         dynamic: DynamicSymbols,
-    ) -> list[Section] | None:
+    ) -> list[NewSection] | None:
         """Return the sections of the debug file; None if no function is valid."""
         lines = Lines(table, self._address, scratch)
         names = _Names(table)
@@ -194,27 +194,27 @@ class _Maker:
         head = lines.header()
         return [
             *self._kept,
-            Section(BUILD_ID, SHT_NOTE, [note], SHF_ALLOC if noted else 0, address, align=4),
-            Section(
+            NewSection(BUILD_ID, SHT_NOTE, [note], SHF_ALLOC if noted else 0, address, align=4),
+            NewSection(
                 b".symtab", SHT_SYMTAB, [symbols], link=number, info=local,
                 align=self._address.size, entry=entry,
             ),
-            Section(b".strtab", SHT_STRTAB, strings),
-            Section(b".debug_str", SHT_PROGBITS, strings, _STRINGS, entry=1),
-            Section(b".debug_abbrev", SHT_PROGBITS, [_ABBREVIATIONS]),
-            Section(b".debug_info", SHT_PROGBITS, self._unit(start, end, functions)),
-            Section(b".debug_aranges", SHT_PROGBITS, [self._ranges(start, end)]),
-            Section(
+            NewSection(b".strtab", SHT_STRTAB, strings),
+            NewSection(b".debug_str", SHT_PROGBITS, strings, _STRINGS, entry=1),
+            NewSection(b".debug_abbrev", SHT_PROGBITS, [_ABBREVIATIONS]),
+            NewSection(b".debug_info", SHT_PROGBITS, self._unit(start, end, functions)),
+            NewSection(b".debug_aranges", SHT_PROGBITS, [self._ranges(start, end)]),
+            NewSection(
                 b".debug_line", SHT_PROGBITS, [head, scratch], size=len(head) + lines.size
             ),
-            Section(MADE_OF_GOPCLNTAB, SHT_PROGBITS, [source]),
+            NewSection(MADE_OF_GOPCLNTAB, SHT_PROGBITS, [source]),
         ]  # fmt: skip
 
     def _added(self, dynamic: DynamicSymbols, names_at: int) -> bytes:
         """Return the symbols of C functions, which Go's table lacks."""
         headers = [
             SectionHeader(each.name, each.type, each.flags, each.address, 0, each.size, 0, 0)
-            for each in (Section(b"", SHT_NULL), *self._kept)
+            for each in (NewSection(b"", SHT_NULL), *self._kept)
         ]
         return added_symbols(dynamic, self._bits, self._order == "<", headers, names_at)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from buildidfs.formats.elf.gopclntab import Function, GoTable
+    from buildidfs.formats.elf.gopclntab import GoFunction, GoTable
 
 _T = TypeVar("_T")
 
@@ -80,7 +80,7 @@ class Lines:
         self.size = 0
         """The number of bytes in ``out``."""
 
-    def add(self, function: Function) -> int:
+    def add(self, function: GoFunction) -> int:
         """Add the lines of a function, and return its size in bytes.
 
         If its tables are missing or damaged, the function has no lines, and extends to the next
@@ -140,7 +140,7 @@ class Lines:
         signed = self._signed
         return [signed[pair[1:] if pair[0] < 0x80 else pair[_end(pair) :]] for pair in pairs]
 
-    def _write(self, function: Function, index: int, line: bytes, opcodes: list[bytes]) -> None:
+    def _write(self, function: GoFunction, index: int, line: bytes, opcodes: list[bytes]) -> None:
         units = self._table.units
         offset = units[index] if function.unit <= index < len(units) else -1
         file = self._set_file.get(offset) or self._new_file(offset)

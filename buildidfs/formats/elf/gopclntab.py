@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 from buildidfs.formats.elf.header import (
     PF_X,
+    FileBytes,
     ReadAt,
     Segment,
-    Source,
     is_loaded,
     loaded,
 )
@@ -65,7 +65,7 @@ _ALIGN: Final = 4
 _NO_OFFSET: Final = 0xFFFFFFFF
 
 
-class Place(NamedTuple):
+class TableCandidate(NamedTuple):
     """A possible place of the table: ``size`` bytes at ``offset`` of the file, loaded at
     ``address``.
     """
@@ -75,7 +75,7 @@ class Place(NamedTuple):
     size: int
 
 
-class Function(NamedTuple):
+class GoFunction(NamedTuple):
     """One function. ``room`` is the distance to the next one, in bytes.
 
     The other fields are the offset of its name in `GoTable.names`, the offsets of its tables of
@@ -131,7 +131,7 @@ class GoTable:
             )
         self.units = self._units()
 
-    def walk(self) -> Iterator[Function]:
+    def walk(self) -> Iterator[GoFunction]:
         """Yield the functions in the order of their addresses, up to the first that is out of
         order.
 
@@ -159,7 +159,9 @@ class GoTable:
                     return
             if at <= last:
                 name, _, files, lines, *unit = form.unpack_from(window, at - start)
-                yield Function(entry, following - entry, name, files, lines, unit[0] if unit else 0)
+                yield GoFunction(
+                    entry, following - entry, name, files, lines, unit[0] if unit else 0
+                )
             entry = following
 
     def file(self, offset: int) -> bytes:
@@ -171,7 +173,7 @@ class GoTable:
 
     def _units(self) -> Sequence[int]:
         """Return the offsets of file names by the numbers in the tables of files, see
-        `Function.unit`.
+        `GoFunction.unit`.
         """
         header = self._header
         start, end = header.offsets.units, header.offsets.files
@@ -269,7 +271,7 @@ def _header(data: bytes, size: int) -> _Header | None:
 def find(read_at: ReadAt, size: int) -> GoTable | None:
     """Return the table of an ELF file of ``size`` bytes; None if it has none, or an invalid one."""
     sections = Sections(read_at, size)
-    read_at = Source(b"", read_at, size).read
+    read_at = FileBytes(b"", read_at, size).read
     loads = loaded(read_at, size)[:_SEGMENTS_MAX]
     for place in _places(read_at, size, sections, loads):
         part = _Part(read_at, place.offset, place.size)
@@ -285,11 +287,13 @@ def find(read_at: ReadAt, size: int) -> GoTable | None:
 
 def _places(
     read_at: ReadAt, size: int, sections: Sections, loads: list[Segment]
-) -> Iterator[Place]:
+) -> Iterator[TableCandidate]:
     """Yield the named section, or places in the segments that look like the start of a table."""
     named = sections.named(*SECTIONS)
     if named is not None:
-        yield Place(named.offset, named.address, max(0, min(named.size, size - named.offset)))
+        yield TableCandidate(
+            named.offset, named.address, max(0, min(named.size, size - named.offset))
+        )
         return
     left, candidates = min(_SEARCHED_BYTES, 2 * size), _CANDIDATES
     for load in sorted(loads, key=lambda each: bool(each.flags & PF_X)):
@@ -302,7 +306,7 @@ def _places(
                 start = at + found.start()
                 if (start - load.offset) % _ALIGN or found.start() >= _CHUNK:
                     continue
-                yield Place(start, load.address + start - load.offset, end - start)
+                yield TableCandidate(start, load.address + start - load.offset, end - start)
                 candidates -= 1
                 if not candidates:
                     return
@@ -344,7 +348,7 @@ def _text(
     size: int,
     sections: Sections,
     loads: list[Segment],
-    place: Place,
+    place: TableCandidate,
     header: _Header,
     rows: Sequence[int],
 ) -> int:

@@ -48,7 +48,7 @@ TABLE_MAX: Final = 16 << 20
 OFFSET_MAX: Final = 1 << 62  # no file is larger, and pread(2) accepts such offsets
 
 
-class Layout(NamedTuple):
+class ElfLayout(NamedTuple):
     """The layout of one of the four forms. The structures unpack to
 
     - ``ehdr`` (at offset 16): type, machine, version, entry, phoff, shoff, flags, ehsize,
@@ -70,14 +70,14 @@ class Layout(NamedTuple):
     shdr: struct.Struct
 
 
-def _layout(bits: int, little_endian: bool) -> Layout:
+def _layout(bits: int, little_endian: bool) -> ElfLayout:
     order = "<" if little_endian else ">"
     if bits == 64:
         forms = ("HHIQQQIHHHHHH", "I4xQ16xQ8xQ", "II8xQ16xQ8x", "IIQ8xQQIIQ8x", 64)
     else:
         forms = ("HHIIIIIHHHHHH", "II8xI8xI", "I4xI8xII4x", "III4xIIIII4x", 52)
     ehdr, phdr, load, shdr, size = forms
-    return Layout(
+    return ElfLayout(
         little_endian,
         bits,
         size,
@@ -97,7 +97,7 @@ LAYOUTS: Final = {
 """The layouts by the two bytes EI_CLASS and EI_DATA."""
 
 
-def parse_header(head: bytes) -> tuple[Layout, tuple[int, ...]] | None:
+def parse_header(head: bytes) -> tuple[ElfLayout, tuple[int, ...]] | None:
     """Return the layout of an ELF file that begins with ``head``, and the fields of its header.
 
     Returns None for any other file. `identify.identify` does the same inline, for speed and to find
@@ -109,7 +109,7 @@ def parse_header(head: bytes) -> tuple[Layout, tuple[int, ...]] | None:
     return layout, layout.ehdr.unpack_from(head, 16)
 
 
-class Source:
+class FileBytes:
     """The bytes of a file by offset. They come from its head as far as it has them, else from
     ``read_at``.
 
@@ -183,7 +183,7 @@ class Segment(NamedTuple):
     align: int
 
 
-def segments(layout: Layout, table: bytes) -> Iterator[Segment]:
+def segments(layout: ElfLayout, table: bytes) -> Iterator[Segment]:
     """Yield the entries of a table of program headers."""
     form, order = _FORMS[layout.bits]
     packed = struct.Struct(("<" if layout.little_endian else ">") + form)
@@ -199,7 +199,7 @@ def loaded(read_at: ReadAt, size: int) -> list[Segment]:
         return []
     layout, header = parsed
     phoff, shoff, phnum = header[4], header[5], header[9]
-    source = Source(head, read_at, size)
+    source = FileBytes(head, read_at, size)
     if phnum == PN_XNUM and shoff:
         first = source.read(shoff, layout.shdr.size)
         if len(first) == layout.shdr.size:

@@ -51,9 +51,9 @@ from buildidfs.formats.elf.header import (
     SHT_NULL,
     SHT_SYMTAB,
     TABLE_MAX,
-    Layout,
+    ElfLayout,
+    FileBytes,
     ReadAt,
-    Source,
     gnu_build_id,
 )
 from buildidfs.formats.elf.splitdwarf import skeletons
@@ -91,7 +91,7 @@ def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId |
     if etype == ET_CORE:
         return Absence.NO_BUILD_ID  # the notes of a core describe the process, not the file
 
-    source = Source(head, read_at, size)
+    source = FileBytes(head, read_at, size)
     if shoff and (phnum == PN_XNUM or not shnum):
         # The real numbers did not fit into the header; they are in section header 0.
         first = source.read(shoff, layout.shdr.size)
@@ -252,7 +252,7 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
     etype, machine, _, _, phoff, shoff, _, _, _, phnum, _, shnum, names_index = (
         layout.ehdr.unpack_from(head, 16)
     )
-    source = Source(head, read_at, size)
+    source = FileBytes(head, read_at, size)
     many_segments = 0
     if shoff and (first := source.read(shoff, layout.shdr.size)) and not source.short:
         _, _, _, _, many_sections, names_link, many_segments, _ = layout.shdr.unpack(first)
@@ -301,7 +301,7 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
     )
 
 
-def _header_flaw(layout: Layout, head: bytes, shnum: int, many_segments: int) -> str:
+def _header_flaw(layout: ElfLayout, head: bytes, shnum: int, many_segments: int) -> str:
     """Return what is wrong with an ELF header, or "".
 
     ``shnum`` is the number of sections, and ``many_segments`` that of segments in section 0.
@@ -325,7 +325,7 @@ def _dwo_ids(read_at: ReadAt, size: int) -> tuple[int, ...]:
     return tuple(skeleton.dwo_id for skeleton in islice(found, _DWO_IDS_MAX))
 
 
-def _segments(layout: Layout, table: bytes) -> int:
+def _segments(layout: ElfLayout, table: bytes) -> int:
     """Return a hash of addresses, sizes in memory and flags of the loaded segments.
 
     objcopy --only-keep-debug and eu-strip leave these unchanged, but not offsets and sizes in the
@@ -436,7 +436,7 @@ class _Survey:
         return tuple(ByteRange(start, end - start) for start, end in spans)
 
 
-def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | None:
+def _names(layout: ElfLayout, table: bytes, index: int, source: FileBytes) -> bytes | None:
     """Return the table of section names, as far as it is in the file; None if it is too large."""
     at = index * layout.shdr.size
     if at >= len(table):
@@ -445,7 +445,7 @@ def _names(layout: Layout, table: bytes, index: int, source: Source) -> bytes | 
     return None if size > TABLE_MAX else source.read(offset, size)
 
 
-def _type_at(layout: Layout, table: bytes, index: int) -> int | None:
+def _type_at(layout: ElfLayout, table: bytes, index: int) -> int | None:
     """Return the type of a section; None if its header is not in the file."""
     at = index * layout.shdr.size
     return layout.shdr.unpack_from(table, at)[1] if at < len(table) else None
@@ -459,7 +459,7 @@ def _names_at(names: bytes, at: int) -> tuple[bytes, ...]:
     return (name, name[:-1])
 
 
-def _link(where: tuple[int, int] | None, source: Source) -> tuple[bytes, bytes]:
+def _link(where: tuple[int, int] | None, source: FileBytes) -> tuple[bytes, bytes]:
     """Return the file name in a link section, and the bytes after the NUL; empty if
     there is none.
     """
@@ -469,7 +469,9 @@ def _link(where: tuple[int, int] | None, source: Source) -> tuple[bytes, bytes]:
     return (name, rest) if nul else (b"", b"")
 
 
-def _debuglink(where: tuple[int, int] | None, source: Source, layout: Layout) -> DebugLink | None:
+def _debuglink(
+    where: tuple[int, int] | None, source: FileBytes, layout: ElfLayout
+) -> DebugLink | None:
     name, rest = _link(where, source)
     padding = -(len(name) + 1) % 4
     crc = rest[padding : padding + 4]
@@ -478,7 +480,7 @@ def _debuglink(where: tuple[int, int] | None, source: Source, layout: Layout) ->
     return DebugLink(name, int.from_bytes(crc, "little" if layout.little_endian else "big"))
 
 
-def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
+def _altlink(where: tuple[int, int] | None, source: FileBytes) -> AltLink | None:
     name, raw = _link(where, source)
     if not name or not BuildId.MIN_BYTES <= len(raw) <= BuildId.MAX_BYTES:
         return None
@@ -486,7 +488,7 @@ def _altlink(where: tuple[int, int] | None, source: Source) -> AltLink | None:
 
 
 def supplement_id(
-    source: Source, layout: Layout, sections: bytes, names_index: int
+    source: FileBytes, layout: ElfLayout, sections: bytes, names_index: int
 ) -> BuildId | None:
     """Return the ID that a supplementary file of DWARF 5 has instead of a build ID; else None.
 
@@ -509,7 +511,7 @@ def supplement_id(
 
 
 def _supplementary_link(
-    where: tuple[int, int] | None, source: Source, layout: Layout
+    where: tuple[int, int] | None, source: FileBytes, layout: ElfLayout
 ) -> AltLink | None:
     found = None if where is None else _debug_sup(source.read(*where), layout)
     if found is None or found[0] or not found[1]:
@@ -517,7 +519,7 @@ def _supplementary_link(
     return AltLink(found[1], found[2])
 
 
-def _debug_sup(data: bytes, layout: Layout) -> tuple[bool, bytes, BuildId] | None:
+def _debug_sup(data: bytes, layout: ElfLayout) -> tuple[bool, bytes, BuildId] | None:
     """Decode ``.debug_sup``: True for the supplementary file itself, the name of that file, and its
     checksum. Source: DWARF 5, 7.3.6.
     """

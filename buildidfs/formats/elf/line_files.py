@@ -21,8 +21,8 @@ from buildidfs.formats.elf.units import (
     AT_COMP_DIR,
     AT_STMT_LIST,
     Cursor,
+    DebugSection,
     Malformed,
-    Part,
     Units,
 )
 
@@ -90,8 +90,8 @@ class _Tables:
         self._little = sections.little_endian
         self._units = partial(Units, sections, read_at, size, _WORK_MAX, alternate)
 
-        def section(name: bytes) -> Part:
-            return Part(sections, name, read_at, size)
+        def section(name: bytes) -> DebugSection:
+            return DebugSection(sections, name, read_at, size)
 
         self._lines = section(b".debug_line")
         self._strings = {

@@ -34,9 +34,9 @@ from buildidfs.formats.elf.header import (
     PT_LOAD,
     PT_NOTE,
     SHT_NOTE,
+    FileBytes,
     ReadAt,
     Segment,
-    Source,
     code_places,
     parse_header,
     segments,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import hashlib
     from collections.abc import Iterator
 
-    from buildidfs.formats.elf.header import Layout
+    from buildidfs.formats.elf.header import ElfLayout
 
 HTL_PART: Final = 4096
 HTL_BYTES: Final = 16
@@ -178,7 +178,7 @@ def _segments(head: bytes, read_at: ReadAt, size: int) -> list[Segment]:
     if not phoff or count == PN_XNUM:
         return []
     count = min(count, _SEGMENTS_MAX)
-    table = Source(head, read_at, size).read(phoff, count * layout.phdr.size)
+    table = FileBytes(head, read_at, size).read(phoff, count * layout.phdr.size)
     return list(segments(layout, table))
 
 
@@ -191,7 +191,7 @@ def go_build_id(head: bytes, read_at: ReadAt, size: int) -> bytes:
     if parsed is None:
         return b""
     layout, _ = parsed
-    source = Source(head, read_at, size)
+    source = FileBytes(head, read_at, size)
     for offset, length in _note_areas(layout, head, read_at, size):
         area = source.read(offset, min(length, _NOTES_MAX))
         if b"Go\0\0" not in area:
@@ -207,7 +207,7 @@ def _is_go_id(text: bytes) -> bool:
 
 
 def _note_areas(
-    layout: Layout, head: bytes, read_at: ReadAt, size: int
+    layout: ElfLayout, head: bytes, read_at: ReadAt, size: int
 ) -> Iterator[tuple[int, int]]:
     """Offset and size of note segments, and of note sections if there is no such segment."""
     found = [each for each in _segments(head, read_at, size) if each.kind == PT_NOTE]
@@ -217,7 +217,7 @@ def _note_areas(
         return
     header = layout.ehdr.unpack_from(head, 16)
     shoff, count = header[5], header[11]
-    source = Source(head, read_at, size)
+    source = FileBytes(head, read_at, size)
     count = min(count, _SECTIONS_MAX)
     table = (source.table(layout.shdr, shoff, count) if shoff else b"") or b""
     areas = 0

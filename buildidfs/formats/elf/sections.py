@@ -22,8 +22,8 @@ from buildidfs.formats.elf.header import (
     SHT_NOBITS,
     SHT_NULL,
     SHT_SYMTAB,
+    FileBytes,
     ReadAt,
-    Source,
     parse_header,
 )
 
@@ -88,7 +88,7 @@ class Sections:
         self.chdr = Struct(order + ("I4xQQ" if layout.bits == 64 else "III"))
         self.form = Struct(order + ("IIQQQQIIQQ" if layout.bits == 64 else "IIIIIIIIII"))
         self.table, count, names_index = header[5], header[11], header[12]
-        source = Source(head, read_at, size)
+        source = FileBytes(head, read_at, size)
         first = source.read(self.table, self.form.size) if self.table else b""
         if len(first) < self.form.size:
             return
@@ -98,7 +98,7 @@ class Sections:
             names_index = zeroth[6]
         self._load(source, count, names_index)
 
-    def _load(self, source: Source, count: int, names_index: int) -> None:
+    def _load(self, source: FileBytes, count: int, names_index: int) -> None:
         if count * self.form.size > _TABLE_MAX:
             return
         rows = list(self.form.iter_unpack(source.table(self.form, self.table, count) or b""))
@@ -167,7 +167,7 @@ _STRINGS_BYTES: Final = 16 << 20
 _FUNCTION_NAME_MAX: Final = 512
 
 
-class Function(NamedTuple):
+class FunctionSymbol(NamedTuple):
     """A function of a symbol table; the name is cut at 512 bytes."""
 
     name: bytes
@@ -201,7 +201,7 @@ def defines(sections: Sections, name: bytes, most: int) -> bool:
     return False
 
 
-def functions(sections: Sections) -> Iterator[Function]:
+def functions(sections: Sections) -> Iterator[FunctionSymbol]:
     """Yield the functions of the symbol table, else of the dynamic one, in its order.
 
     Of several functions at one address only the first is yielded. There are none if the table is
@@ -225,7 +225,7 @@ def functions(sections: Sections) -> Iterator[Function]:
             seen.add(address)
             end = names.find(b"\0", name, name + _FUNCTION_NAME_MAX)
             end = name + _FUNCTION_NAME_MAX if end < 0 else end
-            yield Function(names[name:end], address, size)
+            yield FunctionSymbol(names[name:end], address, size)
 
 
 # --- sections in forms that not all programs read -------------------------------------------------

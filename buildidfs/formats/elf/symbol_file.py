@@ -30,13 +30,13 @@ from buildidfs.formats.elf.header import (
     SHT_SYMTAB,
     Segment,
 )
-from buildidfs.formats.elf.writer import BUILD_ID, Section, build_id_note, elf_bytes
+from buildidfs.formats.elf.writer import BUILD_ID, NewSection, build_id_note, elf_bytes
 from buildidfs.model import BuildId, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from buildidfs.formats.perf.jit import Symbol
+    from buildidfs.formats.perf.jit import JitFunction
 
 _SYMBOL: Final = Struct("<IBBHQQ")
 _CLASS: Final = b"\x02\x01"  # 64 bit, little-endian
@@ -48,7 +48,9 @@ _ID_BYTES: Final = 20
 _PAGE: Final = 4096
 
 
-def symbol_file(symbols: Sequence[Symbol], machine: int, source: bytes) -> tuple[BuildId, bytes]:
+def symbol_file(
+    symbols: Sequence[JitFunction], machine: int, source: bytes
+) -> tuple[BuildId, bytes]:
     """Return the build ID and the bytes of a file that names ``symbols``, by ascending address.
 
     ``machine`` is its e_machine. The build ID is derived from the content and from ``source``,
@@ -70,16 +72,16 @@ def symbol_file(symbols: Sequence[Symbol], machine: int, source: bytes) -> tuple
         Segment(PT_NOTE, PF_R, 0, 0, 0, 0, 4),
     )
     sections = (
-        Section(BUILD_ID, SHT_NOTE, [build_id_note(_LAYOUT, raw)], align=4),
-        Section(
+        NewSection(BUILD_ID, SHT_NOTE, [build_id_note(_LAYOUT, raw)], align=4),
+        NewSection(
             b".text", SHT_NOBITS, flags=SHF_ALLOC | SHF_EXECINSTR, address=low, offset=low,
             size=high - low,
         ),
-        Section(
+        NewSection(
             b".symtab", SHT_SYMTAB, [table], link=_STRTAB_INDEX, info=1, align=8, entry=_SYMBOL.size
         ),
-        Section(b".strtab", SHT_STRTAB, [strings]),
-        Section(b".source", SHT_PROGBITS, [source], SHF_ALLOC),
+        NewSection(b".strtab", SHT_STRTAB, [strings]),
+        NewSection(b".source", SHT_PROGBITS, [source], SHF_ALLOC),
     )  # fmt: skip
     header = _LAYOUT.ehdr.pack(ET_DYN, machine, EV_CURRENT, *bytes(10))
     head = (MAGIC + _CLASS).ljust(16, b"\0") + header

@@ -112,7 +112,7 @@ def _number(data: bytes, little_endian: bool) -> int:
     return int.from_bytes(data, "little" if little_endian else "big")
 
 
-class Part:
+class DebugSection:
     """A debug section by its name; it is read in parts, or decompressed whole."""
 
     def __init__(self, sections: Sections, name: bytes, read_at: ReadAt, size: int) -> None:
@@ -150,7 +150,7 @@ class _Header(NamedTuple):
     dwo_id: int | None
 
 
-class Entry:
+class UnitEntry:
     """The first entry of a unit. ``dwo_id`` is that in the header of a skeleton."""
 
     def __init__(self, header: _Header, strings: _Strings) -> None:
@@ -183,7 +183,7 @@ class _Strings:
     """The tables of strings."""
 
     def __init__(
-        self, part: Callable[[bytes], Part], little_endian: bool, alternate: Alternate
+        self, part: Callable[[bytes], DebugSection], little_endian: bool, alternate: Alternate
     ) -> None:
         self._alternate = alternate
         self._tables = {_STRP: part(b".debug_str"), _LINE_STRP: part(b".debug_line_str")}
@@ -201,9 +201,9 @@ class _Strings:
         return b""
 
     @cached_property
-    def _in_alternate(self) -> Part | None:
+    def _in_alternate(self) -> DebugSection | None:
         found = self._alternate()
-        return None if found is None else Part(Sections(*found), b".debug_str", *found)
+        return None if found is None else DebugSection(Sections(*found), b".debug_str", *found)
 
 
 class Units:
@@ -221,8 +221,8 @@ class Units:
         work: int,
         alternate: Alternate = lambda: None,
     ) -> None:
-        def part(name: bytes) -> Part:
-            return Part(sections, name, read_at, size)
+        def part(name: bytes) -> DebugSection:
+            return DebugSection(sections, name, read_at, size)
 
         self._info = part(b".debug_info")
         self._abbreviations = part(b".debug_abbrev")
@@ -230,7 +230,7 @@ class Units:
         self._strings = _Strings(part, self._little, alternate)
         self._left = work
 
-    def entries(self, most: int, is_wanted: Callable[[int, int], bool]) -> Iterator[Entry]:
+    def entries(self, most: int, is_wanted: Callable[[int, int], bool]) -> Iterator[UnitEntry]:
         """Yield the entries of the first ``most`` units whose version and type are wanted; the type
         is 0 before version 5.
         """
@@ -251,7 +251,7 @@ class Units:
 
     def _entry(
         self, cursor: Cursor, offsets: int, is_wanted: Callable[[int, int], bool]
-    ) -> Entry | None:
+    ) -> UnitEntry | None:
         version, kind, dwo_id = cursor.number(2), 0, None
         if version == 5:
             kind, addresses = cursor.number(1), cursor.number(1)
@@ -264,7 +264,7 @@ class Units:
         if not is_wanted(version, kind):
             return None
         header = _Header(version, offsets, addresses, abbreviations, dwo_id)
-        entry = Entry(header, self._strings)
+        entry = UnitEntry(header, self._strings)
         for attribute, form in self._declaration(cursor.uleb(), abbreviations):
             if form == _STRING:
                 entry.texts[attribute] = cursor.string()

@@ -19,7 +19,7 @@ from buildidfs.formats.elf.header import (
     SHT_NOTE,
     SHT_NULL,
     SHT_STRTAB,
-    Layout,
+    ElfLayout,
     Segment,
 )
 
@@ -33,7 +33,7 @@ _NAMES: Final = b".shstrtab"
 _FORMS: Final = {64: ("IIQQQQIIQQ", "IIQQQQQQ"), 32: ("IIIIIIIIII", "IIIIIIII")}
 
 
-class Section(NamedTuple):
+class NewSection(NamedTuple):
     """A section to be written: the fields of its header except its place.
 
     ``offset`` is for a section without contents (SHT_NOBITS). ``size`` is for such a section, and
@@ -54,25 +54,25 @@ class Section(NamedTuple):
     entry: int = 0
 
 
-def byte_order(layout: Layout) -> str:
+def byte_order(layout: ElfLayout) -> str:
     """Return the prefix of `struct` formats."""
     return "<" if layout.little_endian else ">"
 
 
-def header_forms(layout: Layout) -> tuple[Struct, Struct]:
+def header_forms(layout: ElfLayout) -> tuple[Struct, Struct]:
     """The structures of section headers and of program headers, whole."""
     shdr, phdr = (Struct(byte_order(layout) + form) for form in _FORMS[layout.bits])
     return shdr, phdr
 
 
-def build_id_note(layout: Layout, build_id: bytes) -> bytes:
+def build_id_note(layout: ElfLayout, build_id: bytes) -> bytes:
     """Return the contents of a section `BUILD_ID`."""
     header = Struct(byte_order(layout) + "III").pack(4, len(build_id), NT_GNU_BUILD_ID)
     return header + b"GNU\0" + build_id + bytes(-len(build_id) % 4)
 
 
 def elf_file(
-    head: bytes, segments: Sequence[Segment], sections: Iterable[Section]
+    head: bytes, segments: Sequence[Segment], sections: Iterable[NewSection]
 ) -> Iterator[Part]:
     """Yield the parts of a file. A segment of notes gets the place of the section of notes.
 
@@ -111,13 +111,13 @@ def elf_file(
     yield from (*parts, bytes(padding), *rows)
 
 
-def elf_bytes(head: bytes, segments: Sequence[Segment], sections: Iterable[Section]) -> bytes:
+def elf_bytes(head: bytes, segments: Sequence[Segment], sections: Iterable[NewSection]) -> bytes:
     """The bytes of a file as `elf_file` makes it, of sections that have no file as a part."""
     parts = elf_file(head, segments, sections)
     return b"".join(part for part in parts if isinstance(part, bytes | bytearray))
 
 
-def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]]:
+def _named(sections: Iterable[NewSection]) -> tuple[dict[bytes, int], list[NewSection]]:
     """Return the sections with one for their names added, and the offset of each name in it."""
     found = list(sections)
     names, places = bytearray(b"\0"), {b"": 0}
@@ -125,10 +125,10 @@ def _named(sections: Iterable[Section]) -> tuple[dict[bytes, int], list[Section]
         if name not in places:
             places[name] = len(names)
             names += name + b"\0"
-    return places, [*found, Section(_NAMES, SHT_STRTAB, (names,))]
+    return places, [*found, NewSection(_NAMES, SHT_STRTAB, (names,))]
 
 
-def program_header(layout: Layout, each: Segment, notes: tuple[int, int]) -> tuple[int, ...]:
+def program_header(layout: ElfLayout, each: Segment, notes: tuple[int, int]) -> tuple[int, ...]:
     """Return the fields of a program header. A header of notes gets the offset and size in
     ``notes``.
     """

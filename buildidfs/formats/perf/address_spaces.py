@@ -68,7 +68,7 @@ class File(msgspec.Struct, frozen=True, gc=False):
     cpumode: int
 
 
-class Found(NamedTuple):
+class MappedOffset(NamedTuple):
     """The file at an address: its number, the offset in it, and the time of the mapping."""
 
     file: int
@@ -120,19 +120,19 @@ class Spaces:
             self._put(event.pid, time, event.namespaces.mnt, 0, 0, _ENTERED)
         return -1
 
-    def find(self, pid: int, time: int, address: int) -> Found | None:
+    def find(self, pid: int, time: int, address: int) -> MappedOffset | None:
         """Find the file that a process had mapped at an address."""
         for _ in range(_GENERATIONS):
             timeline = self._timeline(pid)
             if timeline is None:
                 return None
             found = timeline.find(time, address)
-            if found is None or isinstance(found, Found):
+            if found is None or isinstance(found, MappedOffset):
                 return found
             pid, time = found  # its mappings are those of its parent
         return None
 
-    def span(self, pid: int, time: int, address: int) -> tuple[Found | None, Span]:
+    def span(self, pid: int, time: int, address: int) -> tuple[MappedOffset | None, Span]:
         """Do as `find`, and return the extent in which the answer is valid."""
         timeline = self._timeline(pid)
         if timeline is None:
@@ -144,7 +144,7 @@ class Spaces:
         whole = all(self._same(found, self.find(pid, time, edge), address - edge) for edge in edges)
         return found, Span(timeline.image(time), begin, end, whole)
 
-    def _same(self, found: Found | None, other: Found | None, distance: int) -> bool:
+    def _same(self, found: MappedOffset | None, other: MappedOffset | None, distance: int) -> bool:
         if found is None or other is None:
             return found is other
         return found == other._replace(offset=other.offset + distance)
@@ -314,7 +314,7 @@ class _Timeline:
             self._images.append(image)
             self._homes.append(home)
 
-    def find(self, time: int, address: int) -> Found | tuple[int, int] | None:
+    def find(self, time: int, address: int) -> MappedOffset | tuple[int, int] | None:
         """Find the file at an address. If the parent's mappings decide, return the parent and the
         time at which to look there.
         """
@@ -327,7 +327,7 @@ class _Timeline:
         if number < 0:
             return self.parent(image)
         begin, start, _, offset, file = self._entries[number]
-        return Found(file, address - start + offset, begin)
+        return MappedOffset(file, address - start + offset, begin)
 
     def _search(self, image: int, count: int, address: int) -> int:
         """Return the last entry from ``image`` up to ``count`` that is a mapping there, or -1, also

@@ -94,7 +94,7 @@ class Clock(msgspec.Struct, frozen=True):
     event_ns: int
 
 
-class Named(msgspec.Struct, frozen=True):
+class BuildIdEntry(msgspec.Struct, frozen=True):
     """An entry of the table of build IDs: the build ID of the file with that name.
 
     ``misc`` is that of the record; its ``CPUMODE`` bits distinguish files of the kernel and of
@@ -211,7 +211,7 @@ def times(data: bytes, order: str) -> tuple[int, int] | None:
     return (first, last) if 0 < first <= last else None
 
 
-def build_id_table(read_at: ReadAt, header: Header) -> Iterator[Named]:
+def build_id_table(read_at: ReadAt, header: Header) -> Iterator[BuildIdEntry]:
     """Yield the entries of the feature `BUILD_ID`, which may be many."""
     place = header.features.get(BUILD_ID)
     if place is None:
@@ -234,7 +234,7 @@ def build_id_table(read_at: ReadAt, header: Header) -> Iterator[Named]:
         at += size
 
 
-def named(data: bytes, at: int, size: int, misc: int, order: str) -> Named | None:
+def named(data: bytes, at: int, size: int, misc: int, order: str) -> BuildIdEntry | None:
     """Decode struct perf_record_header_build_id at ``at``; None if it has no build ID."""
     name = at + 8 + 4 + _ID_FIELD
     if name >= at + size:
@@ -249,10 +249,10 @@ def named(data: bytes, at: int, size: int, misc: int, order: str) -> Named | Non
     path = data[name : at + size].partition(b"\0")[0]
     if len(raw) < MIN_ID or not any(raw) or len(path) >= _PATH_MAX:
         return None
-    return Named(path, raw, misc, pid)
+    return BuildIdEntry(path, raw, misc, pid)
 
 
-def pack_named(entry: Named, order: str) -> bytes:
+def pack_named(entry: BuildIdEntry, order: str) -> bytes:
     """The inverse of `named`, as a record of its own."""
     fixed = 8 + 4 + _ID_FIELD
     size = fixed + len(entry.name) + 1
@@ -305,7 +305,7 @@ def section_table(header: Header, start: int, sizes: Sequence[int]) -> bytes:
     return table
 
 
-def build_id_feature(entries: Iterable[Named], order: str) -> bytes:
+def build_id_feature(entries: Iterable[BuildIdEntry], order: str) -> bytes:
     """Return the feature `BUILD_ID`."""
     return b"".join(pack_named(entry, order) for entry in entries)
 

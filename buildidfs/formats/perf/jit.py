@@ -2,9 +2,9 @@
 """The names of generated code: maps for perf, and dumps of JIT compilers.
 
 A map is text, one function per line: address and size in hexadecimal, then the name. A dump
-(``jit-PID.dump``) has a record for each function, in the byte order of its maker. `Dump` converts
-the records into lines of a map, and skips the code. Compilers append to both files, and reuse
-addresses: if two functions have one address, the later one counts. Source:
+(``jit-PID.dump``) has a record for each function, in the byte order of its maker. `JitDump`
+converts the records into lines of a map, and skips the code. Compilers append to both files, and
+reuse addresses: if two functions have one address, the later one counts. Source:
 tools/perf/Documentation/jit-interface.txt and jitdump-specification.txt.
 """
 
@@ -25,7 +25,7 @@ _LINE: Final = re.compile(
 _USER_END: Final = 1 << 63
 
 
-class Symbol(NamedTuple):
+class JitFunction(NamedTuple):
     """A function: its address, its size in bytes, and its name."""
 
     start: int
@@ -33,7 +33,7 @@ class Symbol(NamedTuple):
     name: bytes
 
 
-def symbols(text: bytes) -> list[Symbol]:
+def symbols(text: bytes) -> list[JitFunction]:
     """Return the functions of a map, by ascending address, without overlaps.
 
     If functions overlap, each byte belongs to the last of them; a function that is covered in part
@@ -56,7 +56,7 @@ def symbols(text: bytes) -> list[Symbol]:
 _Row = tuple[int, int, int, bytes]  # start, negative number, size, name
 
 
-def _disjoint(rows: list[_Row]) -> Iterator[Symbol]:
+def _disjoint(rows: list[_Row]) -> Iterator[JitFunction]:
     """Yield the functions of ``rows``; those that overlap are cut."""
     first = 0
     while first < len(rows):
@@ -67,13 +67,13 @@ def _disjoint(rows: list[_Row]) -> Iterator[Symbol]:
             last += 1
         if last == first + 1:
             start, _, size, name = rows[first]
-            yield Symbol(start, size, name)
+            yield JitFunction(start, size, name)
         else:
             yield from _cut(rows[first:last])
         first = last
 
 
-def _cut(rows: list[_Row]) -> Iterator[Symbol]:
+def _cut(rows: list[_Row]) -> Iterator[JitFunction]:
     """Yield the functions without overlaps: a byte that several functions cover belongs to the one
     that was added last.
     """
@@ -92,11 +92,11 @@ def _cut(rows: list[_Row]) -> Iterator[Symbol]:
         top = active[0] if active else None
         if top != begun:
             if begun is not None:
-                yield Symbol(since, edge - since, begun[2])
+                yield JitFunction(since, edge - since, begun[2])
             begun, since = top, edge
 
 
-def line(symbol: Symbol) -> bytes:
+def line(symbol: JitFunction) -> bytes:
     """Return the line of a map for a function; a name of several lines becomes one line."""
     name = symbol.name[:MAX_NAME].replace(b"\n", b" ").replace(b"\0", b"")
     return b"%x %x %b\n" % (symbol.start, symbol.size, name)
@@ -118,7 +118,7 @@ _MOST_RECORDS: Final = 1 << 15
 _LOAD_READ: Final = _LOAD_FIXED + MAX_NAME
 
 
-class Dump:
+class JitDump:
     """Reads a dump, from the position at which the last call ended.
 
     ``at`` is the offset of the first unread record, ``records`` the number of records read.
@@ -172,7 +172,7 @@ class Dump:
         self.is_malformed = True
         return False
 
-    def _symbols(self, read_at: ReadAt, kind: int, length: int) -> Iterable[Symbol]:
+    def _symbols(self, read_at: ReadAt, kind: int, length: int) -> Iterable[JitFunction]:
         if kind == _LOAD and length > _RECORD + _LOAD_FIXED:
             body = read_at(self.at + _RECORD, min(length - _RECORD, _LOAD_READ))
             if len(body) <= _LOAD_FIXED:
@@ -182,7 +182,7 @@ class Dump:
             if len(self._names) < _MOST_INDEXED:
                 self._names[index] = name
             if name and size:
-                yield Symbol(address, size, name)
+                yield JitFunction(address, size, name)
         elif kind == _MOVE and length >= _RECORD + _MOVE_FIXED:
             body = read_at(self.at + _RECORD, _MOVE_FIXED)
             if len(body) < _MOVE_FIXED:
@@ -190,4 +190,4 @@ class Dump:
             _, _, _, _, address, size, index = Struct(f"{self._order}IIQQQQQ").unpack_from(body)
             moved = self._names.get(index)
             if moved and size:
-                yield Symbol(address, size, moved)
+                yield JitFunction(address, size, moved)

@@ -102,7 +102,7 @@ class Mapped(msgspec.Struct, frozen=True, gc=False):
     tid: int = 0
 
 
-class Generated(msgspec.Struct, frozen=True, gc=False):
+class ExecutableMemory(msgspec.Struct, frozen=True, gc=False):
     """Memory without a file was made executable: a process may put code there."""
 
     time: int
@@ -156,17 +156,17 @@ class Entered(msgspec.Struct, frozen=True, gc=False):
     namespaces: NamespaceSet
 
 
-class Lost(msgspec.Struct, frozen=True, gc=False):
+class LostRecords(msgspec.Struct, frozen=True, gc=False):
     """``count`` records were dropped because the ring had no room."""
 
     time: int
     count: int
 
 
-Record = Mapped | Generated | GroupMade | Output | Forked | Exited | Entered | Lost
+Record = Mapped | ExecutableMemory | GroupMade | Output | Forked | Exited | Entered | LostRecords
 """A record of a ring."""
 
-Event = Mapped | Forked | Executed | Entered | Lost
+Event = Mapped | Forked | Executed | Entered | LostRecords
 """A record of a file."""
 
 
@@ -230,13 +230,13 @@ def _is_anonymous(data: bytes, name: int) -> bool:
     return data[name : name + len(_ANONYMOUS)] == _ANONYMOUS
 
 
-def _ring_generated(data: bytes, position: int, size: int, misc: int) -> Generated | None:
+def _ring_generated(data: bytes, position: int, size: int, misc: int) -> ExecutableMemory | None:
     if size < _MMAP2_NAME + len(_ANONYMOUS) + _TIME:
         return None
     fields = _UNPACK_MMAP2(data, position + _HEADER)
     pid, prot = fields[0], fields[-2]
     (time,) = _UNPACK_TIME(data, position + size - _TIME)
-    return Generated(time, pid) if pid and prot & _PROT_EXEC else None
+    return ExecutableMemory(time, pid) if pid and prot & _PROT_EXEC else None
 
 
 def _ring_mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | None:
@@ -310,12 +310,12 @@ def _ring_output(data: bytes, position: int, size: int, misc: int) -> Output | N
     return Output(time, data[first : min(first + count, position + size)])
 
 
-def _ring_lost(data: bytes, position: int, size: int, misc: int) -> Lost | None:
+def _ring_lost(data: bytes, position: int, size: int, misc: int) -> LostRecords | None:
     if size < _HEADER + 3 * _TIME:
         return None
     (count,) = _UNPACK_TIME(data, position + _HEADER + _TIME)
     (time,) = _UNPACK_TIME(data, position + size - _TIME)
-    return Lost(time, count)
+    return LostRecords(time, count)
 
 
 _UNPACK_MMAP2: Final = _NATIVE.mmap2.unpack_from
@@ -357,9 +357,9 @@ class Events:
             trailer, time = self._layouts.trailer(raw.data, raw.at, raw.size)
             return _entered(self._layout, raw.data, raw.at, raw.at + raw.size - trailer, time or 0)
         if kind == _LOST and raw.size >= _HEADER + 16:
-            return Lost(0, self._layout.word.unpack_from(raw.data, raw.at + _HEADER + 8)[0])
+            return LostRecords(0, self._layout.word.unpack_from(raw.data, raw.at + _HEADER + 8)[0])
         if kind == _LOST_SAMPLES and raw.size >= _HEADER + 8:
-            return Lost(0, self._layout.word.unpack_from(raw.data, raw.at + _HEADER)[0])
+            return LostRecords(0, self._layout.word.unpack_from(raw.data, raw.at + _HEADER)[0])
         return None
 
     def mapped(self, raw: Raw) -> Mapped | None:

@@ -67,7 +67,7 @@ class PrintedFrame(msgspec.Struct, frozen=True):
     offset: int | None
 
 
-class Location(msgspec.Struct, frozen=True):
+class ScriptLocation(msgspec.Struct, frozen=True):
     """A place in a file: its path, its build ID if an event had it, and the offset.
 
     ``mapping`` is start, end and offset of the mapping, if an event had it.
@@ -100,9 +100,9 @@ class _Mapping(msgspec.Struct, frozen=True):
     path: bytes
     build_id: BuildId | None
 
-    def at(self, offset: int) -> Location:
+    def at(self, offset: int) -> ScriptLocation:
         mapping = self.start, self.end, self.offset
-        return Location(self.path, self.build_id, offset, mapping)
+        return ScriptLocation(self.path, self.build_id, offset, mapping)
 
 
 class Script:
@@ -117,7 +117,7 @@ class Script:
         self.kernel: dict[bytes, KernelMapping] = {}
         self._processes: dict[int, list[_Mapping]] = {}
         self._process_of: dict[int, int] = {}
-        self._located: dict[tuple[int, int, bytes, bool], Location | None] = {}
+        self._located: dict[tuple[int, int, bytes, bool], ScriptLocation | None] = {}
         self._current = -1
         self._called = False
 
@@ -140,7 +140,7 @@ class Script:
         dso, offset = _split(frame[4])
         return PrintedFrame(frame[1], int(frame[2], 16), dso, True, False, False, offset)
 
-    def locate(self, frame: PrintedFrame) -> Location | None:
+    def locate(self, frame: PrintedFrame) -> ScriptLocation | None:
         """Find the file and offset of a frame; None if no event had a mapping there.
 
         Even without such an event there is a result if perf printed the offset, or may have printed
@@ -157,7 +157,7 @@ class Script:
             found = self._located[key] = self._locate(frame)
             return found
 
-    def _locate(self, frame: PrintedFrame) -> Location | None:
+    def _locate(self, frame: PrintedFrame) -> ScriptLocation | None:
         mappings = self._processes.get(self._current, [])
         same = [mapping for mapping in mappings if mapping.path == frame.dso]
         offset = frame.offset
@@ -168,7 +168,7 @@ class Script:
                 if 0 <= offset - mapping.offset < mapping.end - mapping.start:
                     return mapping.at(offset)
             if frame.offset is not None or not same:
-                return Location(frame.dso, None, offset)
+                return ScriptLocation(frame.dso, None, offset)
         index = bisect.bisect_right(mappings, frame.ip, key=lambda mapping: mapping.start) - 1
         if index < 0 or frame.ip >= (mapping := mappings[index]).end:
             return None

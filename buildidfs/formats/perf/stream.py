@@ -77,7 +77,7 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes) -> bytes: ...
 
 
-class Stream:
+class RecordStream:
     """The records in the range ``data`` of a file; iterate once.
 
     ``is_pipe`` is True if the file was written to a pipe. With ``kinds`` only records of these

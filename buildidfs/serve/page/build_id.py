@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from buildidfs.catalog.containers import Names
-    from buildidfs.formats.elf.sections import Function
+    from buildidfs.formats.elf.sections import FunctionSymbol
     from buildidfs.model import Artifact, BuildId, Digest
     from buildidfs.store import Blob, OriginRecord, Store
 
@@ -119,7 +119,7 @@ def variants_of(
 
 
 def _variants(
-    known: artifacts.Known, variants: dict[Kind, list[Artifact]]
+    known: artifacts.BuildIdFacts, variants: dict[Kind, list[Artifact]]
 ) -> list[answers.Variant]:
     """Return the variants without owner and mode."""
     names = answers.Variant.__struct_fields__
@@ -199,7 +199,7 @@ def functions_in(store: Store, artifact: Artifact | None) -> tuple[list[answers.
         return [], 0
     count = 0
 
-    def counted(found: Iterable[Function]) -> Iterator[Function]:
+    def counted(found: Iterable[FunctionSymbol]) -> Iterator[FunctionSymbol]:
         nonlocal count
         for count, each in enumerate(found, 1):  # noqa: B007 - for the page
             yield each

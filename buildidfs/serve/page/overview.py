@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs import __version__, answers
 from buildidfs.answers import text as text
 from buildidfs.catalog import containers, remedies
-from buildidfs.catalog.coverage import Holdings
+from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.catalog.survey import STEP, image_of, severity, why_lacking
 from buildidfs.catalog.survey import take as take_survey
 from buildidfs.model import Kind
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from buildidfs.answers import Overview
     from buildidfs.capture.base import Progress
-    from buildidfs.catalog.containers import Contents
-    from buildidfs.catalog.coverage import Row
+    from buildidfs.catalog.containers import ContainerFiles
+    from buildidfs.catalog.coverage import BinaryCoverage
     from buildidfs.catalog.survey import Counted, Survey
     from buildidfs.config import RetentionSettings, Settings
-    from buildidfs.serve.counters import Asked
+    from buildidfs.serve.counters import MissedId
     from buildidfs.store import ContainerEntry, Store
     from buildidfs.store.schema import HistoryRow
 
@@ -56,7 +56,7 @@ def overview(
     survey: Survey | None,
     *,
     retention: RetentionSettings,
-    misses: Iterable[Asked] = (),
+    misses: Iterable[MissedId] = (),
     history: Iterable[HistoryRow] = (),
 ) -> answers.Overview:
     """Return the contents of the first page. Raises `StoreError`, `IntegrityError`."""
@@ -68,8 +68,8 @@ def overview(
         time=time.time(),
         counted=None if survey is None else survey.time,
         store=_holdings(store, present),
-        coverage=answers.Share() if survey is None else _share(survey.all),
-        host=answers.Share() if survey is None else _share(survey.host),
+        coverage=answers.IdShares() if survey is None else _share(survey.all),
+        host=answers.IdShares() if survey is None else _share(survey.host),
         containers=[container(each, known) for each in (survey.containers if survey else ())],
         images=[
             answers.Image(text(name), _share(each), _trend_of(known, 1, name))
@@ -100,16 +100,16 @@ def _holdings(store: Store, limits: answers.Limits) -> answers.Holdings:
     )
 
 
-def _share(counted: Counted) -> answers.Share:
+def _share(counted: Counted) -> answers.IdShares:
     whole = counted.build_ids
     if not whole:
-        return answers.Share()
+        return answers.IdShares()
     parts = (counted.executable, counted.symbols, counted.debuginfo)
-    return answers.Share(whole, *(round(part / whole, 6) for part in parts))
+    return answers.IdShares(whole, *(round(part / whole, 6) for part in parts))
 
 
 def container(
-    row: Contents, known: Mapping[tuple[int, str], list[answers.Trend]] = _NO_TRENDS
+    row: ContainerFiles, known: Mapping[tuple[int, str], list[answers.Trend]] = _NO_TRENDS
 ) -> answers.Container:
     """Return a container with its shares, with the fields of ``buildidfs containers``."""
     its = row.container
@@ -124,7 +124,7 @@ def container(
         last_seen=its.last_seen_ns / 1e9,
         bytes=row.size,
         removed=row.removed,
-        coverage=answers.Share(
+        coverage=answers.IdShares(
             row.build_ids,
             *(round(part, 6) for part in (row.executable, row.symbols, row.debuginfo)),
         ),
@@ -142,7 +142,7 @@ def _finding(why: str) -> answers.Finding:
     return answers.Finding(remedy.code, why, remedy.text, command or None)
 
 
-def _missing(store: Store, survey: Survey | None, misses: Iterable[Asked]) -> answers.Missing:
+def _missing(store: Store, survey: Survey | None, misses: Iterable[MissedId]) -> answers.Missing:
     found = answers.Missing()
     if survey is not None:
         found.reasons = [
@@ -154,7 +154,7 @@ def _missing(store: Store, survey: Survey | None, misses: Iterable[Asked]) -> an
     return found
 
 
-def _has_come(store: Store, miss: Asked) -> bool:
+def _has_come(store: Store, miss: MissedId) -> bool:
     """Return True if every user may now read the file that was requested.
 
     A private file must look the same as one that does not exist.
@@ -166,7 +166,7 @@ def _has_come(store: Store, miss: Asked) -> bool:
     return all(is_public(store.index.artifact(ordinal, kind)) for kind in wanted)
 
 
-def _asked(store: Store, miss: Asked) -> answers.Asked:
+def _asked(store: Store, miss: MissedId) -> answers.Asked:
     kinds = [kind for kind in (Kind.EXECUTABLE, Kind.DEBUGINFO) if miss.wanted & 1 << kind]
     why = remedies.NOT_SERVED
     if is_served(store, store.index.ordinal(miss.build_id)):
@@ -329,10 +329,10 @@ def container_page(store: Store, name: bytes) -> answers.Contents | None:
     )
     if found is None:
         return None
-    worst: list[tuple[int, bytes, Row, str]] = []
+    worst: list[tuple[int, bytes, BinaryCoverage, str]] = []
     total = 0
 
-    def each(entry: ContainerEntry, path: bytes, row: Row) -> None:
+    def each(entry: ContainerEntry, path: bytes, row: BinaryCoverage) -> None:
         nonlocal total
         if not entry.public:
             return
@@ -341,7 +341,7 @@ def container_page(store: Store, name: bytes) -> answers.Contents | None:
         worst.append((severity(why), path, row, why))
 
     removals = containers.Removals(store)
-    contents = containers.contents(store, found, Holdings(store), removals, each)
+    contents = containers.contents(store, found, CoverageLookup(store), removals, each)
     shown = heapq.nsmallest(MOST_FILES, worst, key=lambda file: (-file[0], file[1]))
     its = container(contents)
     return answers.Contents(

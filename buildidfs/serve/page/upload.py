@@ -28,7 +28,7 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 
 from buildidfs import answers
 from buildidfs.catalog import history, remedies
-from buildidfs.catalog.coverage import Coverage, Holdings
+from buildidfs.catalog.coverage import Coverage, CoverageLookup
 from buildidfs.errors import BuildIdFsError, UsageError
 from buildidfs.formats.perf import headers
 from buildidfs.linux import child, file_ops, sandbox_helper
@@ -62,8 +62,8 @@ _GRACE_S: Final = 5.0
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
 
 
-class Found(msgspec.Struct):
-    """A file that an upload names, see `coverage.Row`."""
+class UploadedName(msgspec.Struct):
+    """A file that an upload names, see `coverage.BinaryCoverage`."""
 
     path: bytes
     build_id: bytes
@@ -71,11 +71,11 @@ class Found(msgspec.Struct):
     why: str
 
 
-class Reading(msgspec.Struct):
+class UploadedFiles(msgspec.Struct):
     """The files that an upload names, or the ``error`` as a text. ``host`` made the profile."""
 
     unit: str = ""
-    rows: list[Found] = []
+    rows: list[UploadedName] = []
     incomplete: str = ""
     error: str = ""
     host: str = ""
@@ -126,7 +126,7 @@ def measure(store: Store, content: bytes) -> answers.Dropped:
     reading = _read(content)
     if reading.error:
         raise BadRequest(reading.error)
-    holdings = Holdings(store, PUBLIC)
+    holdings = CoverageLookup(store, PUBLIC)
     rows = []
     for each in reading.rows:
         build_id = BuildId(each.build_id) if each.build_id else None
@@ -171,17 +171,17 @@ def _seen_at(store: Store, path: bytes, host: str) -> BuildId | None:
     return build_id
 
 
-def _read(content: bytes) -> Reading:
+def _read(content: bytes) -> UploadedFiles:
     """Return the answer of the process that reads an upload."""
     try:
         with tempfile.TemporaryDirectory(prefix="buildidfs-drop.") as directory:
             said = _answer(content, directory)
     except OSError as error:
-        return Reading(error=f"the file cannot be read: {error.strerror}")
+        return UploadedFiles(error=f"the file cannot be read: {error.strerror}")
     try:
-        return msgspec.json.decode(said, type=Reading)
+        return msgspec.json.decode(said, type=UploadedFiles)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return Reading(error="the file takes too much time or memory to read")
+        return UploadedFiles(error="the file takes too much time or memory to read")
 
 
 def _answer(content: bytes, directory: str) -> bytes:
@@ -230,7 +230,7 @@ def _said(process: Child) -> bytes:
 
 
 def main(words: Sequence[str]) -> None:
-    """Read the file with a descriptor, and write a `Reading` as JSON.
+    """Read the file with a descriptor, and write a `UploadedFiles` as JSON.
 
     Arguments: the descriptor, the process that starts this one, and an empty directory, in which
     that process removes what is left.
@@ -242,21 +242,24 @@ def main(words: Sequence[str]) -> None:
             _confine(parent)
             reading = _reading(empty, path)
         except UsageError as error:
-            reading = Reading(error=_called(str(error), path))
+            reading = UploadedFiles(error=_called(str(error), path))
         except (BuildIdFsError, OSError, MemoryError) as error:
-            reading = Reading(error=f"the file cannot be read: {type(error).__name__}")
+            reading = UploadedFiles(error=f"the file cannot be read: {type(error).__name__}")
         sys.stdout.buffer.write(msgspec.json.encode(reading))
         sys.stdout.flush()
         os._exit(0)  # the store cannot be closed without its rights
 
 
-def _reading(empty: Store, path: bytes) -> Reading:
+def _reading(empty: Store, path: bytes) -> UploadedFiles:
     """Return the files that the file at a path names. Raises `UsageError`."""
     if not inputs.is_profile_or_core(path):
-        return Reading("files", [Found(b"", bytes(_build_id(path)), 1, "")])
+        return UploadedFiles("files", [UploadedName(b"", bytes(_build_id(path)), 1, "")])
     found = inputs.coverage_of_file(empty, path)
-    rows = [Found(row.path, bytes(row.build_id or b""), row.weight, row.why) for row in found.rows]
-    return Reading(found.unit, rows, _called(found.incomplete, path), host=_host_of(path))
+    rows = [
+        UploadedName(row.path, bytes(row.build_id or b""), row.weight, row.why)
+        for row in found.rows
+    ]
+    return UploadedFiles(found.unit, rows, _called(found.incomplete, path), host=_host_of(path))
 
 
 def _host_of(path: bytes) -> str:

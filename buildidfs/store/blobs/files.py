@@ -131,7 +131,7 @@ class BlobFile(NamedTuple):
     ctime_ns: int
 
 
-class Standing(enum.Enum):
+class BlobState(enum.Enum):
     """The state of the blob file that already has the digest of staged bytes as its name."""
 
     MISSING = enum.auto()
@@ -418,7 +418,7 @@ class Blobs:
     def seal(
         self,
         batch: Iterable[Staged],
-        standing: Callable[[Staged], Standing],
+        standing: Callable[[Staged], BlobState],
         origin: Callable[[Digest], bytes] = lambda digest: b"",
     ) -> set[Digest]:
         """Make staged bytes durable and give them their names; return the digests added.
@@ -435,11 +435,11 @@ class Blobs:
                 if digest in missing or digest in present:
                     continue
                 there = standing(staged)
-                if there is Standing.NEW:
+                if there is BlobState.NEW:
                     present.add(digest)
-                elif there is not Standing.KEPT:
+                elif there is not BlobState.KEPT:
                     missing[digest] = staged
-                    if there is Standing.DAMAGED:
+                    if there is BlobState.DAMAGED:
                         self.set_aside(digest)
             for digest, staged in missing.items():
                 self._keep_origin(staged.fd, digest, origin(digest))

@@ -22,7 +22,7 @@ from buildidfs.model import Digest
 from buildidfs.names import printable
 from buildidfs.store import schema
 from buildidfs.store.blobs import files
-from buildidfs.store.blobs.files import BlobFile, Standing
+from buildidfs.store.blobs.files import BlobFile, BlobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -271,20 +271,20 @@ class VerifiedBlobs:
         file, row = self.files.file(digest), self._env.get(self._rows, digest)
         return file is not None and row is not None and schema.is_file(row, *file)
 
-    def standing(self, staged: Staged) -> Standing:
+    def standing(self, staged: Staged) -> BlobState:
         """Return the state of the file that has the digest of staged bytes as its name; may read
         the whole file.
         """
         digest = staged.digest
         if self.files.file(digest) is None:
-            return Standing.MISSING
+            return BlobState.MISSING
         if self.is_untouched(digest):
-            return Standing.KEPT
+            return BlobState.KEPT
         try:
             self.open(digest).close()
         except IntegrityError:
-            return Standing.DAMAGED
-        return Standing.NEW if self._env.get(self._rows, digest) is None else Standing.KEPT
+            return BlobState.DAMAGED
+        return BlobState.NEW if self._env.get(self._rows, digest) is None else BlobState.KEPT
 
     def _damaged(self, digest: Digest) -> IntegrityError:
         return IntegrityError(

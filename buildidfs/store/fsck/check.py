@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.store import schema
-from buildidfs.store.fsck.faults import Fault, Rows, faults_of
+from buildidfs.store.fsck.faults import Rows, StoreFault, faults_of
 from buildidfs.store.fsck.rules import RULES, wrong_counts
 from buildidfs.store.fsck.scrub import CHECK_MARK, SCRUB_MARK, Scrubber
 from buildidfs.store.index.queries import prefixed
@@ -41,7 +41,7 @@ class Checker:
         self.blobs = blobs
         self.verified = verified
 
-    def rows(self, progress: Callable[[int], None] = lambda count: None) -> Iterator[Fault]:
+    def rows(self, progress: Callable[[int], None] = lambda count: None) -> Iterator[StoreFault]:
         """Yield the faults of rows and of their counts; ``progress`` is called with the number of
         further rows checked.
         """
@@ -77,7 +77,7 @@ class Checker:
                 return
             start = key + b"\0"
 
-    def _look_again(self, table: str, key: bytes) -> list[Fault]:
+    def _look_again(self, table: str, key: bytes) -> list[StoreFault]:
         """Check one row again, and return its faults."""
         with self.env.read() as txn:
             moment = Rows(self.env, txn)
@@ -90,7 +90,7 @@ class Checker:
         whole: bool,
         from_start: bool = True,
         progress: Callable[[int], None] = lambda size: None,
-    ) -> Iterator[Fault]:
+    ) -> Iterator[StoreFault]:
         """Yield the faults of blobs; with ``whole`` read all blobs, else only those whose files
         were touched.
 
@@ -103,7 +103,7 @@ class Checker:
 
     def scrub(
         self, pace: Callable[[int], None], is_due: Callable[[schema.DigestRow], bool]
-    ) -> Iterator[Fault]:
+    ) -> Iterator[StoreFault]:
         """Read the blobs that are due or were changed, and yield their faults. Continues where an
         earlier call stopped. ``pace`` is called with the number of bytes read, and may wait.
         """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _KINDS: Final = tuple(int(kind) for kind in Kind)
 
 
-class Fault(msgspec.Struct, frozen=True):
+class StoreFault(msgspec.Struct, frozen=True):
     """A fault in one line, with the build ID or blob that it affects, if known.
 
     A new index mends all faults of rows (`rebuild`); a new capture mends the fault of a blob.
@@ -43,7 +43,7 @@ class Rows:
         self.tables = env.tables
 
     @cached_property
-    def counters(self) -> schema.Counters:
+    def counters(self) -> schema.StoreCounters:
         """Return the counters as the index has them, right or wrong."""
         return load_counters(self.env, self.txn)
 
@@ -130,18 +130,18 @@ class Rows:
         return self.get("ordinals", ordinal) is not None
 
 
-Rule = Callable[[Rows, bytes, bytes], Iterator[Fault]]
+Rule = Callable[[Rows, bytes, bytes], Iterator[StoreFault]]
 """A rule yields the faults of a row, given its key and value. Raises the exceptions of decoding the
 row.
 """
 
 
-def faults_of(rule: Rule, table: str, rows: Rows, key: bytes, value: bytes) -> list[Fault]:
+def faults_of(rule: Rule, table: str, rows: Rows, key: bytes, value: bytes) -> list[StoreFault]:
     """Return the faults that a rule finds; a row that does not decode is also a fault."""
     found = []
     try:
         for fault in rule(rows, key, value):
             found.append(fault)  # noqa: PERF402 - those before an exception count
     except (*DAMAGE, BuildIdFsError) as error:
-        found.append(Fault(f"row {key.hex()} of {table} cannot be read: {error}"))
+        found.append(StoreFault(f"row {key.hex()} of {table} cannot be read: {error}"))
     return found

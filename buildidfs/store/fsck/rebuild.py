@@ -282,7 +282,7 @@ def aliases_of(
 
 def _claimed(
     claim: provenance.Claim,
-    places: tuple[provenance.Place, ...],
+    places: tuple[provenance.OtherOrigin, ...],
     described: ElfFile | None,
     content: Staged,
     form: int,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.model import Alias, BuildId, Digest
 from buildidfs.store import location_rows, schema
-from buildidfs.store.fsck.faults import Fault, Rows
+from buildidfs.store.fsck.faults import Rows, StoreFault
 from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
@@ -34,7 +34,7 @@ _DIGEST_BYTES: Final = 32
 # --- build IDs, artifacts and blobs --------------------------------------------------------------
 
 
-def _meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _meta(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A floor or a derivation can be decoded. Other rows are checked by the code that
     reads them.
     """
@@ -45,18 +45,18 @@ def _meta(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     yield from ()
 
 
-def _ids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _ids(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A build ID leads to an ordinal, and the row of the ordinal has this build ID."""
     (ordinal,) = schema.U64.unpack(value)
     build_id, named = BuildId(key), rows.named(ordinal)
     if named is None or named.build_id != key:
         text = f"build ID {key.hex()} has no ordinal that knows of it"
-        yield Fault(text, build_id=build_id)
+        yield StoreFault(text, build_id=build_id)
     elif not named.kinds:
-        yield Fault(f"build ID {key.hex()} has no artifact", build_id=build_id)
+        yield StoreFault(f"build ID {key.hex()} has no artifact", build_id=build_id)
 
 
-def _ordinals(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _ordinals(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """The row of an ordinal matches the kinds and the first path of its build ID."""
     (ordinal,) = schema.U64.unpack(key)
     if not 0 < ordinal <= schema.MAX_NUMBER:
@@ -64,41 +64,41 @@ def _ordinals(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     row = schema.OrdinalRow.unpack(value)
     build_id, kinds = BuildId(row.build_id), rows.kinds(ordinal)
     if ordinal >= rows.counters.next_ordinal:
-        yield Fault(
+        yield StoreFault(
             f"the next ordinal would be {rows.counters.next_ordinal}, but {ordinal} is used"
         )
     if row.kinds != kinds:
-        yield Fault(f"the kinds of {build_id} are not those that there are", build_id=build_id)
+        yield StoreFault(f"the kinds of {build_id} are not those that there are", build_id=build_id)
     if kinds and rows.get("ids", build_id) != key:
         text = f"build ID {build_id} does not lead to its number {ordinal}"
-        yield Fault(text, build_id=build_id)
+        yield StoreFault(text, build_id=build_id)
     if not kinds and rows.get("gone", key) is None:
-        yield Fault(f"build ID number {ordinal} has no artifact", build_id=build_id)
+        yield StoreFault(f"build ID number {ordinal} has no artifact", build_id=build_id)
     if row.primary_path != ROOT and rows.get("paths", schema.U32.pack(row.primary_path)) is None:
-        yield Fault(f"the first path of {build_id} does not exist", build_id=build_id)
+        yield StoreFault(f"the first path of {build_id} does not exist", build_id=build_id)
 
 
-def _artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _artifacts(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A served variant belongs to a build ID, and may be served."""
     ordinal, kind = schema.ORDINAL_KIND.unpack(key)
     artifact = schema.unpack_artifact(ordinal, kind, value)
     if rows.is_marked("ambiguous", ordinal):
         text = f"artifact {ordinal}/{kind} is of a build ID that programs share, and is served"
-        yield Fault(text)
+        yield StoreFault(text)
     elif is_withheld(artifact, _executable(rows, artifact), rows.floor(ordinal)):
-        yield Fault(
+        yield StoreFault(
             f"debuginfo {ordinal}/{kind}/{artifact.variant} is believed less than its executable,"
             " and is served"
         )
     yield from _artifact(rows, artifact)
 
 
-def _variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _variants(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A variant that is not served belongs to an artifact with a better variant."""
     ordinal, kind, number = schema.ORDINAL_KIND_VARIANT.unpack(key)
     variant = schema.unpack_artifact(ordinal, kind, value)
     if variant.variant != number:
-        yield Fault(f"variant {ordinal}/{kind}/{number} says that it is another")
+        yield StoreFault(f"variant {ordinal}/{kind}/{number} says that it is another")
         return
     served = rows.get("artifacts", key[: schema.ORDINAL_KIND.size])
     if served is None:
@@ -106,12 +106,12 @@ def _variants(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
             variant, _executable(rows, variant), rows.floor(ordinal)
         )
         if not is_kept_back:
-            yield Fault(f"there are variants of {ordinal}/{kind} of which none is served")
+            yield StoreFault(f"there are variants of {ordinal}/{kind} of which none is served")
     elif served[:2] == value[:2]:
-        yield Fault(f"variant {number} of {ordinal}/{kind} is there twice")
+        yield StoreFault(f"variant {number} of {ordinal}/{kind} is there twice")
         return
     elif _is_better(rows, variant, served):
-        yield Fault(f"variant {number} of {ordinal}/{kind} should be served")
+        yield StoreFault(f"variant {number} of {ordinal}/{kind} should be served")
     yield from _artifact(rows, variant)
 
 
@@ -133,70 +133,72 @@ def _executable(rows: Rows, artifact: Artifact) -> Artifact | None:
         return None
 
 
-def _artifact(rows: Rows, artifact: Artifact) -> Iterator[Fault]:
+def _artifact(rows: Rows, artifact: Artifact) -> Iterator[StoreFault]:
     """Apply the rules for all variants, served or not."""
     ordinal, kind, number = artifact.ordinal, artifact.kind, artifact.variant
     spelled = f"{ordinal}/{int(kind)}/{number}"
     named = rows.named(ordinal)
     if named is None:
-        yield Fault(f"artifact {spelled} is not known to its build ID", artifact.digest)
+        yield StoreFault(f"artifact {spelled} is not known to its build ID", artifact.digest)
         return
     build_id = named.build_id
     if named.next_variant[kind - 1] <= number < schema.MAX_VARIANT:
         text = f"the next variant of {ordinal}/{int(kind)} would be one that there is"
-        yield Fault(text, artifact.digest, build_id)
+        yield StoreFault(text, artifact.digest, build_id)
     if artifact.adopted and not rows.is_marked("adopted", ordinal):
-        yield Fault(f"build ID {build_id} is an adopted one, and is not marked", build_id=build_id)
+        yield StoreFault(
+            f"build ID {build_id} is an adopted one, and is not marked", build_id=build_id
+        )
     row = rows.get("digests", artifact.digest)
     ref = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number)
     if row is None or not schema.has_ref(row, ref):
-        yield Fault(f"artifact {spelled} has no blob", artifact.digest, build_id)
+        yield StoreFault(f"artifact {spelled} has no blob", artifact.digest, build_id)
     elif (size := schema.size_in(row)) != artifact.size:
         text = f"artifact {spelled} has {artifact.size} bytes, and its blob {size}"
-        yield Fault(text, artifact.digest, build_id)
+        yield StoreFault(text, artifact.digest, build_id)
 
 
-def _digests(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _digests(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A blob has at least one artifact, and a row in the order of uses; `scrub` checks its file."""
     digest = Digest(key)
     row = schema.DigestRow.unpack(value)
     kept = [ref for ref in row.refs if rows.has_variant(ref, key)]
     for ref in row.refs:
         if ref not in kept:
-            yield Fault(f"blob {digest} has no artifact {'/'.join(map(str, ref))}", digest)
+            yield StoreFault(f"blob {digest} has no artifact {'/'.join(map(str, ref))}", digest)
     if not kept or len(kept) != len(row.refs):
         text = f"blob {digest} has {len(row.refs)} artifacts in its row, and {len(kept)} in others"
-        yield Fault(text, digest)
+        yield StoreFault(text, digest)
         return
     if len(set(kept)) != len(kept):
-        yield Fault(f"blob {digest} has an artifact twice", digest)
+        yield StoreFault(f"blob {digest} has an artifact twice", digest)
     if row.form not in _FORMS:
-        yield Fault(f"blob {digest} has a form that there is not: {row.form}", digest)
+        yield StoreFault(f"blob {digest} has a form that there is not: {row.form}", digest)
     if row.rank not in _CLASSES:
-        yield Fault(f"blob {digest} has a class that there is not: {row.rank}", digest)
+        yield StoreFault(f"blob {digest} has a class that there is not: {row.rank}", digest)
     elif rows.get("uses", schema.USE.pack(row.rank, row.used, digest)) is None:
-        yield Fault(f"blob {digest} has no place in the order of uses", digest)
+        yield StoreFault(f"blob {digest} has no place in the order of uses", digest)
 
 
-def _uses(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _uses(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """Each row in the order of uses has the blob whose use it records."""
     number, used, digest = schema.USE.unpack(key)
     row = rows.digest_row(digest)
     if row is None or (row.rank, row.used) != (number, used):
         text = f"the order of uses has a place for blob {digest.hex()} that is not its own"
-        yield Fault(text, Digest(digest))
+        yield StoreFault(text, Digest(digest))
 
 
-def _identities(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _identities(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """Aliases of a blob have rows in *aliases*."""
     digest = Digest(key)
     if rows.get("digests", key) is None:
-        yield Fault(f"blob {digest} has aliases, and is gone", digest)
+        yield StoreFault(f"blob {digest} has aliases, and is gone", digest)
         return
     aliases = schema.unpack_aliases(key, value)
     if aliases and not any(next(_leading(rows, each), None) for each in aliases):
         text = f"no alias of blob {digest} leads to it: {aliases[0].value.hex()}"
-        yield Fault(text, digest)
+        yield StoreFault(text, digest)
 
 
 def _leading(rows: Rows, alias: Alias) -> Iterator[tuple[bytes, bytes]]:
@@ -204,30 +206,30 @@ def _leading(rows: Rows, alias: Alias) -> Iterator[tuple[bytes, bytes]]:
     return rows.having("aliases", schema.alias_prefix(alias))
 
 
-def _aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _aliases(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A row of *aliases* leads to a blob that has the alias."""
     alias, digest = schema.alias_of(key)
     kept = rows.get("identities", digest)
     if kept is None or alias not in schema.unpack_aliases(digest, kept):
         text = f"blob {digest} does not have the alias {alias.value.hex()} that leads to it"
-        yield Fault(text, digest)
+        yield StoreFault(text, digest)
 
 
-def _marked(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _marked(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A build ID in *adopted* or *ambiguous* exists."""
     (ordinal,) = schema.U64.unpack(key)
     if rows.named(ordinal) is None:
-        yield Fault(f"build ID number {ordinal} is marked, and does not exist")
+        yield StoreFault(f"build ID number {ordinal} is marked, and does not exist")
 
 
-def _gone(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _gone(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A build ID in *gone* has a row in *ordinals*."""
     (ordinal,) = schema.U64.unpack(key)
     if not rows.is_there(key):
-        yield Fault(f"build ID number {ordinal} is going, and was never there")
+        yield StoreFault(f"build ID number {ordinal} is going, and was never there")
 
 
-def _pins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _pins(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A pin can be read."""
     _, name = schema.pin_of(key)
     schema.U64.unpack(value)
@@ -239,52 +241,52 @@ def _pins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
 # --- places, journal and containers --------------------------------------------------------------
 
 
-def _origins(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _origins(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """The build ID of an origin exists and has, or had, its blob; the key is right for the row."""
     digest = location_rows.place_of(key, value)
     if not rows.is_there(key[:8]):
-        yield Fault(f"origin {key.hex()} is of an unknown build ID", digest)
+        yield StoreFault(f"origin {key.hex()} is of an unknown build ID", digest)
         return
     if digest is None:
-        yield Fault(f"origin {key.hex()} is not where it should be")
+        yield StoreFault(f"origin {key.hex()} is not where it should be")
         return
     row = rows.get("digests", digest)
     known = row is not None and schema.has_ref(row, key[:8])
     if not known and rows.get("gone", key[:8]) is None:
-        yield Fault(f"origin {key.hex()} is of a blob that its build ID does not have", digest)
+        yield StoreFault(f"origin {key.hex()} is of a blob that its build ID does not have", digest)
 
 
-def _names(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _names(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A name in a directory leads to a path, and this path has the name."""
     if value[4:] not in (b"", schema.PUBLIC):
         raise ValueError("of another length")
     if rows.get("paths", value[:4]) != key:
-        yield Fault(f"name {key.hex()} leads to a path that has another")
+        yield StoreFault(f"name {key.hex()} leads to a path that has another")
 
 
-def _paths(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _paths(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """The parent of a path exists, and lists the path."""
     (number,) = schema.U32.unpack(key)
     if not 0 < number <= schema.MAX_NUMBER:
         raise ValueError("there is no such number")
     (parent,) = schema.U32.unpack_from(value)
     if number >= rows.counters.next_path:
-        yield Fault(f"the next path would be {rows.counters.next_path}, but {number} is used")
+        yield StoreFault(f"the next path would be {rows.counters.next_path}, but {number} is used")
     is_orphan = parent >= number or (parent != ROOT and rows.get("paths", value[:4]) is None)
     if is_orphan and parent != NAMES:
-        yield Fault(f"path {number} has no parent")
+        yield StoreFault(f"path {number} has no parent")
     elif (rows.get("names", value) or b"")[:4] != key:
-        yield Fault(f"path {number} is not in its parent")
+        yield StoreFault(f"path {number} is not in its parent")
 
 
-def _pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _pathids(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A path and a build ID that was seen there both exist."""
     if value not in (b"", schema.PUBLIC):
         raise ValueError("of another length")
     return _hanging(rows, key)
 
 
-def _nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A file name and a build ID that has it both exist; `wrong_counts` checks their number."""
     schema.U16.unpack_from(value)
     if value[schema.U16.size :] not in (b"", schema.PUBLIC):
@@ -292,26 +294,30 @@ def _nameids(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     yield from _hanging(rows, key)
     path = rows.get("paths", key[:4])
     if path is not None and path[:4] != schema.U32.pack(NAMES):
-        yield Fault(f"build IDs of the file name {key[:4].hex()}, which is the number of a path")
+        yield StoreFault(
+            f"build IDs of the file name {key[:4].hex()}, which is the number of a path"
+        )
 
 
-def _hanging(rows: Rows, key: bytes) -> Iterator[Fault]:
+def _hanging(rows: Rows, key: bytes) -> Iterator[StoreFault]:
     number, ordinal = schema.PATH_ORDINAL.unpack(key)
     if rows.get("paths", key[:4]) is None:
-        yield Fault(f"path {number} does not exist, and build ID number {ordinal} hangs from it")
+        yield StoreFault(
+            f"path {number} does not exist, and build ID number {ordinal} hangs from it"
+        )
     elif not rows.is_there(key[4:]):
-        yield Fault(f"an unknown build ID number {ordinal} hangs from path {number}")
+        yield StoreFault(f"an unknown build ID number {ordinal} hangs from path {number}")
 
 
-def _dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _dwz(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A name below /.dwz/ belongs to a build ID."""
     referred = schema.DwzRow.unpack(key, value).referred
     is_id = not referred or BuildId.MIN_BYTES <= len(referred) <= BuildId.MAX_BYTES
     if not rows.is_there(value[:8]) or not is_id:
-        yield Fault(f"/.dwz/ name {key!r} is of an unknown build ID")
+        yield StoreFault(f"/.dwz/ name {key!r} is of an unknown build ID")
 
 
-def _seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _seen(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A row of the memo has the length that belongs to its tag."""
     _, tag = schema.SEEN.unpack_from(value)
     length = len(value) - _MEMO_HEAD
@@ -320,44 +326,44 @@ def _seen(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
     yield from ()
 
 
-def _journal(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _journal(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A row of the journal has its row in *recent*."""
     record = location_rows.unpack_journal(key, value)
     if record.last_seen_ns < record.first_seen_ns:
-        yield Fault(f"journal row {key.hex()} was last seen before it was first seen")
+        yield StoreFault(f"journal row {key.hex()} was last seen before it was first seen")
     if rows.get("recent", schema.U64.pack(record.last_seen_ns) + key) is None:
-        yield Fault(f"journal row {key.hex()} has no place in the order of time")
+        yield StoreFault(f"journal row {key.hex()} has no place in the order of time")
 
 
-def _recent(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _recent(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A row of *recent* leads to a row of the journal."""
     row = rows.get("journal", key[8:])
     if row is None or row[8:16] != key[:8]:
-        yield Fault(
+        yield StoreFault(
             f"the order of time has a place for journal row {key[8:].hex()} that is not its own"
         )
 
 
-def _containers(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _containers(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A container has a name, and the name leads to the container."""
     (number,) = schema.U32.unpack(key)
     container, _ = unpack_container(number, value)
     if not 0 < number <= schema.MAX_CONTAINER or not 0 < len(container.name) <= MAX_LABEL:
         raise ValueError("no number, or no name, of a container")
     if number >= rows.counters.next_container:
-        yield Fault(
+        yield StoreFault(
             f"the next container would be {rows.counters.next_container}, but {number} is used"
         )
     if container.first_seen_ns > container.last_seen_ns:
-        yield Fault(f"container {number} was last seen before it was first seen")
+        yield StoreFault(f"container {number} was last seen before it was first seen")
     there = rows.get("labels", container.name)
     if there == key:
         return
     other = None if there is None else _container_row(rows, there)
     if other is None or other.name != container.name:
-        yield Fault(f"container {number} is not found under its name")
+        yield StoreFault(f"container {number} is not found under its name")
     else:
-        yield Fault(f"container {number} has the name of another")
+        yield StoreFault(f"container {number} has the name of another")
 
 
 def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
@@ -369,15 +375,15 @@ def _container_row(rows: Rows, key: bytes) -> ContainerRow | None:
         return None
 
 
-def _labels(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _labels(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A name of a container leads to a container that has this name."""
     schema.U32.unpack(value)
     row = _container_row(rows, value)
     if row is None or key not in (row.name, link_key(row.names)):
-        yield Fault(f"name {key!r} leads to a container that there is not, or has another")
+        yield StoreFault(f"name {key!r} leads to a container that there is not, or has another")
 
 
-def _contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _contents(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """An entry of a container has the key of its name. Its artifact may be gone."""
     entry, container = unpack_entry(key, value), _container_row(rows, key[:4])
     below = int.from_bytes(key[4:8], "big")
@@ -388,13 +394,13 @@ def _contents(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
         or entry.directory > schema.MAX_CONTAINER
     ):
         text = f"row {key.hex()} of contents is of no container, or not where its name belongs"
-        yield Fault(text)
+        yield StoreFault(text)
     elif max(entry.directory, below) >= container.next_directory:
         text = f"the next directory of container {key[:4].hex()} would be one that it has"
-        yield Fault(text)
+        yield StoreFault(text)
 
 
-def _history(rows: Rows, key: bytes, value: bytes) -> Iterator[Fault]:
+def _history(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """The check at the end of a row of the history is right. No other row depends on the row."""
     schema.unpack_history(key, value)
     yield from ()
@@ -439,29 +445,29 @@ _NUMBERS: Final = (
 """Counters that only grow, with the highest possible number."""
 
 
-def wrong_counts(rows: Rows) -> Iterator[Fault]:
+def wrong_counts(rows: Rows) -> Iterator[StoreFault]:
     """Yield the faults of all counts at one moment."""
     counters = rows.counters
     for what, counted, there in _totals(rows):
         if counted != there:
-            yield Fault(f"{there} {what} are counted as {counted}")
+            yield StoreFault(f"{there} {what} are counted as {counted}")
     for field, most in _NUMBERS:
         number = getattr(counters, field)
         if not 0 < number <= most + 1:
-            yield Fault(f"the next {field.removeprefix('next_')} would be {number}")
+            yield StoreFault(f"the next {field.removeprefix('next_')} would be {number}")
     for ordinal, field in _wrong_numbers(rows):
         named = rows.named(ordinal)
         build_id = named.build_id if named else None
-        yield Fault(f"{field} of {build_id or ordinal} are counted wrongly", build_id=build_id)
+        yield StoreFault(f"{field} of {build_id or ordinal} are counted wrongly", build_id=build_id)
     if _names_differ(rows):
-        yield Fault("file names of paths are counted wrongly")
+        yield StoreFault("file names of paths are counted wrongly")
     for number in _wrong_entries(rows):
-        yield Fault(f"rows of container {number} are counted wrongly")
+        yield StoreFault(f"rows of container {number} are counted wrongly")
 
 
 def _totals(rows: Rows) -> Iterator[tuple[str, int, int]]:
     """Yield each total of the store, as the counters have it and as it is."""
-    counters, found = rows.counters, schema.Counters()
+    counters, found = rows.counters, schema.StoreCounters()
     for key in _keys(rows, "artifacts"):
         if 0 < key[-1] <= len(found.artifacts):
             found.artifacts[key[-1] - 1] += 1

@@ -27,7 +27,7 @@ from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind, Quality
 from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
-from buildidfs.store.fsck.faults import Fault, Rows
+from buildidfs.store.fsck.faults import Rows, StoreFault
 from buildidfs.store.index.queries import DAMAGE, prefixed
 from buildidfs.store.write import provenance
 
@@ -89,7 +89,7 @@ class Scrubber:
 
     def all(
         self, *, whole: Callable[[schema.DigestRow], bool], from_start: bool = False
-    ) -> Iterator[Fault]:
+    ) -> Iterator[StoreFault]:
         """Yield the faults of blobs; with ``whole``, read all bytes of the blobs.
 
         Continues where the last call was interrupted.
@@ -125,7 +125,7 @@ class Scrubber:
                 return
             start = found[-1][0] + b"\0"
 
-    def look(self, digest: Digest) -> list[Fault]:
+    def look(self, digest: Digest) -> list[StoreFault]:
         """Read one blob, and return its faults."""
         row = self._row(digest)
         if row is None:
@@ -136,7 +136,7 @@ class Scrubber:
             if self._row(digest) is None:  # it was removed meanwhile
                 return []
             self._remember(digest, _Seen(_file_in(row), None))
-            return [Fault(str(error), digest)]
+            return [StoreFault(str(error), digest)]
         try:
             return self._right(digest, row, opened)
         finally:
@@ -169,7 +169,7 @@ class Scrubber:
             status = os.fstat(fd)
         return Blob(fd, form, status)
 
-    def _right(self, digest: Digest, row: schema.DigestRow, opened: Blob) -> list[Fault]:
+    def _right(self, digest: Digest, row: schema.DigestRow, opened: Blob) -> list[StoreFault]:
         if self._verity:
             try:
                 self._verity = file_ops.enable_verity(opened.fd)
@@ -248,7 +248,7 @@ def _quality(artifact: Artifact, described: ElfFile) -> Quality:
 
 def _differences(
     moment: Rows, digest: Digest, row: schema.DigestRow, described: ElfFile
-) -> Iterator[Fault]:
+) -> Iterator[StoreFault]:
     kinds = schema.mask_of(described.kinds)
     for ordinal, kind, number in row.refs:
         artifact, named = moment.variant(ordinal, kind, number), moment.named(ordinal)
@@ -257,23 +257,23 @@ def _differences(
         build_id = named.build_id
         if described.build_id not in (build_id, GIVEN) and not moment.is_marked("adopted", ordinal):
             text = f"is of build ID {described.build_id}, and the index says {build_id}"
-            yield Fault(f"blob {digest} {text}", digest, build_id)
+            yield StoreFault(f"blob {digest} {text}", digest, build_id)
         elif 1 << kind & _ELF_KINDS & ~kinds:
             text = f"is not {Kind(kind).name.lower()}, as the index says of {build_id}"
-            yield Fault(f"blob {digest} {text}", digest, build_id)
+            yield StoreFault(f"blob {digest} {text}", digest, build_id)
         elif (
             _quality(artifact, described) != artifact.quality
             or artifact.scripts != described.scripts
         ):
             text = f"has other sections than the index says of {build_id}"
-            yield Fault(f"blob {digest} {text}", digest, build_id)
+            yield StoreFault(f"blob {digest} {text}", digest, build_id)
         elif artifact.truncated != bool(described.truncated):
             state = "whole" if described.truncated else "truncated"
             text = f"is not {state}, as the index says of {build_id}"
-            yield Fault(f"blob {digest} {text}", digest, build_id)
+            yield StoreFault(f"blob {digest} {text}", digest, build_id)
         elif artifact.segments != described.segments:
             text = f"is loaded at other addresses than the index says of {build_id}"
-            yield Fault(f"blob {digest} {text}", digest, build_id)
+            yield StoreFault(f"blob {digest} {text}", digest, build_id)
 
 
 class _Results:

@@ -479,10 +479,10 @@ def is_readable(directory: bytes, map_size: int) -> bool:
     return done.returncode == 0
 
 
-def load_counters(environment: Environment, txn: Txn) -> schema.Counters:
+def load_counters(environment: Environment, txn: Txn) -> schema.StoreCounters:
     """Return the counters of a store; raises `StoreDamaged` if there are none."""
     value = txn.get(schema.COUNTERS_KEY, db=environment.tables["meta"])
     try:
-        return schema.Counters.unpack(value or b"")
+        return schema.StoreCounters.unpack(value or b"")
     except struct.error:
         raise damaged(environment.root, "has no counters") from None

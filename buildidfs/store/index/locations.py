@@ -27,7 +27,7 @@ from buildidfs.store import location_rows, schema
 from buildidfs.store.index.queries import DAMAGE, damaged, prefixed, whole
 from buildidfs.store.location_rows import (
     KEY,
-    Container,
+    CapturedContainer,
     ContainerEntry,
     offset_of,
     unpack_container,
@@ -282,7 +282,7 @@ def _token_of_place(place: bytes) -> bytes:
     return fingerprint(place)[:6].hex().encode() if place else b""
 
 
-def is_of(container: Container, origin: Origin) -> bool:
+def is_of(container: CapturedContainer, origin: Origin) -> bool:
     """Return True if a place is in that container, not in another one with its label."""
     return label_of(origin) == container.label and token_of(origin) in (b"", container.token)
 
@@ -323,17 +323,17 @@ class ContainerTree:
         return None if value is None else int.from_bytes(value, "big")
 
     @whole
-    def get(self, number: int) -> Container | None:
+    def get(self, number: int) -> CapturedContainer | None:
         """Return the container with that number."""
         value = self._env.get(self._containers, schema.U32.pack(number))
         return None if value is None else unpack_container(number, value)[0]
 
-    def labelled(self, label: str) -> Container | None:
+    def labelled(self, label: str) -> CapturedContainer | None:
         """Return the first container with a label: the one whose name has no suffix."""
         number = self.number(spelled(label))
         return None if number is None else self.get(number)
 
-    def placed(self, label: str, group: bytes) -> Container | None:
+    def placed(self, label: str, group: bytes) -> CapturedContainer | None:
         """Return the container with a label in a control group, which is not an imitation that has
         only the label. Without a control group, or for a namespace, return `labelled`.
         """
@@ -349,7 +349,7 @@ class ContainerTree:
                 return found
         return None
 
-    def every(self, after: int = 0) -> Iterator[Container]:
+    def every(self, after: int = 0) -> Iterator[CapturedContainer]:
         """Yield all containers in order of numbers, beyond ``after``."""
         for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
             try:

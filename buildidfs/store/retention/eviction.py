@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The size limits of a store: make room for captures by removing the least valuable blobs.
 
-`plan` has the order, `Keeper` decides how much, and when. At the limit (the high watermark) it
+`plan` has the order, `Evictor` decides how much, and when. At the limit (the high watermark) it
 removes blobs until there is a margin below the limit (the low watermark), so that plans are rare. A
 recapturable file never displaces one that is not: it is copied only below the low watermark. So it
 cannot take the room that a loss has made.
@@ -148,7 +148,7 @@ class _FreeLimit:
         return new - max(spare, self._floor - taken)
 
 
-class Keeper:
+class Evictor:
     """Keeps a store within a policy. May be used from any thread; one thread at a time
     makes room.
     """
@@ -513,7 +513,9 @@ class Keeper:
             time.sleep(_FREED_S / 20)
 
 
-def remove_chosen(env: Environment, blobs: Blobs, chosen: Sequence[Choice]) -> removal.Removed:
+def remove_chosen(
+    env: Environment, blobs: Blobs, chosen: Sequence[Choice]
+) -> removal.RemovalResult:
     """Remove the blobs of a plan, and write the journal entries. Raises `StoreError`."""
     write_down = functools.partial(
         _write_down, env, {}, _journal_entries(env, chosen, int(time.time()))
@@ -524,7 +526,7 @@ def remove_chosen(env: Environment, blobs: Blobs, chosen: Sequence[Choice]) -> r
     return done
 
 
-def set_aside(env: Environment, blobs: Blobs, digests: Iterable[Digest]) -> removal.Removed:
+def set_aside(env: Environment, blobs: Blobs, digests: Iterable[Digest]) -> removal.RemovalResult:
     """Remove damaged blobs, move their files to quarantine, and count them as losses. Raises
     `StoreError`.
     """
@@ -650,8 +652,8 @@ def _planner(env: Environment, policy: Policy, altlinks: AltLinks) -> Planner:
 def plan(
     env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, stays: bool
 ) -> Iterator[Choice]:
-    """Yield the blobs a policy removes now, in the order in which `Keeper.enforce` does; then, with
-    ``stays``, those that it keeps.
+    """Yield the blobs a policy removes now, in the order in which `Evictor.enforce` does; then,
+    with ``stays``, those that it keeps.
     """
     lack = lacks(env, blobs, policy)
     limit = max(lack, key=lambda name: lack[name])
@@ -687,7 +689,7 @@ def _log_removed(gone: Sequence[Evicted]) -> None:
             _log.info("removed %s %s, %d bytes, which cannot be captured again", *what)
 
 
-def _trace(chosen: Sequence[Choice], done: removal.Removed) -> None:
+def _trace(chosen: Sequence[Choice], done: removal.RemovalResult) -> None:
     """Log each removed blob of a plan with the rule."""
     if not _log.isEnabledFor(logging.DEBUG):
         return

@@ -77,7 +77,7 @@ class Room(NamedTuple):
 NO_ROOM: Final = Room(0, 0)
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class RemovableBlob(msgspec.Struct, frozen=True):
     """A blob that may be removed.
 
     ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``again`` is a place that still
@@ -108,7 +108,7 @@ class Choice(msgspec.Struct, frozen=True):
     removed, and the reason. ``aged`` is True if it was unused for longer than max-age.
     """
 
-    candidate: Candidate
+    candidate: RemovableBlob
     path: bytes
     goes: bool
     why: str
@@ -258,7 +258,7 @@ class Planner:
         for candidate in self._recapturable(before):
             yield self._choice(candidate, candidate.again)
 
-    def _recapturable(self, before: int | None = None) -> Iterator[Candidate]:
+    def _recapturable(self, before: int | None = None) -> Iterator[RemovableBlob]:
         for used, digest in self._uses(0):
             if before is not None and used >= before:
                 return
@@ -293,7 +293,7 @@ class Planner:
                 why = candidate.stays or "within the limits"
                 yield Choice(candidate, self._path(candidate), False, why)
 
-    def look(self, digest: Digest, *, ask: bool = False) -> Candidate | None:
+    def look(self, digest: Digest, *, ask: bool = False) -> RemovableBlob | None:
         """Return one blob, or None if it is gone; with ``ask``, check that it is recapturable."""
         row = self._row(digest)
         if row is None:
@@ -306,17 +306,17 @@ class Planner:
         if not stays and not again and self._is_young(row.used):
             stays = "used within min-age"
         kinds = tuple(sorted({Kind(ref[1]) for ref in row.refs}))
-        return Candidate(digest, row.taken, row.used, build_ids, kinds, again, stays)
+        return RemovableBlob(digest, row.taken, row.used, build_ids, kinds, again, stays)
 
-    def unplanned(self, candidate: Candidate) -> Choice:
+    def unplanned(self, candidate: RemovableBlob) -> Choice:
         """Return the choice of a blob that no limit removes."""
         return Choice(candidate, self._path(candidate), True, "damaged")
 
-    def _choice(self, candidate: Candidate, why: str, *, aged: bool = False) -> Choice:
+    def _choice(self, candidate: RemovableBlob, why: str, *, aged: bool = False) -> Choice:
         self._chosen.add(candidate.digest)
         return Choice(candidate, self._path(candidate), True, why, aged)
 
-    def _path(self, candidate: Candidate) -> bytes:
+    def _path(self, candidate: RemovableBlob) -> bytes:
         origins = self._origins(candidate.digest, candidate.build_ids)
         last = max(origins, key=lambda each: each.last_seen_ns, default=None)
         return b"" if last is None else last.origin.path
@@ -340,7 +340,7 @@ class Planner:
         # The time of the last use is known to the hour.
         return bool(self._min_age) and time.time() - used < self._min_age + schema.USE_SLACK_S
 
-    def _aged(self) -> Iterator[Candidate]:
+    def _aged(self) -> Iterator[RemovableBlob]:
         """Yield the blobs that were unused for longer than max-age."""
         if self._max_age is None:
             return
@@ -354,7 +354,7 @@ class Planner:
 
     def _losses(
         self, lack: Room, wanted: Room, in_part: bool, staged: Mapping[Share, int]
-    ) -> Iterator[tuple[Candidate, Share]]:
+    ) -> Iterator[tuple[RemovableBlob, Share]]:
         """Yield blobs that are not recapturable, which together free ``wanted``, or all of them.
 
         Yields none if they do not free ``lack``, unless ``in_part``.

@@ -49,7 +49,7 @@ _BATCH: Final = 256
 _SMALL_BATCH = 4
 
 
-class Removed(msgspec.Struct):
+class RemovalResult(msgspec.Struct):
     """The result of a removal.
 
     ``bytes`` is what the blobs took on disk, ``ids`` counts the build IDs without a blob left.
@@ -72,7 +72,7 @@ def remove(
     forget: bool = False,
     write_down: Callable[[Txn, Sequence[Digest]], None] = lambda txn, removed: None,
     check: Callable[[], bool] | None = None,
-) -> Removed:
+) -> RemovalResult:
     """Remove blobs; those that the index does not know are skipped.
 
     Announces the changes. ``quarantine`` moves the files to ``quarantine/``. If an executable is
@@ -81,7 +81,7 @@ def remove(
     ``check`` is called while no process commits; if it returns False, the blobs of the batch stay.
     ``write_down`` is called in the transaction. Raises `StoreError`.
     """
-    total = Removed()
+    total = RemovalResult()
     rest = iter(digests)
     while batch := list(itertools.islice(rest, _BATCH)):
         try:
@@ -112,7 +112,7 @@ def _remove(
     batch: Sequence[Digest],
     quarantine: bool,
     forget: bool,
-    total: Removed,
+    total: RemovalResult,
     write_down: Callable[[Txn, Sequence[Digest]], None],
     check: Callable[[], bool] | None,
 ) -> None:

@@ -110,7 +110,7 @@ class ContainerWriter(_ContainerTables):
         self,
         environment: Environment,
         txn: Txn,
-        counters: schema.Counters,
+        counters: schema.StoreCounters,
         called: Mapping[tuple[bytes, str], ContainerNames] = NOTHING_CALLED,
     ) -> None:
         super().__init__(environment, txn)

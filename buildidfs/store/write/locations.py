@@ -49,7 +49,7 @@ class PlaceWriter:
         self,
         environment: Environment,
         txn: Txn,
-        counters: schema.Counters,
+        counters: schema.StoreCounters,
         changed: set[int],
         called: Mapping[tuple[bytes, str], ContainerNames] = NOTHING_CALLED,
     ) -> None:
@@ -282,7 +282,7 @@ class _PathTables:
 class PathWriter(_PathTables):
     """Adds paths within one write transaction."""
 
-    def __init__(self, environment: Environment, txn: Txn, counters: schema.Counters) -> None:
+    def __init__(self, environment: Environment, txn: Txn, counters: schema.StoreCounters) -> None:
         super().__init__(environment, txn)
         self._counters = counters
         self._cache: dict[tuple[int, bytes], tuple[int, bool]] = {}

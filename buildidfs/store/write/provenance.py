@@ -4,7 +4,7 @@
 They are in an extended attribute of the blob, which is written before the blob gets its name
 (`blobs.files.attach_origin`). Its msgpack value is an array of the format version, an array of
 claims (see `Claim`), an array of aliases (each an array of type and bytes), and an array of further
-places (see `Place`). Blobs of earlier versions lack the last two.
+places (see `OtherOrigin`). Blobs of earlier versions lack the last two.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     called: _Names = _UNNAMED
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class OtherOrigin(msgspec.Struct, frozen=True, array_like=True):
     """A row of *origins* of a blob in another container than its claim, and the names of that
     container.
     """
@@ -81,7 +81,7 @@ class _Provenance(msgspec.Struct, array_like=True):
     version: int
     claims: tuple[Claim, ...]
     aliases: tuple[tuple[int, bytes], ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[OtherOrigin, ...] = ()
 
 
 class _Seen(NamedTuple):
@@ -98,7 +98,7 @@ _decoder = msgspec.msgpack.Decoder(_Provenance)
 
 
 def pack(
-    claims: Iterable[Claim], aliases: Iterable[Alias] = (), places: Iterable[Place] = ()
+    claims: Iterable[Claim], aliases: Iterable[Alias] = (), places: Iterable[OtherOrigin] = ()
 ) -> bytes:
     """Pack the aliases, then as many claims as fit, the most trusted first, and then as many
     places as fit.
@@ -119,12 +119,12 @@ def unpack(data: bytes) -> tuple[Claim, ...]:
     return _decoded(data).claims
 
 
-def places_in(data: bytes) -> tuple[Place, ...]:
+def places_in(data: bytes) -> tuple[OtherOrigin, ...]:
     """Return the further places in packed data; none if it is damaged or of a later version."""
     return _decoded(data).places
 
 
-def names_of(told: Claim | Place) -> ContainerNames:
+def names_of(told: Claim | OtherOrigin) -> ContainerNames:
     """Return the names of the container of a claim or place."""
     return ContainerNames(*(text.decode("utf-8", "surrogateescape") for text in told.called))
 
@@ -264,14 +264,14 @@ def _container(origin: Origin) -> tuple[str, bytes]:
     return label_of(origin), token_of(origin)
 
 
-def _places(env: Environment, txn: Txn, seen: list[tuple[int, bytes, _Seen]]) -> list[Place]:
+def _places(env: Environment, txn: Txn, seen: list[tuple[int, bytes, _Seen]]) -> list[OtherOrigin]:
     """Return one place in each of the named containers that were last seen."""
-    found: dict[tuple[str, bytes], Place] = {}
+    found: dict[tuple[str, bytes], OtherOrigin] = {}
     for _, build_id, each in sorted(seen, key=lambda of: of[:2], reverse=True)[:_LOOKED_AT]:
         key = _container(each.origin)
         names = _UNNAMED if key in found else _names(env, txn, each.origin)
         if names != _UNNAMED:
-            found[key] = Place(build_id, each.row, names)
+            found[key] = OtherOrigin(build_id, each.row, names)
     return list(found.values())[:_MAX_PLACES]
 
 

@@ -35,7 +35,7 @@ class VariantWriter:
     """
 
     def __init__(
-        self, environment: Environment, txn: Txn, counters: schema.Counters, changed: set[int]
+        self, environment: Environment, txn: Txn, counters: schema.StoreCounters, changed: set[int]
     ) -> None:
         self._txn = txn
         self._artifacts = environment.tables["artifacts"]

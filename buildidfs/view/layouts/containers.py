@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.model import Artifact
-    from buildidfs.store import Container, ContainerEntry, Store
+    from buildidfs.store import CapturedContainer, ContainerEntry, Store
     from buildidfs.store.permissions import Viewer
 
 _ROOT: Final = 0
@@ -236,7 +236,7 @@ class Containers:
                     yield at, entry
 
     def _is_known(
-        self, container: Container, directory: int, entry: ContainerEntry, viewer: Viewer
+        self, container: CapturedContainer, directory: int, entry: ContainerEntry, viewer: Viewer
     ) -> bool:
         """Return True if a viewer could have read a file at its place in a container."""
         artifact = self._store.index.artifact_variant(entry.ordinal, entry.kind, entry.variant)
@@ -390,7 +390,7 @@ def _is_loader(entry: ContainerEntry) -> bool:
     return entry.kind == Kind.EXECUTABLE and entry.name.startswith((b"ld-", b"ld64", b"ld.so"))
 
 
-def _told(container: Container) -> dict[bytes, bytes]:
+def _told(container: CapturedContainer) -> dict[bytes, bytes]:
     """Return the texts of the files about a container, by name."""
     lines = {
         b"id": container.id,

@@ -95,7 +95,7 @@ class IdDirectories:
         self._recent: dict[int, Artifact] = {}
         self._variants = _Variants(store, self.node_of)
         self._packages = _Packages(store)
-        self._sections = Sections(store)
+        self._sections = SectionDir(store)
         self._noted = NotedFiles(store)
 
     def forget(self) -> None:
@@ -563,7 +563,7 @@ _VARIANT_MAX: Final = (1 << _NUMBER_SHIFT) - 1
 _REMEMBERED: Final = 512
 
 
-class Sections:
+class SectionDir:
     """``<id>/section/<name>``: sections of the debuginfo, or else of the executable.
 
     gdb asks debuginfod for a section before it loads a whole debug file for its index. Sections are
@@ -619,7 +619,7 @@ class Sections:
         """
         artifact = self.artifact(node)
         extent = self._extent(node, artifact)
-        section = Section(self._store.open_blob(artifact.digest), extent)
+        section = SectionContent(self._store.open_blob(artifact.digest), extent)
         return FileContent(b"", _within(artifact.scripts, extent) if zeroed else (), section)
 
     def _extent(self, node: int, artifact: Artifact) -> ByteRange:
@@ -639,7 +639,7 @@ class Sections:
     def _headers(self, artifact: Artifact) -> list[SectionHeader]:
         """Return the first section headers of a file."""
         whole = ByteRange(0, artifact.size)
-        with Section(self._store.open_blob(artifact.digest), whole) as part:
+        with SectionContent(self._store.open_blob(artifact.digest), whole) as part:
             found = Headers(part.read_at, artifact.size)
         return found.headers[: _NUMBER_MAX + 1]
 
@@ -649,7 +649,7 @@ class Sections:
         self._known[node] = extent
 
 
-class Section(Blob):
+class SectionContent(Blob):
     """A part of the content of a blob; `close` also closes the blob."""
 
     __slots__ = ("_blob", "_extent")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Core files of real processes, made by the kernel and by gcore(1).
 
-``hot stuck`` of `programs.Program` is what to dump: a library with frames of its own between two of
-the program, all with names and lines; see `programs.line_of`.
+``hot stuck`` of `programs.RunningSymbolizer` is what to dump: a library with frames of its own
+between two of the program, all with names and lines; see `programs.line_of`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from buildidfs.formats.archive.common import Damaged, Member, budget_of
 
 
 class Bytes:
-    """A `formats.archive.common.Source` of these bytes."""
+    """A `formats.archive.common.ByteStream` of these bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -11,7 +11,7 @@ from tests.support.harness.captures import NOW, SECOND, capture, commit, sightin
 
 if TYPE_CHECKING:
     from buildidfs.model import Sighting
-    from buildidfs.store import Container, Store
+    from buildidfs.store import CapturedContainer, Store
     from buildidfs.store.index.environment import Environment
 
 
@@ -44,7 +44,7 @@ def container_names(store: Store) -> list[bytes]:
     return [each.name for each in store.containers.every()]
 
 
-def container(store: Store, name: bytes) -> Container:
+def container(store: Store, name: bytes) -> CapturedContainer:
     """A container that there is."""
     number = store.containers.number(name)
     assert number is not None, container_names(store)
