@@ -156,7 +156,7 @@ def setup(session: Session, client: str, system: bool, write: bool, undo: bool) 
     if not write and not undo:
         click.echo("\n".join(f"# for {each.path}:\n{each.marked()}" for each in blocks), nl=False)
         return
-    if undo and client == "coredump":
+    if undo and client == "coredump" and os.path.exists(blocks[0].path):
         _systemctl(["disable", "--now", f"{_UNIT}.path"])
     for each in blocks:
         changed = each.write() if write else each.remove()
