@@ -189,11 +189,11 @@ $podman stop -t 30 buildidfs >/dev/null
 @pytest.mark.fuse
 @pytest.mark.parametrize("runtime", ["runc", "crun"])
 def test_container_of_the_readme_captures_the_host(directory: Path, runtime: str) -> None:
-    """The commands of README.md, with an image that is made of this host.
+    """The commands of docs/install.md, with an image that is made of this host.
 
     After it was killed, another container takes its mount away, on the host as well.
     """
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    text = (ROOT / "docs/install.md").read_text().replace("\\\n", " ")
     (start,) = re.findall(r"^    (podman run .*)$", text, re.MULTILINE)
     (status,) = re.findall(r"^    (podman exec [^#\n]*?) *(?:#.*)?$", text, re.MULTILINE)
     command = shlex.join([*COMMAND])
