@@ -98,7 +98,6 @@ def _profile() -> bytes:
     return write.file(records)
 
 
-@pytest.mark.watch
 def test_fields_are_in_the_page(
     output_section: dict[str, str], buildidfs: BuildIdFs, tmp_path: Path, program: Program
 ) -> None:

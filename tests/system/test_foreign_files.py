@@ -167,7 +167,6 @@ def is_held(path: Path, build_id: BuildId) -> bool:
         return store.index.ordinal(build_id) is not None
 
 
-@pytest.mark.watch
 def test_watch_opens_no_foreign_file_but_a_stored_one(
     directory: Path, place: Path, app: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.support.harness.waiting import until
 from tests.support.harness.watching import Watcher, watching
 
 pytestmark = [
-    pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.client, pytest.mark.fuse,
+    pytest.mark.root, pytest.mark.host, pytest.mark.client, pytest.mark.fuse,
     pytest.mark.slow,
 ]  # fmt: skip
 

@@ -303,7 +303,6 @@ def test_journal_of_real_processes(
 # --- what was lost, and answers that are empty ----------------------------------------------------
 
 
-@pytest.mark.watch
 @pytest.mark.root
 @pytest.mark.host
 def test_lost_file_is_a_row_with_path_and_reason(directory: Path) -> None:

@@ -100,7 +100,6 @@ def test_scan_proc_prints_the_loss(buildidfs: BuildIdFs, directory: Path, progra
     assert f"(build ID {echo.build_id_of(program)})" in result.err
 
 
-@pytest.mark.watch
 def test_watch_names_the_loss(directory: Path, program: Path) -> None:
     with watching(directory / "store") as watch, from_userfs(directory, program):
         path = str(directory / "mnt/app")

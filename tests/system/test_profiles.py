@@ -203,7 +203,6 @@ def is_captured(program: BuildIdFs, burner_: Burner) -> bool:
         return ordinal is not None and store.index.artifact(ordinal, Kind.EXECUTABLE) is not None
 
 
-@pytest.mark.watch
 @pytest.mark.fuse
 @pytest.mark.parametrize(
     ("kind", "form"),
@@ -227,7 +226,6 @@ def test_profile_of_a_container_that_is_gone(
     assert after.by_function[program.function] >= 0.95 * after.total, after
 
 
-@pytest.mark.watch
 @pytest.mark.fuse
 @pytest.mark.parametrize(
     ("kind", "order"), [("tmpfs", "together"), ("overlay", "together"), ("tmpfs", "in-turn")]
@@ -272,7 +270,6 @@ def test_one_path_and_different_programs(
     assert all(label.startswith("mnt:") for label in containers.values())
 
 
-@pytest.mark.watch
 def test_bundle_and_pin_resolve_what_has_no_build_ids(
     watched: BuildIdFs, place: Path, directory: Path
 ) -> None:
@@ -303,7 +300,6 @@ def test_bundle_and_pin_resolve_what_has_no_build_ids(
     assert re.search(rf"^ +\d+\.\d % of the samples  {path}: no build ID", done.err, re.M), done
 
 
-@pytest.mark.watch
 def test_a_program_that_runs_from_a_memfd(watched: BuildIdFs, place: Path, directory: Path) -> None:
     """It is a file like others to a store that saw it; else nothing says that it is JIT."""
     program = burner(directory / "one", "one", 0.3)
@@ -330,7 +326,6 @@ def test_a_program_that_runs_from_a_memfd(watched: BuildIdFs, place: Path, direc
     assert path in {each["path"] for each in unresolved}
 
 
-@pytest.mark.watch
 def test_coverage_of_a_container_that_is_gone(
     watched: BuildIdFs, place: Path, directory: Path
 ) -> None:
@@ -418,7 +413,6 @@ def test_scan_captures_from_a_container_that_runs(
         assert each["container"].startswith("mnt:")
 
 
-@pytest.mark.watch
 def test_scan_captures_from_a_namespace_that_still_runs(directory: Path, hot: Burner) -> None:
     """The program has ended, but its container has not, and the journal knows where it was."""
     buildidfs = BuildIdFs(directory, directory / "watched")

@@ -80,7 +80,6 @@ def test_the_names_of_the_loader_lead_to_scanned_files(directory: Path, layout: 
 
 
 @pytest.mark.host
-@pytest.mark.watch
 def test_the_names_of_the_loader_lead_to_files_of_a_watch(directory: Path) -> None:
     """The second container has files that the store knows, at new places."""
     program = Program(directory)
