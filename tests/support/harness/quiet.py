@@ -108,7 +108,7 @@ def watches() -> dict[int, str]:
     for entry in os.listdir("/proc"):
         # Processes come and go.
         with contextlib.suppress(OSError):
-            if entry.isdecimal():
+            if entry.isdecimal() and _is_python(entry):
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
                 if _is_watch(words) and os.getpid() not in _ancestors(int(entry)):
                     found[int(entry)] = b" ".join(words).decode(errors="replace").strip()
@@ -121,6 +121,14 @@ def explain(report: pytest.TestReport) -> None:
     if report.failed and crash is not None and (found := watches()):
         named = "; ".join(f"process {pid}: {line}" for pid, line in found.items())
         crash.message = f"a watch runs on this host ({named}): {crash.message}"
+
+
+def _is_python(entry: str) -> bool:
+    """Return False for a program whose command line may be locked, as that of a silent process is.
+
+    The command line is in memory of the process; its name is in the kernel.
+    """
+    return Path(f"/proc/{entry}/comm").read_text().startswith(("python", "buildidfs"))
 
 
 def _is_watch(words: list[bytes]) -> bool:
