@@ -115,7 +115,7 @@ _FILES: Final[dict[str, Callable[[str, bool, Session], list[_File]]]] = {
 
 @click.command(
     "setup",
-    short_help="Configure gdb, lldb, perf, debuginfod clients or core dumps once.",
+    short_help="Configure gdb, lldb, perf, debuginfod clients or core dumps.",
     epilog=exit_status(
         [
             "buildidfs setup gdb",
