@@ -183,6 +183,6 @@ def test_start_of_the_program_is_no_silence(file: Path, fd: int) -> None:
 
 
 def test_program_that_cannot_start_is_told(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_MAIN", "raise SystemExit(3)")
+    monkeypatch.setattr(child, "_LOGGING_MAIN", "raise SystemExit(3)")
     with FileHelper() as helper, pytest.raises(OSError, match="did not start"):
         helper.look(DEVICE, fd)
