@@ -233,9 +233,11 @@ def is_debug() -> bool:
     return logging.getLogger(_ROOT).isEnabledFor(logging.DEBUG)
 
 
-def report(text: str) -> None:
+def report(text: str, *, is_error: bool = True) -> None:
     """Write a message of the command line, at any verbosity."""
-    level = logging.WARNING if text.startswith("warning: ") else logging.ERROR
+    level = logging.ERROR if is_error else logging.INFO
+    if text.startswith("warning: "):
+        level = logging.WARNING
     record = logging.LogRecord(_ROOT, level, "", 0, "%s", (text.removeprefix("warning: "),), None)
     for handler in logging.getLogger(_ROOT).handlers:
         handler.handle(record)

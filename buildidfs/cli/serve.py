@@ -116,7 +116,7 @@ def serve(
 
     def ready(where: str) -> None:
         if not session.is_quiet:
-            terminal.complain(f"serving at {where}")
+            terminal.complain(f"serving at {where}", is_error=False)
         notifier.ready(f"serving at {where}")
 
     server.run(chosen, os.environ, ready)

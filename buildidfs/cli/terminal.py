@@ -82,11 +82,11 @@ def say(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> No
         click.echo(" " * indent + line, err=err)
 
 
-def complain(text: str) -> None:
+def complain(text: str, *, is_error: bool = True) -> None:
     """Print a message on standard error, after the name of the program."""
     log = sys.modules.get("buildidfs.log")  # a command that does not log has not imported it
     if log is not None and log.is_json():
-        log.report(text)
+        log.report(text, is_error=is_error)
         return
     say(f"buildidfs: {text}", err=True)
 
