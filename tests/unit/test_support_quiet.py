@@ -62,11 +62,11 @@ def test_tests_of_a_module_in_a_row_keep_the_lock(two: tuple[Quiet, Quiet]) -> N
 
 
 def test_a_failure_beside_a_watch_names_it() -> None:
-    words = ["/usr/bin/buildidfs", "-c", "read line", "--store", "/s", "watch"]
-    start = "import subprocess, sys; subprocess.Popen(sys.argv[1:], executable='/bin/sh')"
+    words = ["/usr/bin/buildidfs", "-c", "open(0).read()", "--store", "/s", "watch"]
+    start = "import subprocess, sys; subprocess.Popen(sys.argv[1:], executable=sys.executable)"
     report: Any = SimpleNamespace(failed=True, longrepr=SimpleNamespace())
     report.longrepr.reprcrash = SimpleNamespace(message="target is busy")
-    with subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(words, executable=sys.executable, stdin=subprocess.PIPE) as process:
         assert process.pid not in watches(), "it is our own"
         process.kill()
     # Its parent ends at once, so that it is nobody's.
