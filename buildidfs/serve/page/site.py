@@ -147,7 +147,6 @@ class Page:
                         o=kept,
                         refresh=kept.counted is None,
                         drops=self._drops,
-                        most=upload.MOST_BYTES,
                     )
                 )
         return Response(200, body, _JSON if as_json else _HTML, "api" if as_json else "page")
@@ -215,7 +214,7 @@ class Page:
         if request.method != b"POST":
             if is_api:
                 return _json(answers.Problem("this path takes only POST"), 405)
-            return _html("drop.html", most=upload.MOST_BYTES)
+            return _html("drop.html")
         if request.header(b"sec-fetch-site") not in (b"", b"same-origin", b"none"):
             return _problem("Not uploaded", "a form of another site cannot upload", 400, is_api)
 
@@ -250,6 +249,7 @@ def _page(template: str, **values: object) -> bytes:
         "style_version": html.style_version(),
         "refresh": False,
         "drops": False,
+        "most": upload.MOST_BYTES,
         "query": "",
     }
     return html.render(template, **{**shared, **values})
