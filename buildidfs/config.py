@@ -400,19 +400,19 @@ def _complaint(key: str, value: object, fields: Collection[str], at: str) -> str
 
     shown = key[:40] if key.isprintable() else repr(key[:40])
     is_section = not at and isinstance(value, dict)
-    said = f"unknown section [{shown}]" if is_section else f"unknown key {shown}"
+    complaint = f"unknown section [{shown}]" if is_section else f"unknown key {shown}"
     if at:
-        said += f" in [{at}]"
+        complaint += f" in [{at}]"
     elif not is_section:
-        said += " outside of a section"
+        complaint += " outside of a section"
     elsewhere = [known for known in known_keys() if known.endswith(f".{key}")]
     if elsewhere:
-        return f"{said}; it belongs into [{elsewhere[0].rpartition('.')[0]}]"
+        return f"{complaint}; it belongs into [{elsewhere[0].rpartition('.')[0]}]"
     close = get_close_matches(key.replace("_", "-"), fields, 1, 0.7)
     form = "{}" if at else "[{}]"
     if close:
-        return f"{said}; did you mean {form.format(close[0])}?"
-    return f"{said}; there are {', '.join(map(form.format, fields))}"
+        return f"{complaint}; did you mean {form.format(close[0])}?"
+    return f"{complaint}; there are {', '.join(map(form.format, fields))}"
 
 
 _EXPECTED: Final = re.compile(r"Expected `(?P<kinds>[^`]+)`(?P<bound>.*?)(?:, got `(?P<got>\w+)`)?")
@@ -424,24 +424,26 @@ _KINDS: Final = {
 
 def _in_words(message: str) -> str:
     """Translate an error of msgspec into the terms of TOML."""
-    said, _, place = message.partition(" - at `$.")
+    complaint, _, place = message.partition(" - at `$.")
     key = place.removesuffix("`")
-    if found := _EXPECTED.fullmatch(said):
+    if found := _EXPECTED.fullmatch(complaint):
         kinds = [_KINDS[kind] for kind in found["kinds"].split(" | ") if kind in _KINDS]
         wanted = " or ".join(dict.fromkeys(kinds)) or found["kinds"]
         got = f", not {_KINDS.get(found['got'], found['got'])}" if found["got"] else ""
         return f"{key}: it has to be {wanted}{found['bound']}{got}"
-    if said.startswith("Invalid enum value"):
+    if complaint.startswith("Invalid enum value"):
         of_rules = {
             f"{table}.{name}": what
             for table, kind in _TABLES.items()
             for name, what in known_keys(kind).items()
         }
         what = (known_keys() | of_rules).get(re.sub(r"\[(?:\d+|\.\.\.)\]", "", key))
-        value = said.removeprefix("Invalid enum value ")
+        value = complaint.removeprefix("Invalid enum value ")
         return f"{key}: no such value: {value}; there are {_literals(what)}"
-    said = said.replace("Object missing required field", "it lacks the key").replace("`", "")
-    return f"{key}: {said}" if key else said
+    complaint = complaint.replace("Object missing required field", "it lacks the key").replace(
+        "`", ""
+    )
+    return f"{key}: {complaint}" if key else complaint
 
 
 def _literals(what: Any) -> str:

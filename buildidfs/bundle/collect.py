@@ -458,19 +458,19 @@ def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
         raise SymbolizerFailed(f"its debug information cannot be read: {error}") from error
 
 
-def _paths(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
+def _paths(build_id: str, lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of the source files, in the order of llvm-dwarfdump."""
-    for number, name in enumerate(said):
+    for number, name in enumerate(lines):
         if number == _PATHS:
             raise SymbolizerFailed(TOO_MUCH)
         if name and len(name) <= _NAME_BYTES:
             yield bundle_archive.encode_source(build_id, path=name)
 
 
-def _directories(build_id: str, said: Iterable[bytes]) -> Iterator[bytes]:
+def _directories(build_id: str, lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of the compilation directories, each once."""
     known: set[bytes] = set()
-    for line in said:
+    for line in lines:
         name = symbolizer_output.directory_of_llvm(line)
         if name and name not in known and len(name) <= _NAME_BYTES:
             if len(known) == _DIRECTORIES:

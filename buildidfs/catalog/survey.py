@@ -191,12 +191,12 @@ def _count_all(
             go_on()
         if names.kept_for(build_id) != build_id:
             continue  # split DWARF or sources of another build ID
-        executable, symbols, debuginfo, said = holdings.of(ordinal)
+        executable, symbols, debuginfo, reason = holdings.of(ordinal)
         survey.all.add(executable, symbols, debuginfo)
         artifact = index.artifact(ordinal, Kind.EXECUTABLE)
         if artifact is not None and artifact.trust is Trust.HOST:
             survey.host.add(executable, symbols, debuginfo)
-        why = why_lacking(executable, symbols, debuginfo, said)
+        why = why_lacking(executable, symbols, debuginfo, reason)
         if why == remedies.NO_DEBUGINFO:
             why = holdings.removed(build_id, Kind.DEBUGINFO) or why
         if not why:

@@ -134,7 +134,7 @@ def _report_lacking(
     lacking = [report_nameless(path, named) for path, named in inputs.items()]
     for path, named in inputs.items():
         if named.is_resolved and not session.is_quiet:
-            terminal.say(
+            terminal.print_text(
                 f"{printable(path)} does not name all of these build IDs: to read it elsewhere,"
                 " send the output of buildidfs repair",
                 err=True,
@@ -142,7 +142,7 @@ def _report_lacking(
     reasons = [each.why for each in manifest.absent]
     has_profile = any(named.is_profile for named in inputs.values())
     if has_profile and bundles.NOT_CAPTURED in reasons and not session.is_quiet:
-        terminal.say(
+        terminal.print_text(
             "buildidfs scan perf-data --all also captures files that no sample fell into", err=True
         )
     ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
@@ -202,14 +202,14 @@ def _of_sources(manifest: Manifest) -> str:
 def _tell(manifest: Manifest) -> None:
     ids = {item.build_id for item in manifest.items}
     blobs = {item.sha256: item.size for item in manifest.items}
-    terminal.say(
+    terminal.print_text(
         f"{counted(len(manifest.items), 'artifact')} of {counted(len(ids), 'build ID')},"
         f" {size(sum(blobs.values()))}{_of_sources(manifest)}",
         err=True,
     )
     reasons = Counter(each.why for each in manifest.absent)
     for why, count in reasons.most_common():
-        terminal.say(f"{count} absent: {one_line(why)}", err=True)
+        terminal.print_text(f"{count} absent: {one_line(why)}", err=True)
         absent = [each for each in manifest.absent if each.why == why]
         for each in absent[:_SHOWN]:
             path = printable(each.path.encode("utf-8", "surrogateescape")) or "-"

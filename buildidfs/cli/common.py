@@ -89,7 +89,7 @@ class Session:
         """True if only errors are printed."""
         return self.verbosity < 0
 
-    def say_why_empty(self, why: str) -> None:
+    def explain_empty(self, why: str) -> None:
         """Print on standard error why an answer is empty. The exit status does not change."""
         from buildidfs.cli.output import one_line
 

@@ -139,7 +139,7 @@ def list_(
                 (_conflict_as_json if layout.is_json else _conflict_as_text)(conflict, names)
             sys.stdout.flush()
             if not shown:
-                session.say_why_empty(artifacts.why_no_conflicts(store, asked))
+                session.explain_empty(artifacts.why_no_conflicts(store, asked))
             return
         rows = _rows(artifacts.artifacts(store, asked))
         columns = table.named(_COLUMNS, names.short, lambda row: row.place.cgroup)
@@ -148,7 +148,7 @@ def list_(
         else:
             shown = layout.print(columns, rows) > 0
         if not shown:
-            session.say_why_empty(artifacts.why_no_artifacts(store, asked))
+            session.explain_empty(artifacts.why_no_artifacts(store, asked))
 
 
 def _rows(found: Iterable[tuple[BuildId, Artifact, ArtifactPlace]]) -> Iterator[_Listed]:
@@ -300,14 +300,14 @@ def containers(
         if unnamed:
             hidden.append(counted(unnamed, "namespace") + " without a container")
         if hidden:
-            session.say_why_empty(f"{' and '.join(hidden)}, see --all")
+            session.explain_empty(f"{' and '.join(hidden)}, see --all")
         if lost := sum(row.removed for row in rows):
             ids = counted(lost, "build ID")
-            session.say_why_empty(f"{ids} of them removed to make room, see buildidfs journal")
+            session.explain_empty(f"{ids} of them removed to make room, see buildidfs journal")
         if removals.gone and not tests:
             which = ", ".join(list(removals.gone)[:_GONE])
             more = ", ..." if len(removals.gone) > _GONE else ""
-            session.say_why_empty(
+            session.explain_empty(
                 f"all files of {counted(len(removals.gone), 'other container')} removed to make"
                 f" room: {which}{more}"
             )
@@ -320,7 +320,7 @@ def containers(
             raise ArtifactMissing(
                 f"no container {' or '.join(names)} was seen{when}; {known.last_ones(store)}"
             )
-        session.say_why_empty(
+        session.explain_empty(
             f"no container was seen{when}; {known.last_ones(store)}"
             if when
             else "nothing was captured of a container yet: buildidfs scan proc, or buildidfs up"

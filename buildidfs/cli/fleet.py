@@ -76,7 +76,7 @@ def status(session: Session, layout: table.TableOptions) -> None:
 
     rows = questions.status(questions.bucket_of(session.settings.remote))
     if not layout.print(_HOSTS, rows, _host_fields):
-        session.say_why_empty("no host has pushed to the bucket yet: buildidfs push --all")
+        session.explain_empty("no host has pushed to the bucket yet: buildidfs push --all")
 
 
 def _host_fields(host: Host) -> dict[str, object]:
@@ -104,7 +104,7 @@ def which(session: Session, path: str, layout: table.TableOptions) -> None:
 
     rows = questions.which(questions.bucket_of(session.settings.remote), path)
     if not layout.print(_LOCATIONS, rows, _location_fields):
-        session.say_why_empty(f"no manifest of a host lists a file at {one_line(path)}")
+        session.explain_empty(f"no manifest of a host lists a file at {one_line(path)}")
 
 
 @fleet.command(
@@ -161,9 +161,9 @@ def why(session: Session, id_: str, json_: bool) -> int:
         if json_:
             json_line(msgspec.structs.asdict(reason))
             continue
-        terminal.say(f"{reason.kind}: {one_line(reason.text)}", indent=2)
+        terminal.print_text(f"{reason.kind}: {one_line(reason.text)}", indent=2)
         if reason.remedy:
-            terminal.say(reason.remedy, label="  ", indent=2)
+            terminal.print_text(reason.remedy, label="  ", indent=2)
     return 0 if any(each.state == "present" for each in reasons) else 30
 
 
@@ -287,7 +287,7 @@ def _report_push(session: Session, summary: PushSummary, *, json_: bool) -> int:
             (summary.private, "private and not pushed"),
             (summary.leased, "being pushed by other hosts"),
         )
-        terminal.say(
+        terminal.print_text(
             f"{counted(summary.pushed, 'file')} pushed ({size(summary.bytes)}),"
             f" {counted(summary.variants, 'variant')}, {summary.present} in the bucket before"
             + "".join(f", {count} {what}" for count, what in left_out if count)
@@ -388,7 +388,7 @@ def _report_fetch(session: Session, done: list[Fetched], *, json_: bool) -> int:
         )
     else:
         if not done:
-            session.say_why_empty("the store has all that could be fetched")
+            session.explain_empty("the store has all that could be fetched")
         elif not session.is_quiet:
             click.echo(
                 f"{counted(counts[FetchState.FETCHED], 'file')} fetched ({size(total)}),"

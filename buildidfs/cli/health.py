@@ -178,7 +178,7 @@ def doctor(session: Session, json_: bool) -> int:
             click.echo(f"{finding.area}:")
             area = finding.area
         state = terminal.coloured(finding.state, _COLOURS[finding.state])
-        terminal.say(f"{finding.name}: {finding.found}", label=state, indent=_INDENT)
+        terminal.print_text(f"{finding.name}: {finding.found}", label=state, indent=_INDENT)
         alike.append(finding)
     _say_remedy(alike)
     if PRIVILEGES in failed:
@@ -198,7 +198,7 @@ def _say_remedy(alike: list[ProbeFinding]) -> None:
     if alike and (remedy := alike[0].remedy):
         names = ", ".join(each.name for each in alike)
         text = remedy.replace(alike[0].name, names)
-        terminal.say(text, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
+        terminal.print_text(text, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
 
 
 def _shown(

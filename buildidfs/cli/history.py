@@ -138,7 +138,7 @@ def journal(
         wanted = history.journal_filter(store, globs, container, names)
         lines = _lines(store, history.journal_rows(store, since, lost), wanted, names, labels)
         if not layout.print(columns, lines, partial(_fields, names, called)):
-            session.say_why_empty(
+            session.explain_empty(
                 _why_empty(store, since, lost, {called.short(label) for label in labels})
             )
 
@@ -261,25 +261,27 @@ def stats(session: Session, json_: bool) -> None:
     _say_of_store(found)
     if found.jit_maps:
         processes = counted(found.jit_maps, "process")
-        _say("JIT names", f"of {processes}, {size(found.jit_bytes)}: see buildidfs jit")
+        _print_line("JIT names", f"of {processes}, {size(found.jit_bytes)}: see buildidfs jit")
     _say_of_host(found)
 
 
 def _say_of_store(found: Stats) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.artifacts.items() if count)
-    _say("store", printable(os.fsencode(found.store)))
-    _say("build IDs", f"{found.build_ids} ({kinds or 'nothing yet'})")
+    _print_line("store", printable(os.fsencode(found.store)))
+    _print_line("build IDs", f"{found.build_ids} ({kinds or 'nothing yet'})")
     if found.adopted:
-        _say(" ", f"{found.adopted} adopted: of programs without a build ID")
+        _print_line(" ", f"{found.adopted} adopted: of programs without a build ID")
     if found.ambiguous:
-        _say(" ", f"{found.ambiguous} of unrelated programs each, not served: see list --conflicts")
-    _say(
+        _print_line(
+            " ", f"{found.ambiguous} of unrelated programs each, not served: see list --conflicts"
+        )
+    _print_line(
         "blobs",
         f"{found.blobs}, {size(found.blob_bytes)}; on the disk {size(found.stored_bytes)},"
         f" index {size(found.index_bytes)}; free {size(found.free_bytes)}",
     )
-    _say("kept", f"{limits(found)}; {counted(found.pins, 'pin')}")
-    _say("origins", str(found.origins))
+    _print_line("kept", f"{limits(found)}; {counted(found.pins, 'pin')}")
+    _print_line("origins", str(found.origins))
 
 
 def _say_of_host(found: Stats) -> None:
@@ -289,33 +291,33 @@ def _say_of_host(found: Stats) -> None:
     from buildidfs.linux import credentials, machine
 
     processes = counted(found.host_processes, "process")
-    _say(
+    _print_line(
         "host",
         f"{processes} with {counted(found.host_files, 'file')} open or mapped"
         f" ({counted(found.host_references, 'reference')}); ELF files: {found.host_elf_files},"
         f" {counted(found.host_build_ids, 'distinct build ID')}",
     )
     for reason, count in found.host_without_build_id.items():
-        _say(" ", f"{count} without a build ID: {reason}")
+        _print_line(" ", f"{count} without a build ID: {reason}")
     spot = machine.blind_spot()
     if spot is not None:
-        _say(" ", f"{spot.unseen}: {spot.remedy}")
+        _print_line(" ", f"{spot.unseen}: {spot.remedy}")
     if found.host_refused:
         lacking = credentials.missing_for_scan()
         why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
         refused = counted(found.host_refused, "process")
-        _say(" ", f"{refused} could not be looked at, or only in part{why}")
+        _print_line(" ", f"{refused} could not be looked at, or only in part{why}")
     if found.host_silent:
-        _say(" ", found.host_silent)
+        _print_line(" ", found.host_silent)
     seen = found.host_processes - found.host_unseen
     of_those = f", of {seen} of {processes} only" if found.host_unseen else ""
     share = f" ({found.coverage:.1%})" if found.host_build_ids else ""
     covered = f"{found.host_build_ids_held} of {counted(found.host_build_ids, 'build ID')}"
-    _say("coverage", f"{covered}{share}{of_those}")
+    _print_line("coverage", f"{covered}{share}{of_those}")
 
 
-def _say(label: str, text: str) -> None:
-    terminal.say(text, label=label, indent=11)
+def _print_line(label: str, text: str) -> None:
+    terminal.print_text(text, label=label, indent=11)
 
 
 _CONTAINERS: Final = 20
@@ -364,7 +366,7 @@ def report(session: Session, html: str | None, json_: bool) -> None:
 def _print(taken: Overview) -> None:
     held = taken.store
     limit = "" if held.limit_bytes is None else f" of {size(held.limit_bytes)}"
-    terminal.say(
+    terminal.print_text(
         f"{counted(held.build_ids, 'build ID')} in {counted(held.blobs, 'file')}:"
         f" {size(held.stored_bytes)}{limit}, index {size(held.index_bytes)};"
         f" {size(held.free_bytes)} free"
@@ -385,7 +387,7 @@ def _print(taken: Overview) -> None:
     hidden = [counted(others, "more container")] if others else []
     hidden += [counted(bare, "namespace") + " without a container"] if bare else []
     if hidden:
-        terminal.say(f"and {' and '.join(hidden)}, see buildidfs containers --all")
+        terminal.print_text(f"and {' and '.join(hidden)}, see buildidfs containers --all")
     _print_missing(taken.missing)
     _print_health(taken.health)
 
@@ -393,17 +395,17 @@ def _print(taken: Overview) -> None:
 def _print_missing(missing: Missing) -> None:
     for reason in missing.reasons:
         finding = reason.finding
-        terminal.say(f"{counted(reason.count, 'build ID')}: {one_line(finding.why)}")
-        terminal.say(one_line(finding.remedy), label="    remedy", indent=12)
+        terminal.print_text(f"{counted(reason.count, 'build ID')}: {one_line(finding.why)}")
+        terminal.print_text(one_line(finding.remedy), label="    remedy", indent=12)
         if finding.command:
-            terminal.say(one_line(finding.command), label="    run", indent=12)
+            terminal.print_text(one_line(finding.command), label="    run", indent=12)
     shown = missing.build_ids[:_BUILD_IDS]
     if shown:
         click.echo("for example:")
     for each in shown:
         where = one_line(each.container) or "the host"
         text = f"{one_line(each.path)} in {where}: {each.reason}"
-        terminal.say(text, label=f"    {each.build_id[:12]}", indent=18)
+        terminal.print_text(text, label=f"    {each.build_id[:12]}", indent=18)
 
 
 def _shares(share: IdShares) -> str:
@@ -417,13 +419,15 @@ def _shares(share: IdShares) -> str:
 
 
 def _print_health(health: Health) -> None:
-    terminal.say(f"capture {health.verdict.value}: watch {one_line(health.mode)}{_counts(health)}")
+    terminal.print_text(
+        f"capture {health.verdict.value}: watch {one_line(health.mode)}{_counts(health)}"
+    )
     for finding in health.findings:
         text = f"{finding.reason}; {finding.remedy}"
-        terminal.say(f"    {one_line(text)}", indent=4)
+        terminal.print_text(f"    {one_line(text)}", indent=4)
     for each in health.losses:
         text = f"{each.count} lost: {one_line(each.reason)}; {one_line(each.remedy)}"
-        terminal.say(f"    {text}", indent=4)
+        terminal.print_text(f"    {text}", indent=4)
 
 
 def _counts(health: Health) -> str:

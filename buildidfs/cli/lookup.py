@@ -220,7 +220,7 @@ def _print_mappers(
     names = Names(running=True)
     columns = table.named(_MAPPERS, names.short, lambda mapper: mapper.cgroup)
     if not layout.print(columns, mappers, partial(_mapper_fields, names)):
-        session.say_why_empty(f"no process has {asked} mapped")
+        session.explain_empty(f"no process has {asked} mapped")
     return _report_refused(refused)
 
 
@@ -330,10 +330,10 @@ def _print(facts: Facts, *, bounded: bool) -> None:
         when = first if first == last else f"{first} to {last}"
         where = f"in {one_line(seen.where)} on {one_line(seen.host)}, {when}"
         click.echo(f"  {printable(seen.raw_path)}")
-        terminal.say(where, label=" " * 6, indent=6)
+        terminal.print_text(where, label=" " * 6, indent=6)
     _count_left_out(len(places) - _MOST_PLACES if bounded else 0, "place", "  ")
     for text in facts.missing:
-        _say(text, "missing")
+        _print_line(text, "missing")
 
 
 def _moment(seconds: float) -> str:
@@ -345,23 +345,23 @@ def _variant(each: PrivateVariant) -> None:
     reason = f", {'' if each.served else 'not '}served because it {each.why}" if each.why else ""
     scripts = ", has gdb scripts" if each.gdb_scripts else ""
     made = f", made of {each.made_of}" if each.made_of else ""
-    _say(
+    _print_line(
         f"{each.sha256}  {size(each.size)}, {each.quality}, trust {each.trust},"
         f" mode {each.mode}{scripts}{made}{served}",
         each.kind,
     )
-    _say(f"used {_moment(each.last_used)}{reason}")
+    _print_line(f"used {_moment(each.last_used)}{reason}")
     if each.truncated:
-        _say(each.truncated)
+        _print_line(each.truncated)
     if each.adopted:
-        _say("adopted: the file has no usable build ID, and goes by its htlhash")
+        _print_line("adopted: the file has no usable build ID, and goes by its htlhash")
     for name, value in each.aliases.items():
         if not (each.adopted and name == "htl"):
             click.echo(f"           {name}:{value}")
 
 
-def _say(text: str, label: str = "") -> None:
-    terminal.say(text, label=f"{label:{_INDENT}}", indent=_INDENT)
+def _print_line(text: str, label: str = "") -> None:
+    terminal.print_text(text, label=f"{label:{_INDENT}}", indent=_INDENT)
 
 
 def _count_left_out(count: int, noun: str, indent: str) -> None:

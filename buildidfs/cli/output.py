@@ -171,7 +171,7 @@ def _summary_text(summary: ScanSummary, *, quiet: bool) -> None:
         for reason, count in summary.absent.most_common():
             click.echo(f"{count} without a build ID: {reason}")
         if summary.noted:
-            terminal.say(
+            terminal.print_text(
                 f"{summary.noted} only noted ({size(summary.noted_bytes)}) for lack of"
                 " room, and can be captured again: buildidfs journal has them"
             )

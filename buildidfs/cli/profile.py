@@ -120,7 +120,7 @@ def coverage(
     share = found.unrepaired()
     is_text = not (layout.is_for_programs or session.is_quiet)
     if file is not None and share is not None and is_text:
-        terminal.say(session.as_given(remedies.unrepaired(share, os.fsencode(file))))
+        terminal.print_text(session.as_given(remedies.unrepaired(share, os.fsencode(file))))
     return show(found, names, layout, fail_under=fail_under, quiet=session.is_quiet)
 
 
@@ -195,10 +195,10 @@ def _print_totals(coverage: Coverage) -> None:
         reasons[remedies.without_time(row.why)] += row.weight
     del reasons[""]
     for why, weight in reasons.most_common(_REASONS):
-        terminal.say(why, label=f"{weight / coverage.weight:6.1%}", indent=8)
-    terminal.say(_shares(coverage) if coverage.weight else f"0 {coverage.unit}")
+        terminal.print_text(why, label=f"{weight / coverage.weight:6.1%}", indent=8)
+    terminal.print_text(_shares(coverage) if coverage.weight else f"0 {coverage.unit}")
     for note in coverage.notes:
-        terminal.say(note)
+        terminal.print_text(note)
 
 
 def _shares(coverage: Coverage) -> str:
@@ -272,7 +272,7 @@ def why(
                 json_line(each)
         else:
             if answer.unrepaired is not None:
-                terminal.say(session.as_given(remedies.unrepaired(answer.unrepaired, path)))
+                terminal.print_text(session.as_given(remedies.unrepaired(answer.unrepaired, path)))
             _print_groups(session, explainer, answer, bounded=not all_)
         sys.stdout.flush()
     return _end(session, path, answer)
@@ -285,7 +285,7 @@ def _end(session: Session, path: bytes, answer: UnnamedFiles) -> int:
     if not answer.weight:
         terminal.complain(f"{printable(path)} has no {answer.unit}: there is nothing to explain")
     elif not answer.files:
-        session.say_why_empty(f"all of {printable(path)} has symbols in the store")
+        session.explain_empty(f"all of {printable(path)} has symbols in the store")
     if answer.incomplete:
         return IncompleteError.exit_code
     return 0 if answer.weight else ArtifactMissing.exit_code
@@ -320,11 +320,11 @@ def _print_groups(
         weight = _weight(members)
         share = sum(each.share or 0.0 for each in members)
         count = counted(weight, _SINGULAR.get(unit, unit.removesuffix("s")), unit)
-        terminal.say(f"{count}: {one_line(reason)}", label=f"{share:6.1%}", indent=8)
+        terminal.print_text(f"{count}: {one_line(reason)}", label=f"{share:6.1%}", indent=8)
         for each in members[: _FILES if bounded else None]:
             known = f"  {each.build_id[:12]}" if each.build_id is not None else ""
             place = f"{printable(each.raw_path)} in {one_line(each.where)}{known}"
-            terminal.say(place, label=f"        {each.share or 0.0:6.1%}", indent=16)
+            terminal.print_text(place, label=f"        {each.share or 0.0:6.1%}", indent=16)
         if bounded and len(members) > _FILES:
             click.echo(f"        and {counted(len(members) - _FILES, 'more file')}, see --all")
         command, unknown = _command(explainer, members)
@@ -358,7 +358,7 @@ def _print_remedy(
 
 def _print_clause(name: str, text: str) -> None:
     """Print a name, and after it a clause about it."""
-    terminal.say(one_line(text), label=name, indent=8)
+    terminal.print_text(one_line(text), label=name, indent=8)
 
 
 _MOST_UNRESOLVED: Final = 20  # files that are named one by one
@@ -488,7 +488,7 @@ def _text(done: Repaired, *, quiet: bool) -> None:
                 f" {counted(generated.functions, 'function')}"
             )
         for note in done.notes:
-            terminal.say(note)
+            terminal.print_text(note)
     if done.incomplete:
         terminal.complain(one_line(done.incomplete))
     if not done.unresolved:

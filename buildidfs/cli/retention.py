@@ -117,7 +117,7 @@ def pin(
         with session.open_store() as store:
             label = None if name is None else os.fsencode(name)
             if not _list(store, label, layout):
-                session.say_why_empty(_why_empty(store, label))
+                session.explain_empty(_why_empty(store, label))
         return 0
     if layout.is_given:
         raise click.UsageError("--json and the options of tables belong to --list")
@@ -431,18 +431,18 @@ def _prune(
         pass
     left = pruning.exceeded()
     if layout.is_json and not pruning.blobs:
-        session.say_why_empty("nothing has to go: the store is within its limits")
+        session.explain_empty("nothing has to go: the store is within its limits")
     if not session.is_quiet and not layout.is_for_programs:
         gone = counted(pruning.blobs, "blob")
         verb = "would go" if dry_run else "removed"
         is_within = not pruning.blobs and not left
         why = f": the store is within its limits ({limits(policy)})" if is_within else ""
-        terminal.say(f"{gone}, {size(pruning.freed)}, {verb}{why}")
+        terminal.print_text(f"{gone}, {size(pruning.freed)}, {verb}{why}")
         largest = sorted(reasons.items(), key=lambda reason: -reason[1][1])
         for why, (blobs, freed) in largest[:_SHOWN]:
-            terminal.say(f"  {counted(blobs, 'blob')}, {size(freed)}: {why}", indent=2)
+            terminal.print_text(f"  {counted(blobs, 'blob')}, {size(freed)}: {why}", indent=2)
         if len(largest) > _SHOWN:
-            terminal.say(f"  and {len(largest) - _SHOWN} further reasons", indent=2)
+            terminal.print_text(f"  and {len(largest) - _SHOWN} further reasons", indent=2)
     if not left:
         return 0
     what = ", ".join(f"{name} by {size(lack)}" for name, lack in left.items())
@@ -551,4 +551,4 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     elif blobs and not session.is_quiet:
         click.echo(f"compressed {counted(blobs, 'blob')}, from {size(before)} to {size(now)}")
     elif not blobs:
-        session.say_why_empty(f"no uncompressed blob was unused for {age(after)}")
+        session.explain_empty(f"no uncompressed blob was unused for {age(after)}")

@@ -220,7 +220,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     for reason, count in absent.most_common():
         click.echo(f"{count} without a build ID: {reason}", err=True)
     if not found and not unreadable and not absent:
-        session.say_why_empty("there is no regular file below the given paths")
+        session.explain_empty("there is no regular file below the given paths")
     return IncompleteError.exit_code if unreadable else 0
 
 

@@ -284,7 +284,7 @@ def down(session: Session, timeout: float) -> None:
             shown = printable(os.fsencode(path))
             others = up.elsewhere(path)
             hint = "." if others else "; --store names another store."
-            terminal.say(f"Nothing runs that buildidfs up has started for {shown}{hint}")
+            terminal.print_text(f"Nothing runs that buildidfs up has started for {shown}{hint}")
             _name_others(others)
         return
     running = [part for part in parts(supervisor) if part.pid]
@@ -345,29 +345,29 @@ def status(session: Session, json_: bool) -> int:
 def _print_status(session: Session, found: Status) -> None:
     click.echo(f"{_verdict(found.verdict)}{_doing(found)}")
     for finding in found.findings:
-        _say(_verdict(finding.verdict), _shown(finding.reason))
+        _print_line(_verdict(finding.verdict), _shown(finding.reason))
         remedy = _shown(session.as_given(finding.remedy))
-        terminal.say(remedy, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
+        terminal.print_text(remedy, label=f"{'':{_INDENT}}->", indent=_INDENT + 3)
     taken = size(found.disk_bytes)
-    _say(
+    _print_line(
         "store",
         f"{session.store_path}: {counted(found.build_ids, 'build ID')}, {size(found.blob_bytes)};"
         f" takes {taken}, free {size(found.free_bytes)}; keeps {limits(found)};"
         f" {counted(found.pins, 'pin')}",
     )
     if found.configured is not None:
-        _say(
+        _print_line(
             " ",
             f"the settings say {limits(found.configured)}: takes effect after"
             f" {session.as_given('buildidfs down && buildidfs up')}",
         )
     _print_evictions(found)
     for each in found.processes:
-        _say(each.role, "; ".join(_sentences(each)))
+        _print_line(each.role, "; ".join(_sentences(each)))
 
 
-def _say(label: str, text: str) -> None:
-    terminal.say(text, label=label, indent=_INDENT)
+def _print_line(label: str, text: str) -> None:
+    terminal.print_text(text, label=label, indent=_INDENT)
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -398,11 +398,11 @@ def _print_evictions(found: Status) -> None:
     if found.noted:
         clauses.append(f"{counted(found.noted, 'file')} only noted, which can be captured again")
     if clauses:
-        _say("room", "; ".join(clauses))
+        _print_line("room", "; ".join(clauses))
     for each in found.evicted.named[:_LOST]:
-        _say(" ", f"{moment(each.time * 1_000_000_000)} lost {evicted_line(each)}")
+        _print_line(" ", f"{moment(each.time * 1_000_000_000)} lost {evicted_line(each)}")
     if found.evicted.lost > _LOST:
-        _say(" ", f"and {found.evicted.lost - _LOST} before, see buildidfs journal")
+        _print_line(" ", f"and {found.evicted.lost - _LOST} before, see buildidfs journal")
 
 
 def _sentences(each: Process) -> list[str]:
@@ -644,7 +644,7 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
 
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    stopped, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def end(number: int, frame: FrameType | None) -> None:
         os.write(tell, b"q")
@@ -652,17 +652,17 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
     handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         tty.setcbreak(fd)
-        yield partial(_key, fd, told)
+        yield partial(_key, fd, stopped)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        os.close(told)
+        os.close(stopped)
         os.close(tell)
 
 
-def _key(fd: int, told: int, seconds: float) -> str:
-    ready, _, _ = select.select([fd, told], [], [], seconds)
+def _key(fd: int, stopped: int, seconds: float) -> str:
+    ready, _, _ = select.select([fd, stopped], [], [], seconds)
     if not ready:
         return ""
     return os.read(ready[0], 64)[:1].decode("latin-1") or "q"  # the terminal is gone

@@ -159,7 +159,7 @@ def _answer(
         times = f" ({count} addresses)" if count > 1 else ""
         terminal.complain(f"{build_id}: {why}{times}")
     if not asked:
-        session.say_why_empty("standard input has no address; one on a line, ID+0xADDR")
+        session.explain_empty("standard input has no address; one on a line, ID+0xADDR")
     return ArtifactMissing.exit_code if asked and not named else 0
 
 

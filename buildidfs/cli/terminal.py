@@ -60,7 +60,7 @@ def coloured(text: str, colour: str | None) -> str:
     return click.style(text, fg=colour)
 
 
-def say(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> None:
+def print_text(text: str, *, label: str = "", indent: int = 0, err: bool = False) -> None:
     """Print a paragraph. On a terminal its lines are broken between words.
 
     ``label`` is in the first ``indent`` columns; it may be coloured. All further lines begin with
@@ -88,7 +88,7 @@ def complain(text: str, *, is_error: bool = True) -> None:
     if log is not None and log.is_json():
         log.report(text, is_error=is_error)
         return
-    say(f"buildidfs: {text}", err=True)
+    print_text(f"buildidfs: {text}", err=True)
 
 
 def cells(text: str) -> int:

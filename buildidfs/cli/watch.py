@@ -279,7 +279,7 @@ def jit(session: Session, container: str | None, layout: table.TableOptions) -> 
             key=lambda each: -each.process.start_ns,
         )
         if not layout.print(columns, rows, partial(_fields, names)):
-            session.say_why_empty(
+            session.explain_empty(
                 "no process wrote a map for perf (node --perf-basic-prof, python -X perf) while a"
                 " watch or a scan saw it"
                 + ("" if container is None else f" in container {container}")

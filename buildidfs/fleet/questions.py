@@ -172,7 +172,7 @@ def why(bucket: Bucket, text: str) -> list[KindState]:
     found by the whole ID only. Raises `RemoteError`, `InvalidBuildId`, `AmbiguousBuildId`,
     `ArtifactMissing`.
     """
-    build_id = _told(bucket, text)
+    build_id = _parsed_id(bucket, text)
     hidden = manifests.private(build_id, Kind.EXECUTABLE).id
     rows = {
         _Listed(seen.host, seen.row.kind, seen.row.state)
@@ -195,7 +195,7 @@ class _Listed(NamedTuple):
     state: str
 
 
-def _told(bucket: Bucket, text: str) -> BuildId:
+def _parsed_id(bucket: Bucket, text: str) -> BuildId:
     """Return the only listed build ID that begins with ``text``; else ``text`` as a whole
     build ID.
     """
@@ -232,8 +232,8 @@ def _reason(
     }
     head = bucket.head(objects.blob_key(build_id, kind))
     if head is not None:
-        said = objects.described(head.metadata)
-        by = said.host or "another program"
+        description = objects.described(head.metadata)
+        by = description.host or "another program"
         others = _variants(bucket, build_id, kind)
         more = f", and {others} with other bytes below variant/" if others else ""
         if not negative.may_have(build_id, kind):

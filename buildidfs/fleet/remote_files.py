@@ -139,7 +139,7 @@ class RemoteFile(NamedTuple):
     artifact: Artifact
     key: str
     etag: str
-    said: objects.Described
+    described: objects.Described
 
 
 class _Open:
@@ -316,11 +316,11 @@ class RemoteFiles:
         if not 0 < head.size <= _MOST_BYTES:
             _log.error("%s/%s has %d bytes", tier.bucket.url, key, head.size)
             return None
-        said = objects.described(head.metadata)
+        described = objects.described(head.metadata)
         digest = _name_of(tier, key, head)
         with self._lock:
             known = self._open.get(digest)
-        reader = self._reader(tier, key, head, said, digest) if known is None else known.reader
+        reader = self._reader(tier, key, head, described, digest) if known is None else known.reader
         try:
             if known is None:
                 reader.put_first(first)
@@ -336,8 +336,8 @@ class RemoteFiles:
             if known is None:
                 reader.close()
             return None
-        artifact = _artifact(tier, kind, digest, head, said, has)
-        file = RemoteFile(tier, build_id, artifact, key, head.etag, said)
+        artifact = _artifact(tier, kind, digest, head, described, has)
+        file = RemoteFile(tier, build_id, artifact, key, head.etag, described)
         if known is None:
             with self._lock:
                 self._open[digest] = _Open(reader)
@@ -387,7 +387,7 @@ class RemoteFiles:
             opened = self._open.get(digest)
             if opened is None:
                 head = Head(file.artifact.size, {}, 0.0, file.etag)
-                reader = self._reader(file.tier, file.key, head, file.said, digest)
+                reader = self._reader(file.tier, file.key, head, file.described, digest)
                 opened = self._open[digest] = _Open(reader)
             opened.users += 1
             self._open.move_to_end(digest)
@@ -411,7 +411,7 @@ class RemoteFiles:
                 del self._open[digest]
 
     def _reader(
-        self, tier: Tier, key: str, head: Head, said: objects.Described, digest: Digest
+        self, tier: Tier, key: str, head: Head, described: objects.Described, digest: Digest
     ) -> RangeReader:
         etag = head.etag
 
@@ -424,7 +424,7 @@ class RemoteFiles:
                     return tier.bucket.get_range(key, offset, size, etag, fd)
                 # A touch changes the tag of an object that was uploaded in parts.
                 now = tier.bucket.head(key)
-                if now is not None and _is_same(now, head.size, said):
+                if now is not None and _is_same(now, head.size, described):
                     etag = now.etag
                     with contextlib.suppress(FileNotFoundError):
                         return tier.bucket.get_range(key, offset, size, etag, fd)
@@ -448,7 +448,7 @@ class RemoteFiles:
         hasher = hashlib.sha256()
         for offset in range(0, reader.size, _CHUNK):
             hasher.update(reader.pread(_CHUNK, offset))
-        if file.said.digest is not None and hasher.digest() != file.said.digest:
+        if file.described.digest is not None and hasher.digest() != file.described.digest:
             reader.failure = f"{file.tier.bucket.url}/{file.key} has other bytes than were pushed"
             _log.error("%s", reader.failure)
             self._forget(file, _WRONG_S)
@@ -497,10 +497,10 @@ def _name_of(tier: Tier, key: str, head: Head) -> Digest:
     return Digest(hashlib.sha256(b"buildidfs: " + text.encode()).digest())
 
 
-def _is_same(now: Head, size: int, said: objects.Described) -> bool:
+def _is_same(now: Head, size: int, described: objects.Described) -> bool:
     """Return True if an object still claims to have the same bytes."""
     digest = objects.described(now.metadata).digest
-    return digest is not None and digest == said.digest and now.size == size
+    return digest is not None and digest == described.digest and now.size == size
 
 
 class _Costly(Exception):
@@ -537,7 +537,7 @@ def _artifact(
     kind: Kind,
     digest: Digest,
     head: Head,
-    said: objects.Described,
+    described: objects.Described,
     has: ElfFile | Absence,
 ) -> Artifact:
     known = None if isinstance(has, Absence) else has
@@ -547,13 +547,13 @@ def _artifact(
         VARIANT,
         digest,
         head.size,
-        said.mtime_ns or int(head.modified * 1e9),
-        0o400 if tier.private else (0o555 if said.executable else 0o444),
+        described.mtime_ns or int(head.modified * 1e9),
+        0o400 if tier.private else (0o555 if described.executable else 0o444),
         0,
         0,
-        said.quality if known is None else known.quality,
-        min(said.trust, tier.trust) if said.digest is not None else tier.trust,
-        said.first_seen_ns or int(head.modified * 1e9),
+        described.quality if known is None else known.quality,
+        min(described.trust, tier.trust) if described.digest is not None else tier.trust,
+        described.first_seen_ns or int(head.modified * 1e9),
         () if known is None else known.scripts,
         0 if known is None else known.segments,
         False if known is None else bool(known.truncated),

@@ -152,14 +152,14 @@ def origin_of(file: RemoteFile) -> OriginRecord:
     """Return the place of a remote file: the place that its host recorded, or else the key of its
     object.
     """
-    artifact, said = file.artifact, file.said
+    artifact, described = file.artifact, file.described
     identity = FileIdentity(
         0, 0, artifact.size, artifact.mtime_ns, artifact.mtime_ns, 0o100000 | artifact.mode, 0, 0
     )
     origin = Origin(
-        said.path or b"/" + file.key.encode(),
+        described.path or b"/" + file.key.encode(),
         identity,
-        host=said.host,
+        host=described.host,
         trust=artifact.trust,
         scanner="remote",
     )

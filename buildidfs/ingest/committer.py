@@ -371,7 +371,7 @@ ROW_DELAYS: Final = Backoff(1.0, 10.0)
 # The scan after a recovery is expensive, and a store that is full only for one huge file recovers
 # again and again.
 _SEARCHES: Final = Backoff(10.0, 600.0)
-_TELL_EVERY_S: Final = 60.0
+_REPORT_EVERY_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -387,7 +387,7 @@ class Trouble:
     def __init__(self, counters: WatchCounters, announce: Callable[[], None]) -> None:
         self.announce = announce
         self._counters = counters
-        self._told: dict[type, float] = {}
+        self._reported_at: dict[type, float] = {}
         self._tell_end = False
         self._bytes = self._rows = False
         self._row_attempts = Attempts(ROW_DELAYS)
@@ -417,8 +417,8 @@ class Trouble:
         counters.store_error = str(error)
         if isinstance(error, StoreFull) and not counters.store_full_since:
             counters.store_full_since = time.time()
-        if now - self._told.get(type(error), -math.inf) > _TELL_EVERY_S:
-            self._told[type(error)] = now
+        if now - self._reported_at.get(type(error), -math.inf) > _REPORT_EVERY_S:
+            self._reported_at[type(error)] = now
             self._tell_end = True
             _log.warning("%s; trying again until it can be written", error)
 

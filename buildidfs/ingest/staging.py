@@ -168,13 +168,13 @@ def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
     origin = sighting.origin
     if identity == origin.identity:
         return sighting
-    said, trust, reach = origin.identity, origin.trust, origin.reach
+    recorded, trust, reach = origin.identity, origin.trust, origin.reach
     # Both were found for an owner and a mode that the file does not have any more: chmod(2) or
     # chown(2) came between the sighting and the copy. The new mode says nothing of the path.
-    if (said.uid, said.mode) != (identity.uid, identity.mode):
+    if (recorded.uid, recorded.mode) != (identity.uid, identity.mode):
         trust = Trust.UNKNOWN
-    if (said.uid, said.gid, said.mode) != (identity.uid, identity.gid, identity.mode):
-        reach &= OWNER if said.uid == identity.uid else 0
+    if (recorded.uid, recorded.gid, recorded.mode) != (identity.uid, identity.gid, identity.mode):
+        reach &= OWNER if recorded.uid == identity.uid else 0
     origin = msgspec.structs.replace(origin, identity=identity, trust=trust, reach=reach)
     return Sighting(origin, sighting.seen_ns)
 

@@ -74,8 +74,8 @@ def missing_for_scan(held: frozenset[str] | None = None) -> list[str]:
 def how_to_get(*wanted: str) -> str:
     """Return a clause on how this process can get missing capabilities."""
     if os.geteuid() != 0:
-        said = ", ".join(wanted)
-        return f"run as root, or give it {said} (AmbientCapabilities= of the unit, setpriv)"
+        capabilities = ", ".join(wanted)
+        return f"run as root, or give it {capabilities} (AmbientCapabilities= of the unit, setpriv)"
     options = " ".join(f"--cap-add={name.removeprefix('CAP_')}" for name in wanted)
     return (
         f"let root have {', '.join(wanted)}: {options} for a container,"

@@ -121,15 +121,15 @@ def _read_report(process: Child, report: int) -> tuple[str, ...]:
     deadline = time.monotonic() + _SECONDS
     poll = select.poll()
     poll.register(report, select.POLLIN)
-    said = b""
+    output = b""
     while True:
         if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
             raise NotStarted(errno.ETIMEDOUT, "confine a program")
         data = os.read(report, _REPORT_BYTES)
         if not data:
             break
-        said += data
-    lines = [line.partition(" ") for line in said.decode("utf-8", "replace").splitlines()]
+        output += data
+    lines = [line.partition(" ") for line in output.decode("utf-8", "replace").splitlines()]
     last, _, text = lines[-1] if lines else ("", "", "")
     number, _, step = text.partition(" ")
     if last == sandbox_helper.CONFINE:

@@ -69,10 +69,10 @@ def detach(work: Work, log_file: str | None = None) -> None:
         _leave(work, writing, log_file)
     os.close(writing)
     with open(reading, "rb") as pipe:
-        said = pipe.read()
+        report = pipe.read()
     os.waitpid(child, 0)
-    if said != _READY:
-        raise _error(said)
+    if report != _READY:
+        raise _error(report)
 
 
 def _leave(work: Work, writing: int, log_file: str | None) -> NoReturn:
@@ -147,9 +147,9 @@ def _redirect(log_file: str | None) -> None:
     logger.propagate = False
 
 
-def _error(said: bytes) -> errors.BuildIdFsError:
+def _error(report: bytes) -> errors.BuildIdFsError:
     """Return the error that the child has reported as text."""
-    name, _, text = said.decode(errors="surrogateescape").partition("\n")
+    name, _, text = report.decode(errors="surrogateescape").partition("\n")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.BuildIdFsError):
         return kind(text)

@@ -123,7 +123,7 @@ def _opened(options: MountOptions, opened: Callable[[bytes], Store] | None) -> S
 def _mount(operations: Operations, point: bytes, options: MountOptions) -> None:
     shown = os.fsdecode(options.mountpoint)
     _adopt_log()
-    with _standard_error() as said:
+    with _standard_error() as captured_errors:
         try:
             # The target of links, because fusermount3 refuses to follow them.
             pyfuse3.init(operations, os.fsdecode(point), options.for_fuse())
@@ -131,7 +131,7 @@ def _mount(operations: Operations, point: bytes, options: MountOptions) -> None:
             failure = error
         else:
             return
-    reason = said() or str(failure)
+    reason = captured_errors() or str(failure)
     raise MountError(f"cannot mount {shown}: {reason}") from failure
 
 

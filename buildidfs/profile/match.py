@@ -512,11 +512,11 @@ class ClockOffset(msgspec.Struct, frozen=True):
 
 def recorded(profile: Profile) -> ClockOffset | None:
     """Return the clock that the profile itself records, if any."""
-    said = headers.clock(profile.feature(headers.CLOCK_DATA), profile.header.order)
-    if said is None:
+    clock = headers.clock(profile.feature(headers.CLOCK_DATA), profile.header.order)
+    if clock is None:
         return None
-    offset = said.wall_ns - said.event_ns
-    is_local = said.clockid in _OF_A_BOOT and _is_of_this_boot(said.clockid, offset)
+    offset = clock.wall_ns - clock.event_ns
+    is_local = clock.clockid in _OF_A_BOOT and _is_of_this_boot(clock.clockid, offset)
     return ClockOffset(
         offset,
         _EXACT_NS,

@@ -434,8 +434,8 @@ class Renaming:
         if len(hosts) == 1:
             return hosts[0]
         named = self._reading.named.get(path)
-        said = [each for each in known if named is not None and each == named.build_id]
-        return said[0] if said else None
+        same_id = [each for each in known if named is not None and each == named.build_id]
+        return same_id[0] if same_id else None
 
     def _name(self, file: File, build_id: BuildId | None) -> bytes | None:
         ids = self._ids[file.path]

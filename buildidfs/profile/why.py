@@ -193,8 +193,8 @@ class Explainer:
         found: list[Finding] = []
         here = self._still_here(row.build_id, row.path, records)
         if here is not None:
-            said = f"{row.why}, and {remedies.AT_ITS_PATH}" if self._is_removed(row) else ""
-            found.append(self._finding(remedies.STILL_HERE, row, file, said, path=here))
+            reason = f"{row.why}, and {remedies.AT_ITS_PATH}" if self._is_removed(row) else ""
+            found.append(self._finding(remedies.STILL_HERE, row, file, reason, path=here))
         lost = self._losses().get(row.build_id.hex())
         if self._is_removed(row):
             found.append(self._finding(row.why, row, file))
@@ -226,9 +226,9 @@ class Explainer:
         return remedies.without_time(row.why) != row.why
 
     def _finding(
-        self, why: str, row: BinaryCoverage, file: str, said: str = "", *, path: bytes = b""
+        self, why: str, row: BinaryCoverage, file: str, reason: str = "", *, path: bytes = b""
     ) -> Finding:
-        """Make a finding; ``said`` is the reason with the details of this file."""
+        """Make a finding; ``reason`` is the reason with the details of this file."""
         remedy = remedies.of_reason(why)
         paths = self._paths_here(row) if why in _LACKING else []
         package = self._package(paths)
@@ -255,7 +255,7 @@ class Explainer:
             pinned=_word(os.fsencode(file)) if file else row.build_id,
         )
         known = None if package == UNKNOWN else package
-        return Finding(remedy.code, said or why, text, command or None, known, unknown or None)
+        return Finding(remedy.code, reason or why, text, command or None, known, unknown or None)
 
     def install(self, packages: Sequence[Package]) -> tuple[str, list[str]]:
         """Return the command that installs the debug packages of packages of one manager, and the

@@ -286,14 +286,14 @@ class Symbolication:
         finally:
             file.close()
         found = engine.disassemble(machine, address, code, min(size, len(code)))
-        told = self._named_targets(engine, build_id, base, found, deadline)
+        encoded = self._named_targets(engine, build_id, base, found, deadline)
         return msgspec.json.encode(
             {
                 "startAddress": hex(address - base),
                 "size": hex(min(size, len(code))),
                 "arch": machine.architecture,
                 "syntax": [machine.syntax],
-                "instructions": [[at - address, text] for at, text in told],
+                "instructions": [[at - address, text] for at, text in encoded],
             }
         )
 
@@ -413,16 +413,16 @@ class _Run:
     def _names(self, debug_id: str, build_id: BuildId, base: int, offset: int) -> bytes:
         """Return the rest of the object of a frame, with the names at its address."""
         key = build_id, offset
-        told = self._told.get(key)
-        if told is None:
+        encoded = self._told.get(key)
+        if encoded is None:
             _check(self._deadline)
             named = self._engine.at_address(build_id, base + offset)
             if named.why:
                 self._why.setdefault(debug_id, {})[named.why] = None
             fields = self._fields(build_id, base + offset, named.frames)
-            told = b"," + msgspec.json.encode(fields)[1:-1] if fields else b""
-            self._told[key] = told
-        return told
+            encoded = b"," + msgspec.json.encode(fields)[1:-1] if fields else b""
+            self._told[key] = encoded
+        return encoded
 
     def _fields(
         self, build_id: BuildId, address: int, frames: tuple[Frame, ...]

@@ -232,11 +232,11 @@ class BundleFile:
 
     def check_sources(self) -> None:
         """Read the list of source files, if there is one. Raises `IntegrityError`."""
-        said = self.manifest.sources
-        if said is None or self._sources is None:
+        source_file = self.manifest.sources
+        if source_file is None or self._sources is None:
             return
         with self._named():
-            digest = Digest(bytes.fromhex(said.sha256))
+            digest = Digest(bytes.fromhex(source_file.sha256))
             if BundledBlob(self, digest, self._sources).computed() != digest:
                 raise IntegrityError("the source list of the bundle has other bytes")
 

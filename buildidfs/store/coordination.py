@@ -134,16 +134,16 @@ def announce(root: bytes, count: int, ordinals: Sequence[int]) -> bool:
         return True
     message = msgspec.msgpack.encode((count, ordinals if len(ordinals) <= _MOST_ORDINALS else ()))
     deadline = time.monotonic() + _PATIENCE_S
-    told = False
+    all_sent = False
     reading, writing = os.pipe2(os.O_CLOEXEC)
     with closing_fd(reading):
         with closing_fd(writing), contextlib.suppress(OSError), _short(directory) as short:
             sent = [_send(short + name, message, writing, deadline) for name in names]
-            told = all(sent)
+            all_sent = all(sent)
         poll = select.poll()
         poll.register(reading, select.POLLIN)
         ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        return told and bool(ended)
+        return all_sent and bool(ended)
 
 
 def _send(path: bytes, message: bytes, writing: int, deadline: float) -> bool:

@@ -100,7 +100,7 @@ class _File(msgspec.Struct):
     chosen: tuple[Artifact | None, ...] = ()
 
 
-def _told(artifact: Artifact) -> tuple[bool, int]:
+def _rank(artifact: Artifact) -> tuple[bool, int]:
     """Return the rank of a file for a symbolizer, which refuses a truncated one."""
     return not artifact.truncated, artifact.quality
 

@@ -313,11 +313,11 @@ def _version(path: str) -> int:
     found = re.search(r"/llvm-?(\d+)(?:[./]|\Z)", os.path.realpath(path))
     if found is None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run(
+            version_text = subprocess.run(
                 [path, "--version"],
                 stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_VERSION_S,
             ).stdout  # fmt: skip
-            found = re.search(r"LLVM version (\d{1,4})", said.decode("utf-8", "replace"))
+            found = re.search(r"LLVM version (\d{1,4})", version_text.decode("utf-8", "replace"))
     return 0 if found is None else int(found[1])
 
 

@@ -47,7 +47,7 @@ LATE: Final = "late"
 INTRODUCTION_MAX: Final = 192 << 10
 _PACKET: Final = 64 << 10
 _END_S: Final = 5.0
-_SAID_S: Final = 60.0
+_REPORT_EVERY_S: Final = 60.0
 _IMPATIENT_S: Final = 60.0
 _MOST_WAITING: Final = 1024
 
@@ -107,7 +107,7 @@ class Agent:
         self._waits_from = 0.0
         self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[FetchOutcome]]] = {}
         self._asked: dict[tuple[bytes, Kind], Future[FetchOutcome]] = {}
-        self._said: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
         self._closed = False
 
     def is_worth_asking(self, build_id: bytes, kind: Kind) -> bool:
@@ -218,15 +218,15 @@ class Agent:
             if self.is_answer(answer.state):
                 self._waits_from = 0.0
             else:
-                self._say(answer.why, now)
+                self._report(answer.why, now)
         future.set_result(answer)
 
-    def _say(self, why: str, now: float) -> None:
+    def _report(self, why: str, now: float) -> None:
         """Log a failure, each at most once a minute."""
-        if now >= self._said.get(why, 0.0):
-            if len(self._said) > _MOST_WAITING:
-                self._said.clear()
-            self._said[why] = now + _SAID_S
+        if now >= self._reported_at.get(why, 0.0):
+            if len(self._reported_at) > _MOST_WAITING:
+                self._reported_at.clear()
+            self._reported_at[why] = now + _REPORT_EVERY_S
             log.warning("cannot fetch a file that the store lacks: %s", why)
 
     def _drop(self) -> None:

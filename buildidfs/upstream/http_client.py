@@ -327,13 +327,13 @@ def _check_status(response: httpx2.Response) -> None:
     if status == _TOO_LARGE:
         raise Unacceptable("says that the file is larger than max-size")
     if status in _FORBIDDEN:
-        raise Unavailable(f"refuses us: {_said(response)}", lasting=True)
+        raise Unavailable(f"refuses us: {_status_text(response)}", lasting=True)
     after = _number(response.headers.get("retry-after", "")) or 0
     transient = status == 429 or status >= 500
-    raise Unavailable(f"answers {_said(response)}", transient=transient, after=after)
+    raise Unavailable(f"answers {_status_text(response)}", transient=transient, after=after)
 
 
-def _said(response: httpx2.Response) -> str:
+def _status_text(response: httpx2.Response) -> str:
     phrase = "".join(filter(str.isprintable, response.reason_phrase))
     return f"{response.status_code} {phrase}"[:_WHY_BYTES].rstrip()
 
@@ -355,8 +355,8 @@ def _failure(error: Exception) -> Unavailable:
         if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, ssl.SSLError):
             return Unavailable(f"cannot be reached: {cause.strerror}", transient=True)
         cause = cause.__cause__ or cause.__context__
-    said = str(error) or type(error).__name__
-    return Unavailable(f"fails: {said}"[:_WHY_BYTES], transient=True)
+    message = str(error) or type(error).__name__
+    return Unavailable(f"fails: {message}"[:_WHY_BYTES], transient=True)
 
 
 def _too_large(size: int | None, most: int) -> Unacceptable:

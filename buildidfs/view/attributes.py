@@ -139,7 +139,9 @@ class ExtendedAttributes:
         all.
         """
         last = self._last_origin(artifact, viewer)
-        of_origin = [part for part, told in _OF_ORIGIN.items() if last is not None and told(last)]
+        of_origin = [
+            part for part, value_of in _OF_ORIGIN.items() if last is not None and value_of(last)
+        ]
         known = [b"id", *_OF_ARTIFACT, *of_origin, *([b"scripts"] if zeroed else [])]
         digest = [_SHA256] if artifact.variant != REMOTE else []
         return [*digest, *(_PREFIX + part for part in known)]
@@ -162,8 +164,8 @@ class ExtendedAttributes:
         if part in (b"path", b"container"):
             last = self._last_origin(artifact, viewer)
             return None if last is None else _OF_ORIGIN[part](last) or None
-        told = _OF_ARTIFACT.get(part)
-        return None if told is None else told(artifact).encode()
+        value_of = _OF_ARTIFACT.get(part)
+        return None if value_of is None else value_of(artifact).encode()
 
     def _last_origin(self, artifact: Artifact, viewer: Viewer | None) -> OriginRecord | None:
         records = self._store.index.origins(artifact.ordinal)  # newest first

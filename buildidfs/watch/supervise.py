@@ -149,14 +149,14 @@ class SupervisedProgram:
         return found
 
     def _told(self) -> None:
-        while (told := self._inbox.receive()) is not None:
+        while (message := self._inbox.receive()) is not None:
             if self._process is None:
                 continue  # the last output of an ended process
-            if told.get("READY") == "1" and self.part.state == "starting":
+            if message.get("READY") == "1" and self.part.state == "starting":
                 log.info("%s: ready (pid %d)", self.program.name, self._process.pid)
                 self._change(state="running")
-            if "STATUS" in told:
-                self._change(status=told["STATUS"])
+            if "STATUS" in message:
+                self._change(status=message["STATUS"])
 
     def _said(self) -> None:
         """Pass on the output of the program, line by line."""

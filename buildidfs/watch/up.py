@@ -103,7 +103,7 @@ def start(
     def supervise(announce: Callable[[], None]) -> None:
         from buildidfs.watch.supervise import RETRY, Supervisor
 
-        def told() -> None:
+        def announce_ready() -> None:
             try:
                 announce()
             except BrokenPipeError:  # the waiting parent has given up
@@ -113,7 +113,7 @@ def start(
         # started.
         signal.signal(RETRY, signal.SIG_IGN)
         with Presence.only(root, UP, **facts) as known:
-            Supervisor(list(wanted), known, _environment(environ)).run(told)
+            Supervisor(list(wanted), known, _environment(environ)).run(announce_ready)
 
     if ready is not None:
         supervise(ready)

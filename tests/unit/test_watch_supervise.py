@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _RUNNER = """
 import json, os, sys
 from buildidfs import errors, log
-from buildidfs.watch.supervise import Program
+from buildidfs.watch.supervise import ProgramSpec
 from buildidfs.watch.supervise import Supervisor
 from buildidfs.backoff import Backoff
 from buildidfs.store.run_files import Presence
@@ -46,7 +46,7 @@ made = []
 for values in programs:
     argv = ("sh", "-c", values.pop("sh"))
     done = f"{root}/{values['name']}.cleaned"
-    made.append(Program(argv=argv, cleanup=lambda done=done: open(done, "x").close(), **values))
+    made.append(ProgramSpec(argv=argv, cleanup=lambda done=done: open(done, "x").close(), **values))
 with Presence.only(root, "up") as known:
     try:
         backoff = Backoff(**{"first": 0.5, "most": 60, **patience})

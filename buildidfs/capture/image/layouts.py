@@ -417,8 +417,8 @@ def _listed(files: DirectoryFiles, path: bytes) -> list[str]:
         return sorted(os.listdir(fd))
 
 
-def _split(digest: str, said: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _split(digest: str, references: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return names and digests; digests may be among the names: ``alpine@sha256:...``."""
-    names = tuple(name for name in said if "@" not in name)
-    others = (name.rpartition("@")[2] for name in said if "@" in name)
+    names = tuple(name for name in references if "@" not in name)
+    others = (name.rpartition("@")[2] for name in references if "@" in name)
     return names, tuple(dict.fromkeys((digest, *others)))

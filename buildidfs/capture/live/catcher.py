@@ -91,7 +91,7 @@ class Catcher:
         self._pollers: set[select.epoll] = set()
         self._lookouts: dict[Lookout, select.epoll] = {}
         self._settler = Settler(self._state)
-        self._said = Counts()
+        self._reported = Counts()
         self._silent = Silent((), 0)
 
     def begin(self) -> None:
@@ -149,9 +149,9 @@ class Catcher:
         with state.lock:
             self._tell_dropped()
             self._tell_silent()
-            if state.counts != self._said:
-                self._said = msgspec.structs.replace(state.counts)
-                self._outbox.put(self._said)
+            if state.counts != self._reported:
+                self._reported = msgspec.structs.replace(state.counts)
+                self._outbox.put(self._reported)
         self._outbox.flush()
 
     def _follow_cpus(self) -> None:

@@ -217,8 +217,8 @@ class CatcherState:
         """Report soon that a process generates code, once in a while because JIT compilers change
         their memory all the time.
         """
-        told = self._generated.get(pid)
-        if told is not None and time - told < _GENERATED_AGAIN_NS:
+        reported_ns = self._generated.get(pid)
+        if reported_ns is not None and time - reported_ns < _GENERATED_AGAIN_NS:
             return
         # The exit of a process removes its entry, unless the record of the exit was lost. To report
         # some processes twice costs less than to search for the dead ones.

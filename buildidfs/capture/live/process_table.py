@@ -185,9 +185,9 @@ class Tasks:
         for _ in range(most):
             if not self._ended or self._ended[0][0] >= now - _REMEMBERED_NS:
                 return
-            told, pid = self._ended.popleft()
+            ended_ns, pid = self._ended.popleft()
             process = self._processes.get(pid)
-            if process is not None and process.ended == told:
+            if process is not None and process.ended == ended_ns:
                 del self._processes[pid]
 
     def forget(self) -> None:

@@ -365,10 +365,10 @@ def _as_missing() -> contextlib.suppress:
     return contextlib.suppress(OSError, ValueError, Damaged)
 
 
-def _joined(said: Iterator[ContainerNames]) -> ContainerNames:
+def _joined(candidates: Iterator[ContainerNames]) -> ContainerNames:
     """Merge the records of one engine, until name and image are known."""
     found = NO_NAMES
-    for each in said:
+    for each in candidates:
         if each != NO_NAMES:
             found = ContainerNames(
                 found.name or each.name,

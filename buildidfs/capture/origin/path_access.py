@@ -91,12 +91,12 @@ class Root(msgspec.Struct, frozen=True):
 
 
 class _Ground(NamedTuple):
-    """A mount. ``told`` is True if its filesystem depends on a server, so that the mode bits may
-    not be all of its permissions; ``only`` is the only user who may enter, None for all.
+    """A mount. ``is_networked`` is True if its filesystem depends on a server, so that the mode
+    bits may not be all of its permissions; ``only`` is the only user who may enter, None for all.
     """
 
     mount: int | None
-    told: bool
+    is_networked: bool
     only: int | None
 
 
@@ -218,7 +218,7 @@ class Reach:
     def _is_there(self, parent: int, name: bytes, identity: FileIdentity, ground: _Ground) -> bool:
         """Return True if the file with ``name`` in a directory is the one with ``identity``."""
         try:
-            fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.told)
+            fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.is_networked)
         except OSError:
             return False
         with closing_fd(fd):
@@ -280,7 +280,7 @@ class Reach:
             barriers.update(found)
             for name in names:
                 # No link is followed: the path comes from the kernel and contains none.
-                at.replace(openat2.pin_entry(at.fd, name, ask=self._ask or not ground.told))
+                at.replace(openat2.pin_entry(at.fd, name, ask=self._ask or not ground.is_networked))
                 identity, ground, found = self._look(at.fd, ground, root)
                 barriers.update(found)
             way = _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns)
@@ -451,14 +451,14 @@ class Reach:
 
     def _ground(self, fd: int, identity: FileIdentity, mount: int | None, root: Root) -> _Ground:
         if not self._slow.is_slow(fd, identity, root.mnt_ns_id, root.user):
-            return _Ground(mount, told=False, only=None)
+            return _Ground(mount, is_networked=False, only=None)
         number = mounts.mount_id(fd)
         for found in proc_text.mounts_in(root.mountinfo()):
             if found.mount_id == number:
                 # Before Linux 6.11 only mountinfo shows that a filesystem is not a slow one.
                 stacked = found.fstype == b"overlay" and self._slow.is_users(root.user)
-                told = stacked or is_slow_type(found.fstype)
-                return _Ground(mount, told, self._mounter(found, root))
+                is_networked = stacked or is_slow_type(found.fstype)
+                return _Ground(mount, is_networked, self._mounter(found, root))
         raise OSError(errno.ENOENT, "not mounted where it was seen")
 
     def _mounter(self, mount: proc_text.MountInfo, root: Root) -> int | None:
@@ -481,7 +481,7 @@ class Reach:
 
         Raises OSError, ValueError.
         """
-        if ground.told:
+        if ground.is_networked:
             return mode if mode & _SEARCH == _SEARCH else mode & 0o700
         entries = file_ops.access_list(fd)
         return mode if entries is None else mode & posix_acl.certain_bits(entries)
@@ -490,7 +490,7 @@ class Reach:
         """Return the classes for which the read bits in the mode of a file hold for all members.
         Raises as `_searchers`.
         """
-        if ground.told:
+        if ground.is_networked:
             return EVERYBODY if mode & _READ == _READ else OWNER
         entries = file_ops.access_list(fd)
         if entries is None:

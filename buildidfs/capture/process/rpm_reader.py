@@ -68,13 +68,13 @@ class RpmReader:
         try:
             if self._process is None:
                 self._start()
-            said = self._answer(" ".join(path.hex() for path in paths).encode())
+            reply = self._answer(" ".join(path.hex() for path in paths).encode())
         except OSError:
-            said = b""
-        if not said.endswith(b"\n"):
+            reply = b""
+        if not reply.endswith(b"\n"):
             self._end()
             return UNKNOWN
-        name, _, version = said[:-1].partition(b"\t")
+        name, _, version = reply[:-1].partition(b"\t")
         return Package(shown(name), shown(version), "rpm") if name else UNKNOWN
 
     def _start(self) -> None:
@@ -104,15 +104,15 @@ class RpmReader:
         deadline = time.monotonic() + _ANSWER_S
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
-        said = b""
-        while not said.endswith(b"\n") and len(said) < _ANSWER_BYTES:
+        reply = b""
+        while not reply.endswith(b"\n") and len(reply) < _ANSWER_BYTES:
             if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
                 break
             piece = os.read(process.stdout.fileno(), _ANSWER_BYTES)
             if not piece:
                 break
-            said += piece
-        return said
+            reply += piece
+        return reply
 
     def _end(self) -> None:
         if self._process is not None:

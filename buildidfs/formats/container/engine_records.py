@@ -61,10 +61,10 @@ class RunImage(msgspec.Struct, frozen=True):
         return "\n".join(line for line in (oci.shown_name(self.name), self.digest) if line)
 
 
-def run_image(*said: str) -> RunImage:
+def run_image(*labels: str) -> RunImage:
     """Return the first known name and the first known ID in several records of an image."""
     name = digest = ""
-    for text in said:
+    for text in labels:
         found = _IMAGE_ID.fullmatch(text)
         if found is None:
             name = name or text
@@ -73,10 +73,11 @@ def run_image(*said: str) -> RunImage:
     return RunImage(name, digest)
 
 
-def _names(said: dict[str, str], image: RunImage, name: str = "") -> ContainerNames:
+def _names(labels: dict[str, str], image: RunImage, name: str = "") -> ContainerNames:
     """Return the names of a container from labels or annotations; the default is ``name``."""
     of_container, pod, namespace = (
-        oci.shown_name(next((said[key] for key in keys if said.get(key)), "")) for keys in _NAMED
+        oci.shown_name(next((labels[key] for key in keys if labels.get(key)), ""))
+        for keys in _NAMED
     )
     return ContainerNames(of_container or oci.shown_name(name), pod, namespace, str(image))
 

@@ -136,19 +136,19 @@ def parse(read_at: ReadAt, size: int) -> Core | None:
         return None
     layout, header = parsed
     note, memory = _segments(layout, header, FileBytes(head, read_at, size), read_at, size)
-    said = _Notes(layout) if note is None else _read_notes(layout, note, read_at, size)
-    files = said.files()
-    finder = _Modules(memory, said.auxiliary())
+    notes_read = _Notes(layout) if note is None else _read_notes(layout, note, read_at, size)
+    files = notes_read.files()
+    finder = _Modules(memory, notes_read.auxiliary())
     modules = finder.of_files(files) if files else finder.of_memory()
     return Core(
         layout.bits,
         layout.little_endian,
         header[1],
-        said.pid(),
-        said.name(),
-        said.arguments(),
-        said.signal(),
-        said.threads,
+        notes_read.pid(),
+        notes_read.name(),
+        notes_read.arguments(),
+        notes_read.signal(),
+        notes_read.threads,
         tuple(modules),
         max(memory.claimed, note.offset + note.size if note is not None else 0),
         finder.vdso_range,
@@ -478,12 +478,12 @@ class _Notes:
 
 def _read_notes(layout: ElfLayout, area: Segment, read_at: ReadAt, size: int) -> _Notes:
     """Walk over the notes; read the needed ones."""
-    said = _Notes(layout)
+    notes_read = _Notes(layout)
     for kind, offset, length in _walk(layout, area, read_at, size):
-        said.threads += kind == _NT_PRSTATUS
-        if kind in _MOST_OF and kind not in said.notes:
-            said.notes[kind] = read_at(offset, min(length, _MOST_OF[kind], size - offset))
-    return said
+        notes_read.threads += kind == _NT_PRSTATUS
+        if kind in _MOST_OF and kind not in notes_read.notes:
+            notes_read.notes[kind] = read_at(offset, min(length, _MOST_OF[kind], size - offset))
+    return notes_read
 
 
 def _walk(

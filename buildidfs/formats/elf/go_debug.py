@@ -183,8 +183,8 @@ class _Maker:
         if start >= end:
             return None
         note = build_id_note(self._layout, build_id)
-        noted = next((each for each in self._segments if each.kind == PT_NOTE), None)
-        address = noted.address if noted is not None else 0
+        segment = next((each for each in self._segments if each.kind == PT_NOTE), None)
+        address = segment.address if segment is not None else 0
         number, entry = len(self._kept) + 3, 24 if self._bits == 64 else 16
         local = len(symbols) // entry
         strings = names.contents()
@@ -193,9 +193,8 @@ class _Maker:
             strings += [dynamic.names, b"\0"]
         head = lines.header()
         return [
-            *self._kept,
-            NewSection(BUILD_ID, SHT_NOTE, [note], SHF_ALLOC if noted else 0, address, align=4),
-            NewSection(
+            *self._kept, NewSection(BUILD_ID, SHT_NOTE, [note], SHF_ALLOC if segment else 0,
+            address, align=4), NewSection(
                 b".symtab", SHT_SYMTAB, [symbols], link=number, info=local,
                 align=self._address.size, entry=entry,
             ),

@@ -166,8 +166,8 @@ class _Tables:
     def _new_form(self, cursor: Cursor, offsets: int) -> Iterator[LineFile]:
         directories: list[bytes] = []
         for entry in self._entries(cursor, offsets):
-            told = entry.get(_PATH)
-            directory = told if isinstance(told, bytes) else b""
+            recorded = entry.get(_PATH)
+            directory = recorded if isinstance(recorded, bytes) else b""
             if directories:
                 directory = _below(directories[0], directory)
                 self._count(directory)
@@ -186,8 +186,8 @@ class _Tables:
             if not formats:
                 raise Malformed
             entry = {kind: self._value(cursor, kind, form, offsets) for kind, form in formats}
-            told = entry.get(_PATH)
-            self._count(told if isinstance(told, bytes) else b"")
+            recorded = entry.get(_PATH)
+            self._count(recorded if isinstance(recorded, bytes) else b"")
             yield entry
 
     def _value(self, cursor: Cursor, kind: int, form: int, offsets: int) -> bytes | int:

@@ -175,11 +175,11 @@ def _read(content: bytes) -> UploadedFiles:
     """Return the answer of the process that reads an upload."""
     try:
         with tempfile.TemporaryDirectory(prefix="buildidfs-drop.") as directory:
-            said = _answer(content, directory)
+            reply = _answer(content, directory)
     except OSError as error:
         return UploadedFiles(error=f"the file cannot be read: {error.strerror}")
     try:
-        return msgspec.json.decode(said, type=UploadedFiles)
+        return msgspec.json.decode(reply, type=UploadedFiles)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return UploadedFiles(error="the file takes too much time or memory to read")
 
@@ -204,26 +204,26 @@ def _answer(content: bytes, directory: str) -> bytes:
             end_with_us=signal.SIGKILL,
         )
     try:
-        return _said(process)
+        return _reply_of(process)
     finally:
         process.end(_GRACE_S)
 
 
-def _said(process: Child) -> bytes:
+def _reply_of(process: Child) -> bytes:
     """Return the output of the process until it ends, or until its time is over."""
     assert process.stdout is not None
     deadline = time.monotonic() + _LIMIT_S
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    said = b""
-    while len(said) < _MOST_REPLY:
+    reply = b""
+    while len(reply) < _MOST_REPLY:
         if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
             return b""
         piece = os.read(process.stdout.fileno(), 1 << 16)
         if not piece:
             break
-        said += piece
-    return said
+        reply += piece
+    return reply
 
 
 # --- in a process of its own ---------------------------------------------------------------------

@@ -135,7 +135,7 @@ class Containers:
         container = self._store.containers.get(number)
         if container is None or which >= len(_TEXTS):
             return b""
-        return _told(container)[_TEXTS[which]]
+        return _texts_of(container)[_TEXTS[which]]
 
     # --- containers/<name>/root/… ----------------------------------------------------------
 
@@ -390,7 +390,7 @@ def _is_loader(entry: ContainerEntry) -> bool:
     return entry.kind == Kind.EXECUTABLE and entry.name.startswith((b"ld-", b"ld64", b"ld.so"))
 
 
-def _told(container: CapturedContainer) -> dict[bytes, bytes]:
+def _texts_of(container: CapturedContainer) -> dict[bytes, bytes]:
     """Return the texts of the files about a container, by name."""
     lines = {
         b"id": container.id,
