@@ -384,6 +384,18 @@ def test_lines_of_a_document_are_short(path: Path) -> None:
     assert [(number, line) for number, line in lines if len(line) > 100] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("README.md", 13_000), ("SECURITY.md", 20_000), ("ARCHITECTURE.md", 28_000)]
+)
+def test_page_that_everybody_reads_is_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_bytes()) <= most, "move details to a page in docs"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_manual_page_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 1_200
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_document_names_a_place_of_its_author(path: Path) -> None:
     # What is written for others names places that every system has, or that we make.
