@@ -359,6 +359,7 @@ int main(int argc, char **argv)
 """
 
 
+@pytest.mark.watch  # another watch would compete for the processors
 def test_two_thousand_processes(catches: Catches, program: Program, marker: Path) -> None:
     """Each runs a path of its own, as fast as two at a time can be started."""
     starter = compiled(marker.with_name("starter"), _STARTING)
@@ -411,6 +412,7 @@ def resident(pid: int) -> int:
     return int(text.partition("VmRSS:")[2].split()[0]) << 10
 
 
+@pytest.mark.watch  # another watch would compete for the processors
 @pytest.mark.host
 def test_nobody_takes_what_it_sends(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded, and nothing but bytes is given up: what it was is told for each file."""
@@ -462,6 +464,7 @@ def test_nobody_takes_what_it_sends(marker: Path, monkeypatch: pytest.MonkeyPatc
         assert catches.ended == []
 
 
+@pytest.mark.watch  # another watch would compete for the processors
 def test_more_events_than_there_is_room_for(
     catches: Catches, program: Program, marker: Path
 ) -> None:
