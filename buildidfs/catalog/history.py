@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from buildidfs import names
-from buildidfs.answers import path_fields, utf8
+from buildidfs.answers import InContainer, path_fields, utf8
 from buildidfs.capture.origin import container
 from buildidfs.catalog import containers
 from buildidfs.formats.container import cgroup
@@ -58,6 +58,21 @@ class SightedPath(msgspec.Struct):
     def state(self) -> str:
         """Return ``held``, ``removed`` or ``missing``."""
         return "held" if self.held else "missing" if self.removed is None else "removed"
+
+
+class SeenPlace(InContainer, frozen=True, kw_only=True):
+    """A build ID at a path of the machine ``host``; a row of ``which`` and ``where``.
+
+    ``held`` is True if the store has bytes of it; ``removed`` is the time at which a limit removed
+    them. Times are Unix time in seconds.
+    """
+
+    build_id: str
+    host: str
+    held: bool
+    removed: int | None
+    first_seen: float
+    last_seen: float
 
 
 def at_path(

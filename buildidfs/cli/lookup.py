@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from buildidfs.answers import Facts, PrivateVariant
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper
-    from buildidfs.catalog.history import SightedPath
+    from buildidfs.catalog.history import SeenPlace, SightedPath
     from buildidfs.watch import running
+    from buildidfs.watch.running import MappedFile
 
 
 def _package(row: Mapper) -> str | None:
@@ -123,17 +124,19 @@ def _print_places(places: list[SightedPath], layout: table.TableOptions, names: 
     layout.print(columns, places, partial(_place_fields, names))
 
 
-def _place_fields(names: Names, place: SightedPath) -> dict[str, object]:
-    return {
-        "build_id": place.build_id.hex(),
+def _place_fields(names: Names, place: SightedPath) -> SeenPlace:
+    from buildidfs.catalog.history import SeenPlace
+
+    return SeenPlace(
         **path_fields(place.path),
         **names.fields(place.container, place.cgroup),
-        "host": place.host,
-        "held": place.held,
-        "removed": None if place.removed is None else place.removed.time,
-        "first_seen": place.first_seen_ns / 1e9,
-        "last_seen": place.last_seen_ns / 1e9,
-    }
+        build_id=place.build_id.hex(),
+        host=place.host,
+        held=place.held,
+        removed=None if place.removed is None else place.removed.time,
+        first_seen=place.first_seen_ns / 1e9,
+        last_seen=place.last_seen_ns / 1e9,
+    )
 
 
 @click.command(
@@ -224,17 +227,19 @@ def _print_mappers(
     return _report_refused(refused)
 
 
-def _mapper_fields(names: Names, mapper: Mapper) -> dict[str, object]:
-    return {
-        "build_id": mapper.build_id.hex(),
-        "pid": mapper.pid,
-        "comm": mapper.comm.decode("utf-8", "replace"),
-        **names.fields(mapper.container, mapper.cgroup),
+def _mapper_fields(names: Names, mapper: Mapper) -> MappedFile:
+    from buildidfs.watch.running import MappedFile
+
+    return MappedFile(
         **path_fields(mapper.path),
-        "deleted": mapper.deleted,
-        "package": mapper.package.name or None,
-        "package_version": mapper.package.version or None,
-    }
+        **names.fields(mapper.container, mapper.cgroup),
+        build_id=mapper.build_id.hex(),
+        pid=mapper.pid,
+        comm=mapper.comm.decode("utf-8", "replace"),
+        deleted=mapper.deleted,
+        package=mapper.package.name or None,
+        package_version=mapper.package.version or None,
+    )
 
 
 _NAMED: Final = 4

@@ -33,6 +33,7 @@ from buildidfs.cli.output import (
 from buildidfs.cli.table import Cell, Column, ago
 from buildidfs.cli.watch import MODES, one_line
 from buildidfs.errors import Interrupted
+from buildidfs.linux import machine, sandbox_helper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ _TRY = """
 Try:
     ls {0}
     gdb -iex 'set debug-file-directory {0}/debug' -c CORE
-    perf record --buildid-mmap -a -- sleep 10
+    {1} -a -- sleep 10
     perf --buildid-dir {0}/perf report"""
 _COLOURS = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _LOST = 5  # evicted blobs that are named
@@ -222,7 +223,7 @@ def _report_up(session: Session, *, is_new: bool) -> int:
             click.echo(f"{mode} (pid {programs[WATCH].pid}){left}.")
         if report.runs(MOUNT):
             click.echo(f"Mounted at {point} (pid {programs[MOUNT].pid}).")
-            click.echo(_TRY.format(point))
+            click.echo(_TRY.format(point, machine.perf_record()))
         if report.runs(SERVE):
             where = session.settings.serve.listen
             click.echo(f"Serving at {where} (pid {programs[SERVE].pid}).")
@@ -422,6 +423,8 @@ def _sentences(each: Process) -> list[str]:
         clauses.append(f"last failure: {_shown(each.reason)}")
     if point := each.raw_mountpoint:
         clauses.append(f"at {printable(point)}")
+    if each.role == "serve" and not sandbox_helper.landlock_version():
+        clauses.append("symbolizers are confined less, because the kernel has no Landlock")
     return [*clauses, *_facts(each.own_facts)]
 
 

@@ -25,6 +25,8 @@ from buildidfs.cli.output import json_line, moment, one_line, printable, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import msgspec
+
     from buildidfs.model import Kind
 
 Row = TypeVar("Row")
@@ -179,7 +181,7 @@ class TableOptions:
         self,
         columns: Sequence[Column[Row]],
         rows: Iterable[Row],
-        fields: Callable[[Row], Mapping[str, object]] | None = None,
+        fields: Callable[[Row], Mapping[str, object] | msgspec.Struct] | None = None,
         *,
         most: int = 0,
         more: str = "--limit",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import threading
 from typing import Final, Literal, NamedTuple
 
@@ -163,3 +164,14 @@ def _inode(path: str) -> int:
         return os.stat(path).st_ino
     except OSError:
         return 0
+
+
+def perf_record(release: str | None = None) -> str:
+    """Return the words that record a profile with build IDs on a kernel, by default this one.
+
+    Before Linux 5.12 the kernel puts none into its records, and perf refuses ``--buildid-mmap``.
+    """
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release if release is None else release)
+    if found is not None and (int(found[1]), int(found[2])) < (5, 12):
+        return "perf record"
+    return "perf record --buildid-mmap"

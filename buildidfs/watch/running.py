@@ -8,6 +8,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from buildidfs.answers import InContainer
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container_names
 from buildidfs.capture.origin.container import fits
@@ -44,6 +45,21 @@ class MappingFilter(NamedTuple):
         lost = " that was deleted" if self.deleted else ""
         inside = "" if self.container is None else f" in container {self.container}"
         return f"{what}{where}{lost}{inside}"
+
+
+class MappedFile(InContainer, frozen=True, kw_only=True):
+    """A file that a running process has mapped; a row of ``where --live``.
+
+    ``deleted`` is True if the path does not lead to the file any more: then ``package`` and
+    ``package_version`` are those of the file that has its path now.
+    """
+
+    build_id: str
+    pid: int
+    comm: str
+    deleted: bool
+    package: str | None
+    package_version: str | None
 
 
 def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[Mapper], list[Unreadable]]:

@@ -206,3 +206,11 @@ def test_a_user_opens_files_as_that_user_only() -> None:
             return "changed"
 
     assert in_a_child(change) == "EPERM"
+
+
+def test_remedy_for_hidden_addresses_is_no_capability_that_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for held, remedy in (("CAP_SYSLOG", "kptr_restrict=1"), ("CAP_CHOWN", "CAP_SYSLOG")):
+        monkeypatch.setattr(credentials, "effective_capabilities", lambda held=held: {held})
+        assert remedy in credentials.remedy_for_hidden_addresses()

@@ -67,3 +67,17 @@ def test_other_pid_namespaces() -> None:
     assert _said(*enter, "--mount-proc")[0] == "own"
     assert _said(*enter)[0] == "foreign"
     assert _said()[0] == "all"
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("5.10.0-46-amd64", "perf record"),
+        ("4.19.0", "perf record"),
+        ("5.12.1", "perf record --buildid-mmap"),
+        ("6.1.0-30-cloud", "perf record --buildid-mmap"),
+        ("unknown", "perf record --buildid-mmap"),
+    ],
+)
+def test_perf_of_an_old_kernel_cannot_record_build_ids(release: str, words: str) -> None:
+    assert machine.perf_record(release) == words
