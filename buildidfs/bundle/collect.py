@@ -223,7 +223,7 @@ def create(
     """
     done = total = 0
 
-    def tell(size: int) -> None:
+    def report_progress(size: int) -> None:
         nonlocal done
         done += size
         if progress is not None:
@@ -250,13 +250,20 @@ def create(
         total = sum(each.size for each in manifest.items) + sum(each.size or 0 for each in named)
         if isinstance(output, int):
             try:
-                write_bundle(store, manifest, given, output, sources=listed.fileno(), progress=tell)
+                write_bundle(
+                    store,
+                    manifest,
+                    given,
+                    output,
+                    sources=listed.fileno(),
+                    progress=report_progress,
+                )
             except BrokenPipeError:
                 raise
             except OSError as error:
                 raise UsageError(f"cannot write the output: {error.strerror}") from error
             return manifest, 0
-        kept = _write_file(store, manifest, given, listed.fileno(), output, tell)
+        kept = _write_file(store, manifest, given, listed.fileno(), output, report_progress)
     return manifest, kept
 
 

@@ -116,7 +116,7 @@ def bundle(
     if json_:
         json_line(_as_json(manifest, kept, inputs))
     elif not session.is_quiet:
-        _tell(manifest)
+        _print_manifest(manifest)
     return _report_lacking(session, manifest, inputs, len(wanted))
 
 
@@ -199,7 +199,7 @@ def _of_sources(manifest: Manifest) -> str:
     return f", a list of {counted(listed.files, 'source file')}{lacking}"
 
 
-def _tell(manifest: Manifest) -> None:
+def _print_manifest(manifest: Manifest) -> None:
     ids = {item.build_id for item in manifest.items}
     blobs = {item.sha256: item.size for item in manifest.items}
     terminal.print_text(

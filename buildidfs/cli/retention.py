@@ -265,7 +265,7 @@ _IDS: Final = Cell(
 )
 _FATE: Final = Cell(str, str, colour=lambda fate: "red" if fate == "remove" else None)
 _CHOICES: Final[tuple[Column[Choice], ...]] = (
-    Column("fate", "FATE", lambda row: "remove" if row.goes else "keep", _FATE),
+    Column("fate", "FATE", lambda row: "remove" if row.is_evicted else "keep", _FATE),
     Column("build_ids", "BUILD ID", lambda row: row.candidate.build_ids, _IDS),
     Column("kinds", "KINDS", lambda row: row.candidate.kinds, table.KINDS, 100),
     Column("size", "SIZE", lambda row: row.candidate.size, table.SIZE),
@@ -422,7 +422,7 @@ def _prune(
     from buildidfs.ingest import upkeep
 
     policy = upkeep.policy(settings, store.path)
-    pruning = upkeep.Pruning(store, policy, dry_run=dry_run, stays=verbose)
+    pruning = upkeep.Pruning(store, policy, dry_run=dry_run, with_kept=verbose)
     reasons: dict[str, list[int]] = {}
     choices = _tallied(pruning.choices(), reasons)
     if layout.is_json or not session.is_quiet:
@@ -454,7 +454,7 @@ def _prune(
 def _tallied(choices: Iterator[Choice], reasons: dict[str, list[int]]) -> Iterator[Choice]:
     """Yield the same choices, and count the removed blobs and bytes by reason."""
     for choice in choices:
-        if choice.goes:
+        if choice.is_evicted:
             tally = reasons.setdefault(choice.why, [0, 0])
             tally[0] += 1
             tally[1] += choice.candidate.size
@@ -469,7 +469,7 @@ def _choice_fields(choice: Choice) -> dict[str, object]:
         "sha256": what.digest.hex(),
         "stored_bytes": what.size,
         "last_used": what.used,
-        "goes": choice.goes,
+        "goes": choice.is_evicted,
         "why": choice.why.encode(errors="surrogateescape").decode(errors="replace"),
         **path_fields(choice.path),
     }

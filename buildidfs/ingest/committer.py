@@ -388,7 +388,7 @@ class Trouble:
         self.announce = announce
         self._counters = counters
         self._reported_at: dict[type, float] = {}
-        self._tell_end = False
+        self._report_end = False
         self._bytes = self._rows = False
         self._row_attempts = Attempts(ROW_DELAYS)
         self._lost = False
@@ -419,7 +419,7 @@ class Trouble:
             counters.store_full_since = time.time()
         if now - self._reported_at.get(type(error), -math.inf) > _REPORT_EVERY_S:
             self._reported_at[type(error)] = now
-            self._tell_end = True
+            self._report_end = True
             _log.warning("%s; trying again until it can be written", error)
 
     def passed(self, *, rows: bool = False) -> None:
@@ -446,8 +446,8 @@ class Trouble:
     def _over(self) -> None:
         counters = self._counters
         counters.store_error, counters.store_full_since = "", 0.0
-        if self._tell_end:
-            self._tell_end = False
+        if self._report_end:
+            self._report_end = False
             _log.warning("the store can be written again")
         if not self._lost:
             return

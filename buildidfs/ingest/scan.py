@@ -220,17 +220,17 @@ class Scan(Pipeline):
 
     def _capture(self, job: Job) -> Staging:
         """Stage one file, and close it unless it has to wait for room or rest."""
-        stays = False
+        is_kept_open = False
         try:
             return super()._capture(job)
         except TooEarly:
-            stays = True
+            is_kept_open = True
             raise
         except StoreFull:
-            stays = self._most_staged is not None
+            is_kept_open = self._most_staged is not None
             raise
         finally:
-            if not stays:
+            if not is_kept_open:
                 _close(job)
 
     def _captured(self, job: Job, capture: NewCapture, outcome: Outcome) -> None:
@@ -243,7 +243,7 @@ class Scan(Pipeline):
 
     def _gone(self, job: Job, build_id: BuildId) -> None:
         for each in self._finished(job):
-            if self._store.can_be_had(each.sighting.origin):
+            if self._store.recapturable_place(each.sighting.origin):
                 self._noted([each], build_id)
             else:
                 self._removed(each.sighting)
@@ -291,7 +291,7 @@ class Scan(Pipeline):
     def _forgotten(self, sighting: Sighting) -> None:
         self._count(held=-1)
         # it was removed to make room, according to the journal
-        if self._store.can_be_had(sighting.origin):
+        if self._store.recapturable_place(sighting.origin):
             self._count(noted=1, noted_bytes=sighting.origin.identity.size)
         else:
             self._removed(sighting)

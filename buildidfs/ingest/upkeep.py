@@ -207,29 +207,29 @@ class Pruning:
     """One removal of the blobs that exceed the limits of a store.
 
     ``blobs`` and ``freed`` (bytes on disk) count the removed blobs, or with ``dry_run`` those that
-    would be removed. With ``stays``, the choices include the kept blobs.
+    would be removed. With ``with_kept``, the choices include the kept blobs.
     """
 
-    def __init__(self, store: Store, policy: Policy, *, dry_run: bool, stays: bool) -> None:
+    def __init__(self, store: Store, policy: Policy, *, dry_run: bool, with_kept: bool) -> None:
         self._store = store
         self._policy = policy
         self._dry_run = dry_run
-        self._stays = stays
+        self._with_kept = with_kept
         self.blobs = self.freed = 0
 
     def choices(self) -> Iterator[Choice]:
         """Yield each blob with its decision, after this was carried out. Raises `StoreError`."""
         if not self._dry_run:
             self._store.fold_uses()
-        plan = self._store.plan(self._policy, altlinks(self._store), stays=self._stays)
+        plan = self._store.plan(self._policy, altlinks(self._store), with_kept=self._with_kept)
         for choice in plan if self._dry_run else self._removing(plan):
-            self.blobs += choice.goes
-            self.freed += choice.candidate.size if choice.goes else 0
+            self.blobs += choice.is_evicted
+            self.freed += choice.candidate.size if choice.is_evicted else 0
             yield choice
 
     def _removing(self, plan: Iterator[Choice]) -> Iterator[Choice]:
         while batch := list(islice(plan, _REMOVED_AT_ONCE)):
-            self._store.remove_chosen([each for each in batch if each.goes])
+            self._store.remove_chosen([each for each in batch if each.is_evicted])
             yield from batch
 
     def exceeded(self) -> dict[str, int]:

@@ -77,17 +77,17 @@ def main(words: Sequence[str]) -> None:
     try:
         _settle_streams()
         for note in confine(parent, (memory, addresses, seconds), reads, step):
-            _tell(report, NOTE, note)
-        _tell(report, READY, "")
+            _report(report, NOTE, note)
+        _report(report, READY, "")
         kind, step[0] = RUN, f"run {argv[0]}"
         os.execve(argv[0], argv, dict(zip(pairs[::2], pairs[1::2], strict=True)))
     except OSError as error:
-        _tell(report, kind, f"{error.errno or errno.EIO} {step[0]}")
+        _report(report, kind, f"{error.errno or errno.EIO} {step[0]}")
     finally:
         os._exit(1)
 
 
-def _tell(report: int, kind: str, text: str) -> None:
+def _report(report: int, kind: str, text: str) -> None:
     os.write(report, f"{kind} {text}\n".encode("utf-8", "backslashreplace"))
 
 

@@ -99,7 +99,7 @@ def _leave(work: Work, writing: int, log_file: str | None) -> NoReturn:
 def _run(work: Work, writing: int, log_file: str | None) -> int:
     pending = [writing]
 
-    def tell(text: bytes) -> None:
+    def announce(text: bytes) -> None:
         while pending:
             fd = pending.pop()
             os.write(fd, text)
@@ -107,14 +107,14 @@ def _run(work: Work, writing: int, log_file: str | None) -> int:
 
     try:
         _redirect(log_file)
-        work(lambda: tell(_READY))
+        work(lambda: announce(_READY))
     except errors.BuildIdFsError as error:
         if not pending:
             log.error("%s", error)  # the parent is gone
-        tell(f"{type(error).__name__}\n{error}".encode(errors="surrogateescape"))
+        announce(f"{type(error).__name__}\n{error}".encode(errors="surrogateescape"))
         raise
     except BaseException as error:
-        tell(f"BuildIdFsError\n{type(error).__name__}: {error}".encode(errors="replace"))
+        announce(f"BuildIdFsError\n{type(error).__name__}: {error}".encode(errors="replace"))
         raise
     return 0
 

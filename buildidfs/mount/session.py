@@ -97,12 +97,12 @@ def run(
         def counts() -> dict[str, int]:
             return {} if loop.requests is None else {"requests": loop.requests}
 
-        def tell() -> None:
+        def announce() -> None:
             for each in presence:
                 each.update(**counts())
 
         try:
-            trio.run(_serve, point, device, options.read_ahead_kib, answering, tell, store)
+            trio.run(_serve, point, device, options.read_ahead_kib, answering, announce, store)
         except BaseExceptionGroup as group:
             raise MountError(f"serving {os.fsdecode(point)} failed: {_first(group)}") from group
     log.info("%s is unmounted", os.fsdecode(options.mountpoint))
@@ -166,13 +166,13 @@ async def _serve(
     device: tuple[int, int] | None,
     read_ahead_kib: int,
     ready: Callable[[], None],
-    tell: Callable[[], None],
+    announce: Callable[[], None],
     store: Store,
 ) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, point, device)
         nursery.start_soon(_record_uses, store)
-        nursery.start_soon(_keep_telling, tell)
+        nursery.start_soon(_keep_telling, announce)
         nursery.start_soon(_announce, point, read_ahead_kib, ready)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
@@ -202,10 +202,10 @@ async def _record_uses(store: Store) -> None:
         await trio.to_thread.run_sync(store.flush_uses)
 
 
-async def _keep_telling(tell: Callable[[], None]) -> None:
+async def _keep_telling(announce: Callable[[], None]) -> None:
     while True:
         await trio.sleep(_TELL_S)
-        tell()
+        announce()
 
 
 async def _stop_on_signal(

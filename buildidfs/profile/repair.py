@@ -235,12 +235,12 @@ class _Writer:
 
     def _pipe(self) -> None:
         """Write a profile for a pipe: the table precedes the first record of the kernel."""
-        is_told = False
+        is_reported = False
         order = self._order
         for number, raw, part in self._records():
-            if raw.kind < _OWN and not is_told:
+            if raw.kind < _OWN and not is_reported:
                 self._put(headers.build_id_feature(self._renaming.table(), order))
-                is_told = True
+                is_reported = True
             if raw.kind == records.HEADER_BUILD_ID:
                 continue
             if raw.kind == records.HEADER_FEATURE and raw.size >= _FEATURE_LEAST:

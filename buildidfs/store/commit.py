@@ -58,9 +58,9 @@ class _Batch:
         """
         for new in self.captures:
             if isinstance(new.content, Staged) and new in self:
-                from buildidfs.store.retention.recapture import can_be_had
+                from buildidfs.store.retention.recapture import recapturable_place
 
-                if can_be_had(self._env, new.sighting.origin):
+                if recapturable_place(self._env, new.sighting.origin):
                     self._dropped.add(id(new))
                     new.content.close()
 

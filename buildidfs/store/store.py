@@ -330,11 +330,13 @@ class Store:
         self._make_keeper = make
         self._keeper = make() if always else None
 
-    def plan(self, policy: Policy, altlinks: AltLinks, *, stays: bool = False) -> Iterator[Choice]:
-        """Yield the blobs a policy would remove, in order; then, with ``stays``, the kept ones."""
+    def plan(
+        self, policy: Policy, altlinks: AltLinks, *, with_kept: bool = False
+    ) -> Iterator[Choice]:
+        """Yield the blobs a policy would remove, in order; ``with_kept`` adds the kept ones."""
         from buildidfs.store.retention import eviction
 
-        return eviction.plan(self._opened(), self._files, policy, altlinks, stays=stays)
+        return eviction.plan(self._opened(), self._files, policy, altlinks, with_kept=with_kept)
 
     def remove_chosen(self, chosen: Sequence[Choice]) -> RemovalResult:
         """Remove blobs of a plan as `remove` does, and write into the journal that a limit has
@@ -362,13 +364,13 @@ class Store:
         with env.read() as txn:
             return tally.load(env, txn)
 
-    def can_be_had(self, origin: Origin) -> str:
+    def recapturable_place(self, origin: Origin) -> str:
         """Return the place at which the host still has the file of an origin; empty if it may be
         gone.
         """
         from buildidfs.store.retention import recapture
 
-        return recapture.can_be_had(self._opened(), origin)
+        return recapture.recapturable_place(self._opened(), origin)
 
     def enforce(self) -> None:
         """Remove the blobs that the policy given to `retain` does not allow to stay. Raises

@@ -172,7 +172,7 @@ class Live(Pipeline):
         for item in gone:
             pending, reason = item.pending, item.reason
             if pending.noted:
-                if self._store.can_be_had(pending.sighting.origin):
+                if self._store.recapturable_place(pending.sighting.origin):
                     self._count(noted=1)
                     continue
                 reason = "there was no room, and it was deleted before the next look"
@@ -402,7 +402,7 @@ class Live(Pipeline):
         """Count a file whose bytes were removed to make room: the file is not a loss while it is
         recapturable.
         """
-        if self._store.can_be_had(sighting.origin):
+        if self._store.recapturable_place(sighting.origin):
             self._count(noted=1)
         else:
             self._listener.failed(sighting, "the store has forgotten it")

@@ -17,7 +17,7 @@ import pytest
 from buildidfs.capture.live.grabber import CatcherState, Lookout, end_now
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Generated, Message
-from buildidfs.capture.live.recent_files import Met
+from buildidfs.capture.live.recent_files import RecentFiles
 from buildidfs.capture.origin.file_users import NOBODY
 from buildidfs.formats.perf.records import ExecutableMemory, Exited, Mapped
 from buildidfs.formats.proc_text import mappings_in
@@ -153,7 +153,7 @@ def test_user_of_the_host_with_many_compilers_uses_up_a_share(
 
 def lookout_of(state: CatcherState, home: Home) -> Lookout:
     """A lookout after ``userfs.UID`` and users whose processes are gone used up their shares."""
-    state.met = Met()
+    state.recent = RecentFiles()
     for user in (userfs.UID, NOBODY):
         while state.shares.admit(of_user(user)):
             pass

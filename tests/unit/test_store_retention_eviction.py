@@ -674,8 +674,8 @@ def test_a_plan_says_why(store: Store, tmp_path: Path) -> None:
     store.pin([_id(3)], b"/srv/perf.data")
     _add(store, 5)
     policy = msgspec.structs.replace(_room_for(store, -1.9), max_age=48 * DAY, min_age=DAY)
-    plan = list(store.plan(policy, lambda digest: None, stays=True))
-    said = [(int(each.candidate.build_ids[0]), each.goes, each.why) for each in plan]
+    plan = list(store.plan(policy, lambda digest: None, with_kept=True))
+    said = [(int(each.candidate.build_ids[0]), each.is_evicted, each.why) for each in plan]
     assert said == [
         (1, True, "max-age"),
         (2, True, "max-size; this host has it"),
@@ -687,7 +687,7 @@ def test_a_plan_says_why(store: Store, tmp_path: Path) -> None:
     assert SIZE <= plan[1].candidate.size < SIZE + 16384
     assert len(_ids(store)) == 5
     plan = list(store.plan(policy, lambda digest: None))
-    assert [each.goes for each in plan] == [True, True]
+    assert [each.is_evicted for each in plan] == [True, True]
 
 
 def test_store_follows_the_plan(store: Store, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from buildidfs.capture.live.protocol import (
     Refused,
     Silent,
 )
-from buildidfs.capture.live.recent_files import Met
+from buildidfs.capture.live.recent_files import RecentFiles
 from buildidfs.capture.live.touches import Touches
 from buildidfs.capture.process.gate import MOST, STUCK_S
 from buildidfs.errors import CapabilityError
@@ -87,7 +87,7 @@ class Catcher:
         program, self._refusal = first_touch.start(cgroup_fd)
         self._rings = Rings(program, cgroup_fd=cgroup_fd)
         touches = None if program is None else Touches(program)
-        self._state = CatcherState(self._rings, self._outbox, Met(), touches)
+        self._state = CatcherState(self._rings, self._outbox, RecentFiles(), touches)
         self._pollers: set[select.epoll] = set()
         self._lookouts: dict[Lookout, select.epoll] = {}
         self._settler = Settler(self._state)
@@ -261,7 +261,7 @@ class Catcher:
             message, _ = received
             if isinstance(message, protocol.Forget):
                 with self._state.lock:
-                    self._state.met.forget(message.keys)
+                    self._state.recent.forget(message.keys)
                     self._state.files.forget(message.keys)
                 if self._state.touches is not None:
                     self._state.touches.forget(message.keys)

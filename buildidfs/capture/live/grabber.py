@@ -30,7 +30,7 @@ from buildidfs.capture.live.first_touch import decode_touch
 from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces, found_here
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
-from buildidfs.capture.live.recent_files import HostFiles, Met, file_key, place_key
+from buildidfs.capture.live.recent_files import HostFiles, RecentFiles, file_key, place_key
 from buildidfs.capture.origin.file_users import NOBODY, FileUsers, known_user, user_of_process
 from buildidfs.capture.process.gate import (
     MOST_OF_AN_OWNER,
@@ -140,21 +140,21 @@ class CatcherState:
     """The state that the threads of the catcher share.
 
     ``lock`` guards all of it except ``outbox``, ``closer``, ``host``, ``grips`` (the pinned files,
-    and None at the end), ``files``, ``shares``, ``users``, ``held``, lookups in ``met``
+    and None at the end), ``files``, ``shares``, ``users``, ``held``, lookups in ``recent``
     and ``sent``, and methods that say so. Each mapping waits for it, so no thread holds it for
-    long. ``host`` is the mount namespace of the host. ``met`` has the files that were sent, by
+    long. ``host`` is the mount namespace of the host. ``recent`` has the files that were sent, by
     place, and ``sent`` has them without their place. At most ``most_waiting`` files wait until they
     are sent.
     """
 
     def __init__(
-        self, rings: Rings, outbox: Outbox, met: Met, touches: Touches | None = None
+        self, rings: Rings, outbox: Outbox, recent: RecentFiles, touches: Touches | None = None
     ) -> None:
         self.lock = threading.Lock()
         self.rings = rings
         self.outbox = outbox
-        self.met = met
-        self.sent = Met()
+        self.recent = recent
+        self.sent = RecentFiles()
         self.touches = touches
         self.host = namespaces.initial().mnt
         # The other descriptors are for lookups and for the rings.
@@ -520,7 +520,7 @@ class Lookout:
         file = file_key(identity)
         if home.is_known:
             key = place_key(home.mnt_ns_id, file, record.path)
-            if key in self._state.met:
+            if key in self._state.recent:
                 self._recognise(record, home, identity.ctime_ns, key)
                 if _TRACES:
                     _trace(record, "known")
@@ -564,7 +564,7 @@ class Lookout:
             try:
                 if fd >= 0:
                     identity = statx.identity(fd, ask=False)
-                    if place_key(home.mnt_ns_id, file_key(identity), record.path) in state.met:
+                    if place_key(home.mnt_ns_id, file_key(identity), record.path) in state.recent:
                         if _TRACES:
                             _trace(record, "known")
                         return -1

@@ -119,7 +119,7 @@ class Settler:
             self._miss(record, home, failed)
             return
         key = place_key(home.mnt_ns_id, file_key(identity), record.path)
-        if key in self._state.met:
+        if key in self._state.recent:
             _log.debug("%s: known, pid %d", record.path, record.pid)
             self._done.append(fd)
         else:
@@ -172,7 +172,7 @@ class Settler:
                 state.sent.add(file_key(identity))
                 # An unknown mount namespace cannot be recognised later.
                 if home.is_known:
-                    state.met.add(key)
+                    state.recent.add(key)
             else:
                 state.counts.unpinned += 1
                 if build_id is None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounded memory of files that were sent: files that were not mapped lately are forgotten.
 
-`Met` recognises files by their identity and place. `HostFiles` recognises files of the host by
-their path, without looking into the process. A host mostly runs the same few files in places where
-only root can change files, and statx on a path takes a fifth of the time of statx on a process that
-has just begun. If the inode is that of the mapping, the path leads to the mapped file; if the times
-are the same, the file did not change.
+`RecentFiles` recognises files by their identity and place. `HostFiles` recognises files of the host
+by their path, without looking into the process. A host mostly runs the same few files in places
+where only root can change files, and statx on a path takes a fifth of the time of statx on a
+process that has just begun. If the inode is that of the mapping, the path leads to the mapped file;
+if the times are the same, the file did not change.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def place_key(mnt_ns_id: int, file: bytes, path: bytes) -> bytes:
     return fingerprint(_PLACE.pack(mnt_ns_id) + file + path)
 
 
-class Met:
+class RecentFiles:
     """Keys of files that were sent, in two generations. When the younger one is full, the older
     one is forgotten.
 

@@ -203,9 +203,9 @@ class _Scan:
         self._ways = ways
         self._vdso = VdsoFinder(memo, host, initial)
         self._met: set[_FileKey] = set()
-        self._met_names: set[tuple[int, str, bytes]] = set()
+        self._seen_names: set[tuple[int, str, bytes]] = set()
         self._failed: FairTable[_FileKey, Unreadable] = FairTable(_MOST_FAILED)
-        self._met_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
+        self._seen_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
         self._own_mounts = mounts.own_mount_devices(mounts.mountinfo())
         self._devices = Devices()
         self._slow_namespaces: set[int] = set()
@@ -344,10 +344,10 @@ class _Scan:
             # A directory /lib in the tree would hide that it is a link to usr/lib.
             for path in (*merged(name), name) if not name.startswith(b"/usr/") else (name,):
                 key = process.mount_namespace, process.container, path
-                is_known = key in self._met_names or path in paths or _is_derived(path, paths)
+                is_known = key in self._seen_names or path in paths or _is_derived(path, paths)
                 if is_known or os.path.normpath(path) != path:
                     break
-                self._met_names.add(key)
+                self._seen_names.add(key)
                 if (found := self._linked(process, path, mappings)) is not None:
                     yield from found
                     break
@@ -546,9 +546,9 @@ class _Scan:
                 # file of root that has nothing to do with the binary.
                 trust = min(binary, self._trust(process, item.path, item.identity, item.path_fd))
                 key = (process.mount_namespace, process.container, item.identity, trust)
-                if key in self._met_companions:
+                if key in self._seen_companions:
                     continue
-                self._met_companions.add(key)
+                self._seen_companions.add(key)
                 sighting = self._sighting(process, item.path, item.identity, item.path_fd, trust)
                 if item.known is not None:
                     yield self._seen_again(sighting, process, item.path_fd, item.known)

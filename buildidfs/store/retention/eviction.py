@@ -34,7 +34,7 @@ from buildidfs.store.index.queries import Index
 from buildidfs.store.location_rows import Removal
 from buildidfs.store.retention import removal, tally
 from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room
-from buildidfs.store.retention.recapture import can_be_had, is_fresh, is_spare
+from buildidfs.store.retention.recapture import is_fresh, is_spare, recapturable_place
 from buildidfs.store.retention.tally import Evicted, Tally
 from buildidfs.store.values import NewSeen, OriginRecord
 from buildidfs.store.write import uses
@@ -259,7 +259,7 @@ class Evictor:
         Files that were admitted one by one may not fit together.
         """
         lack = Room(size, 1)
-        if origin is not None and can_be_had(self._env, origin):
+        if origin is not None and recapturable_place(self._env, origin):
             if not self._replace(lack, 0 if is_fresh(origin) else _IDLE_S):
                 raise Recapturable(f"no room for {size} bytes that can be captured again")
             return True
@@ -295,7 +295,7 @@ class Evictor:
         margin = self._margin(usage) + Room(self._env.bytes_used(), 0)
         if (lack + margin).is_none:
             return
-        if origin is not None and can_be_had(self._env, origin):
+        if origin is not None and recapturable_place(self._env, origin):
             if not self._replace(lack + margin, 0 if is_fresh(origin) else _IDLE_S):
                 raise Recapturable(f"no room for {size} bytes that can be captured again")
         elif not lack.is_none:
@@ -650,17 +650,17 @@ def _planner(env: Environment, policy: Policy, altlinks: AltLinks) -> Planner:
 
 
 def plan(
-    env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, stays: bool
+    env: Environment, blobs: Blobs, policy: Policy, altlinks: AltLinks, *, with_kept: bool
 ) -> Iterator[Choice]:
     """Yield the blobs a policy removes now, in the order in which `Evictor.enforce` does; then,
-    with ``stays``, those that it keeps.
+    with ``with_kept``, those that it keeps.
     """
     lack = lacks(env, blobs, policy)
     limit = max(lack, key=lambda name: lack[name])
     inodes = lack.pop(INODES, 0)
     planner = _planner(env, policy, altlinks)
     yield from planner.plan(Room(max(lack.values()), inodes), limit=limit, in_part=True)
-    if stays:
+    if with_kept:
         yield from planner.kept()
 
 

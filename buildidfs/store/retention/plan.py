@@ -81,7 +81,7 @@ class RemovableBlob(msgspec.Struct, frozen=True):
     """A blob that may be removed.
 
     ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``again`` is a place that still
-    has the same bytes, if known. If the blob must be kept, ``stays`` is the reason.
+    has the same bytes, if known. If the blob must be kept, ``why_kept`` is the reason.
     """
 
     digest: Digest
@@ -90,7 +90,7 @@ class RemovableBlob(msgspec.Struct, frozen=True):
     build_ids: tuple[BuildId, ...]
     kinds: tuple[Kind, ...]
     again: str = ""
-    stays: str = ""
+    why_kept: str = ""
 
     @property
     def room(self) -> Room:
@@ -100,7 +100,7 @@ class RemovableBlob(msgspec.Struct, frozen=True):
     @property
     def is_pinned(self) -> bool:
         """True if a pin protects the blob."""
-        return self.stays.startswith(_PINNED)
+        return self.why_kept.startswith(_PINNED)
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -110,14 +110,14 @@ class Choice(msgspec.Struct, frozen=True):
 
     candidate: RemovableBlob
     path: bytes
-    goes: bool
+    is_evicted: bool
     why: str
     aged: bool = False
 
     @property
     def is_loss(self) -> bool:
         """Return True if the removed blob makes room, and cannot be captured again."""
-        return self.goes and not self.aged and not self.candidate.again
+        return self.is_evicted and not self.aged and not self.candidate.again
 
 
 def _shown(share: Share) -> str:
@@ -290,7 +290,7 @@ class Planner:
         for _, digest in heapq.merge(*map(self._uses, CLASSES)):
             candidate = self.look(digest) if digest not in self._chosen else None
             if candidate is not None:
-                why = candidate.stays or "within the limits"
+                why = candidate.why_kept or "within the limits"
                 yield Choice(candidate, self._path(candidate), False, why)
 
     def look(self, digest: Digest, *, ask: bool = False) -> RemovableBlob | None:
@@ -300,13 +300,13 @@ class Planner:
             return None
         named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
         build_ids = tuple(build_id for build_id in named if build_id is not None)
-        stays, again = self._pinned(row), ""
-        if ask and not stays:
+        why_kept, again = self._pinned(row), ""
+        if ask and not why_kept:
             again = recapturable_at(self._origins(digest, build_ids))
-        if not stays and not again and self._is_young(row.used):
-            stays = "used within min-age"
+        if not why_kept and not again and self._is_young(row.used):
+            why_kept = "used within min-age"
         kinds = tuple(sorted({Kind(ref[1]) for ref in row.refs}))
-        return RemovableBlob(digest, row.taken, row.used, build_ids, kinds, again, stays)
+        return RemovableBlob(digest, row.taken, row.used, build_ids, kinds, again, why_kept)
 
     def unplanned(self, candidate: RemovableBlob) -> Choice:
         """Return the choice of a blob that no limit removes."""
@@ -349,7 +349,7 @@ class Planner:
             if used >= before or self._is_young(used):
                 return
             candidate = self.look(digest)
-            if candidate is not None and not candidate.stays:
+            if candidate is not None and not candidate.why_kept:
                 yield candidate
 
     def _losses(
@@ -366,7 +366,7 @@ class Planner:
             return
         for digest, share in _largest_first(groups, wanted, staged):
             candidate = self.look(digest)
-            if candidate is not None and not candidate.stays:
+            if candidate is not None and not candidate.why_kept:
                 yield candidate, share
 
     def _grouped(self, wanted: Room) -> dict[frozenset[Share], _Group]:

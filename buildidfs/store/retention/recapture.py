@@ -68,14 +68,14 @@ def recapturable(origin: Origin) -> str:
     return ""
 
 
-def can_be_had(env: Environment, origin: Origin) -> str:
+def recapturable_place(env: Environment, origin: Origin) -> str:
     """Return the place at which the host has the file of an origin; empty if it may be gone."""
     return recapturable(origin) or _in_another_namespace(env, origin)
 
 
 def is_spare(env: Environment, origin: Origin) -> bool:
     """Return True if the host has the file of an origin, and did not just make it."""
-    return not _is_recent(origin, _NEW_NS) and bool(can_be_had(env, origin))
+    return not _is_recent(origin, _NEW_NS) and bool(recapturable_place(env, origin))
 
 
 def is_fresh(origin: Origin) -> bool:
