@@ -69,6 +69,6 @@ def test_each_kind_is_said_once_a_minute(
         "the store can be written again",
         "store /s: locked; trying again until it can be written",
     ]
-    monkeypatch.setattr(module, "_TELL_EVERY_S", 0)
+    monkeypatch.setattr(module, "_REPORT_EVERY_S", 0)
     trouble.failed(FULL)
     assert len(caplog.records) == 4
