@@ -331,7 +331,7 @@ def status(session: Session, json_: bool) -> int:
     down.
 
     These are the processes that `buildidfs up` has started, and any other watch or mount. Each
-    fault has its remedy. buildidfs(1) explains the verdicts.
+    fault has its remedy. buildidfs-lookup(1) explains them.
     """
     from buildidfs.watch import status as daemon_status
 

@@ -44,7 +44,7 @@ _LOST = (
     ("evicted", "removed that can be captured again"),
     ("evicted_for_good", "removed that cannot be captured again"),
 )
-"""Counters of losses, and their descriptions in the line of counts; see buildidfs(1)."""
+"""Counters of losses, and their descriptions in the line of counts; see buildidfs-json(5)."""
 
 
 @click.command(

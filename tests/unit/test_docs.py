@@ -240,6 +240,7 @@ EXAMPLES = [
 def test_example_is_a_command_there_is(line: str, where: str) -> None:
     words = shlex.split(re.split(r" (?:[|>#]|&&)", line)[0], comments=True)[1:]
     if words and words[0].startswith("-"):
+        assert words in (["--version"], ["--help"], ["-h"]), "the command comes before its options"
         assert CliRunner().invoke(cli, words).exit_code == 0
         return
     for path, command in LEAVES.items():
