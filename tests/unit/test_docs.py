@@ -239,8 +239,10 @@ EXAMPLES = [
 @pytest.mark.parametrize(("line", "where"), EXAMPLES)
 def test_example_is_a_command_there_is(line: str, where: str) -> None:
     words = shlex.split(re.split(r" (?:[|>#]|&&)", line)[0], comments=True)[1:]
+    while words and words[0] in {"-q", "-v", "-vv"}:
+        del words[0]
     if words and words[0].startswith("-"):
-        assert words in (["--version"], ["--help"], ["-h"]), "the command comes before its options"
+        assert words in (["--version"], ["--help"]), "a test must not run other commands"
         assert CliRunner().invoke(cli, words).exit_code == 0
         return
     for path, command in LEAVES.items():
