@@ -90,3 +90,5 @@ class RpmDatabase:
             return self._connection.execute(query, values).fetchall()
         except UnicodeDecodeError as error:  # the message quotes a name of the schema
             raise sqlite3.DatabaseError("the schema has a name that is not UTF-8") from error
+        except MemoryError as error:  # a damaged page names a size, for which SQLite has no room
+            raise sqlite3.DatabaseError("the database needs too much memory") from error
