@@ -392,7 +392,10 @@ def _huge_package_notes() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "packagenotes": Target(
-        _check_package_notes, _seed_package_notes, _huge_package_notes, ("package_notes",)
+        _check_package_notes,
+        _seed_package_notes,
+        _huge_package_notes,
+        ("package_notes", "rpm_database"),
     ),
     "json": Target(_check_json, _seed_json, _huge_json, ()),
     "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.sections",)),

@@ -222,7 +222,7 @@ def test_consumer_that_keeps_files_delays_others_until_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        packages, "Spool", lambda directory: elf_members.MemberSpool(directory, open_bytes=1)
+        packages, "MemberSpool", lambda directory: elf_members.MemberSpool(directory, open_bytes=1)
     )
     (tmp_path / "app").write_bytes(deb(tar([("a", ELF), ("b", ELF)])))
     items = iter(scanner(tmp_path))

@@ -133,7 +133,7 @@ def test_file_that_a_watch_lost(store: Store) -> None:
     assert finding.reason == "lost"
     assert "/gone in docker:0123" in finding.why
     assert "No such process" in finding.why
-    assert "CAP_SYS_NICE" in finding.remedy
+    assert "buildidfs doctor says if watch may run before all else" in finding.remedy
 
 
 def test_file_that_there_was_no_room_for(store: Store) -> None:

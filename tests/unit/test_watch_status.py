@@ -70,7 +70,7 @@ def test_recent_losses_name_container_and_reason(root: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "verdict", "reason", "remedy"),
     [
-        ({"events_lost": 5}, Verdict.LOSING, "5 events of the kernel lost", "CAP_SYS_NICE"),
+        ({"events_lost": 5}, Verdict.LOSING, "5 events of the kernel lost", "less load"),
         ({"store_error": "disk full"}, Verdict.LOSING, "disk full", "max-size"),
         ({"mode": "interrupted"}, Verdict.LOSING, "has ended", "started again by itself"),
         (
