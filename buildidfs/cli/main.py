@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except ReaderGone:
         return _BROKEN_PIPE
-    except Exception as error:
+    except Exception as error:  # the top of the program: each error becomes one line
         return _report(error)
 
 

@@ -196,7 +196,7 @@ class Presenter:
             values["reason"] = event.reason
         try:
             self._print_json(values)
-        except Exception as error:
+        except Exception as error:  # `turn` raises it: captures go on without the output
             self._failure = error
 
     def turn(self, state: WatchState, now: float) -> None:

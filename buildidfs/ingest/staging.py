@@ -215,7 +215,7 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         return NewCapture(
             sighting, staged, pinned.build_id, kinds, Quality.SYMTAB, aliases=(alias,)
         )
-    # Of the copy, which nobody else can write: the source may be another file by now.
+    # Only this process can write the copy. The source may be another file by now.
     described = elf_file.describe(staged.fd, pinned.build_id)
     if isinstance(described, Absence):
         return NewAbsence(sighting.origin.identity, sighting.seen_ns, described)

@@ -48,7 +48,7 @@ def weak_place(path: str | bytes | os.PathLike[str]) -> str:
             places.append(start := above)
     for number, each in enumerate(dict.fromkeys(places)):
         status = os.stat(each)
-        # In a directory like /tmp, nobody can replace what belongs to another user.
+        # In a directory like /tmp, a user can replace only files of their own.
         if number and status.st_mode & stat.S_ISVTX and _is_trusted(status.st_uid):
             continue
         clause, command = weakness(status)

@@ -89,7 +89,7 @@ def _leave(work: Work, writing: int, log_file: str | None) -> NoReturn:
         code = _run(work, writing, log_file)
     except errors.BuildIdFsError as error:
         code = error.exit_code
-    except BaseException:
+    except BaseException:  # the top of the process: os._exit would drop it
         log.exception("ended by an error that is a fault of this program")
     finally:
         logging.shutdown()
@@ -113,7 +113,7 @@ def _run(work: Work, writing: int, log_file: str | None) -> int:
             log.error("%s", error)  # the parent is gone
         announce(f"{type(error).__name__}\n{error}".encode(errors="surrogateescape"))
         raise
-    except BaseException as error:
+    except BaseException as error:  # the parent waits for an answer
         announce(f"BuildIdFsError\n{type(error).__name__}: {error}".encode(errors="replace"))
         raise
     return 0

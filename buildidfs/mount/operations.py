@@ -136,7 +136,7 @@ def _answering(
     async def answer(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return handler(self, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # any other exception would end the mount of all its users
             raise refusal(error) from None
 
     return functools.update_wrapper(answer, handler)

@@ -240,7 +240,7 @@ def settle(store_path: StorePath, seconds: float) -> None:
 def end_all(store_path: StorePath) -> None:
     """End the supervisor of a store that was just started, and wait for its end.
 
-    One that does not tell of itself yet ends when it finds that nobody waits for it.
+    A program that has not reported itself yet ends when it finds its starter gone.
     """
     supervisor = running(store_path)
     if supervisor is not None:

@@ -255,7 +255,7 @@ class AliasWriter:
         mark = bytes((self._worth(digest) if worth is None else worth,))
         for each in self.of(digest) if aliases is None else aliases:
             if each.type is AliasType.OFFSETS:
-                continue  # nobody looks for it
+                continue  # no client looks it up
             prefix = schema.alias_prefix(each)
             rows = dict(islice(prefixed(self._txn, self._aliases, prefix), _MOST))
             key = prefix + digest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program run by somebody who may less: another user, fewer capabilities, lower limits."""
+"""The program run with fewer rights: as another user, with fewer capabilities or lower limits."""
 
 from __future__ import annotations
 

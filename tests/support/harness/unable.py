@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs run by somebody to whom the kernel tells nothing of what others do."""
+"""Programs run so that the kernel refuses them the events of other processes."""
 
 from __future__ import annotations
 
