@@ -23,9 +23,10 @@ import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.errors import IntegrityError, Recapturable
-from buildidfs.formats.elf import go_debug, minidebug, other_ids
+from buildidfs.formats.elf import minidebug, other_ids
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.minidebug import DynamicSymbols
+from buildidfs.formats.go import debug_file
 from buildidfs.linux.file_ops import closing_fd, on_error
 from buildidfs.model import Absence, Kind, Quality, Sighting, Standing, Trust
 from buildidfs.store import NewCapture, Store
@@ -214,7 +215,7 @@ def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
         if isinstance(described, Absence) or described.build_id != build_id:
             return
         dynamic = minidebug.dynamic_symbols(blob.read_at, blob.size) or DynamicSymbols()
-        if not go_debug.write_debug_file(
+        if not debug_file.write_debug_file(
             blob.read_at, blob.size, build_id, digest, debug, scratch=scratch, dynamic=dynamic
         ):
             return

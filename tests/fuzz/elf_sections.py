@@ -325,7 +325,7 @@ TARGETS: Final = {
         _check_go,
         _seed_go,
         _huge_go,
-        ("elf.go_debug", "elf.go_lines", "elf.gopclntab", "elf.writer"),
+        ("go.debug_file", "go.lines", "go.gopclntab", "elf.writer"),
         cost=_check_go_file,
     ),
     "functions": Target(_check_functions, _seed_minidebug, _huge_minidebug, ("elf.sections",)),

@@ -168,7 +168,7 @@ _GO: Final = frozenset(
     (b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo", b".note.go.buildid")
 )
 MADE_OF_GOPCLNTAB: Final = b".buildidfs.gopclntab"
-"""The section that marks a debug file made by `go_debug`. It has the SHA-256 of the program."""
+"""The section of a debug file made by `formats.go`. It has the SHA-256 of the program."""
 _SPLIT: Final = b".debug_addr"
 _SUPPLEMENTARY: Final = b".debug_sup"
 _LINKS: Final = frozenset((b".gnu_debuglink", b".gnu_debugaltlink", _SUPPLEMENTARY))
@@ -228,7 +228,7 @@ class ElfFile(msgspec.Struct, frozen=True):
 
     @property
     def is_stripped_go(self) -> bool:
-        """True if `go_debug` may make a debug file from it, and it has no names of its own."""
+        """True if `formats.go` may make a debug file from it, and it has no names of its own."""
         return self.go and not self.truncated and Kind.DEBUGINFO not in self.kinds
 
     @property

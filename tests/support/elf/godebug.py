@@ -6,8 +6,8 @@ from __future__ import annotations
 import io
 import tempfile
 
-from buildidfs.formats.elf import go_debug
 from buildidfs.formats.elf.minidebug import DynamicSymbols
+from buildidfs.formats.go import debug_file
 from tests.support.filesystems.filereader import FileReader
 
 BUILD_ID = b"\x0b" * 20
@@ -18,7 +18,7 @@ def made(data: bytes, dynamic: DynamicSymbols | None = None) -> bytes | None:
     """The debug file of a program, if it has a sound table of functions."""
     out, scratch = io.BytesIO(), io.BytesIO()
     reader, dynamic = FileReader(data), dynamic or DynamicSymbols()
-    if go_debug.write_debug_file(
+    if debug_file.write_debug_file(
         reader, len(data), BUILD_ID, SOURCE, out, scratch=scratch, dynamic=dynamic
     ):
         return out.getvalue()
@@ -30,4 +30,4 @@ def make_on_disk(data: bytes) -> None:
     """Make it as the store does: what is large lies in files."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as scratch:
         reader = FileReader(data)
-        go_debug.write_debug_file(reader, len(data), BUILD_ID, SOURCE, out, scratch=scratch)
+        debug_file.write_debug_file(reader, len(data), BUILD_ID, SOURCE, out, scratch=scratch)

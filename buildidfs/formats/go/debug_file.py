@@ -17,8 +17,6 @@ from collections.abc import Callable
 from struct import Struct
 from typing import BinaryIO, Final
 
-from buildidfs.formats.elf import gopclntab
-from buildidfs.formats.elf.go_lines import VERSION, Lines
 from buildidfs.formats.elf.header import (
     ET_DYN,
     ET_EXEC,
@@ -45,6 +43,8 @@ from buildidfs.formats.elf.identify import MADE_OF_GOPCLNTAB
 from buildidfs.formats.elf.minidebug import DynamicSymbols, added_symbols
 from buildidfs.formats.elf.sections import SectionHeader, Sections
 from buildidfs.formats.elf.writer import BUILD_ID, NewSection, build_id_note, byte_order, elf_file
+from buildidfs.formats.go import gopclntab
+from buildidfs.formats.go.lines import VERSION, Lines
 
 PRODUCER: Final = b"buildidfs: made of .gopclntab"
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from buildidfs.formats.elf.gopclntab import GoFunction, GoTable
+    from buildidfs.formats.go.gopclntab import GoFunction, GoTable
 
 _T = TypeVar("_T")
 
