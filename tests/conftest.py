@@ -25,6 +25,7 @@ import pytest
 from buildidfs.linux import mounts as linux_mounts
 from buildidfs.linux import namespaces
 from tests.support.clients.commands import ROOT
+from tests.support.containers.imitating import sweep_groups
 from tests.support.harness import mounts, quiet
 from tests.support.harness.scans import own_namespaces
 
@@ -159,6 +160,7 @@ def scratch() -> Iterator[Path]:
     changes its user needs.
     """
     mounts.sweep()
+    sweep_groups()
     directory = mounts.scratch_directory()
     directory.chmod(0o711)
     yield directory

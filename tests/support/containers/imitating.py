@@ -16,6 +16,8 @@ from buildidfs.linux import mounts
 
 USER: Final = 4242
 
+_PREFIX: Final = "buildidfs-test-"
+
 _ENTER: Final = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
 
 
@@ -33,11 +35,28 @@ def unified_hierarchy() -> Path:
     )
 
 
+def new_group(parent: Path) -> Path:
+    """Make a control group whose name has the process ID of its owner, for `sweep_groups`."""
+    group = parent / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    group.mkdir()
+    return group
+
+
+def sweep_groups() -> None:
+    """Remove the groups of owners that have ended, unless processes are left in them."""
+    # Groups inside others come first. A group may go while its parent is read.
+    for path, names, _ in os.walk(unified_hierarchy(), topdown=False):
+        for name in names:
+            owner = name.removeprefix(_PREFIX).partition("-")[0]
+            if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+                with contextlib.suppress(OSError):
+                    Path(path, name).rmdir()
+
+
 @contextlib.contextmanager
 def control_group() -> Iterator[Path]:
     """An empty control group."""
-    group = unified_hierarchy() / f"buildidfs-test-{secrets.token_hex(4)}"
-    group.mkdir()
+    group = new_group(unified_hierarchy())
     try:
         yield group
     finally:

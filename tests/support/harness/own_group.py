@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.support.containers.imitating import unified_hierarchy
+from tests.support.containers.imitating import new_group, unified_hierarchy
 
 _MEMBERS: Final = "cgroup.procs"
 _PATIENCE_S: Final = 30.0
@@ -25,8 +24,7 @@ def own_group() -> Iterator[Path]:
     Groups of nested blocks are nested: a watch of the outer one follows the inner one, too.
     """
     home = _group_of(os.getpid())
-    group = home / f"buildidfs-test-{secrets.token_hex(4)}"
-    group.mkdir()
+    group = new_group(home)
     try:
         _move(_family(home), group)
         yield group
