@@ -25,6 +25,7 @@ from benchmarks.bench import HERE, Bench, Benchmark, compile_c, require, run, ti
 from benchmarks.mounts import buildidfs
 from benchmarks.report import Row
 from tests.support.containers.flooding import beside, flooding
+from tests.support.containers.knownprogram import KnownProgram
 from tests.support.containers.shortlife import (
     CONFIGS,
     Expected,
@@ -133,41 +134,18 @@ def _captured(
 
 
 def known_program(bench: Bench) -> Iterator[Row]:
-    """Rows for new libraries that a known program loads from a filesystem that is gone at once, all
-    in one mount namespace. A library may have the device and inode number of the one before.
-    """
+    """Rows for new libraries that a known program loads from a filesystem that is gone at once."""
     count = bench.size(300, 40)
     for life in (0.0, 0.001):
         with items(bench) as made, bench.scratch("known") as place:
-            launcher = compile_c(HERE / "libraries.c", place / "libraries")
-            loader = compile_c(HERE / "loader.c", place / "loader")
-            files, expected = _libraries(made, place, count)
-            mounted, known, store = place / "mounted", place / "known.so", place / "store"
-            mounted.mkdir()
-            made.write(place / "unused", known)
-            microseconds = str(round(life * 1e6))
-            inside = ["unshare", "--mount", launcher, loader, microseconds, mounted]
-            script = f'for n in 1 2 3; do {loader} 0 {known}; sleep 0.1; done; exec "$@"'
-            command = [*inside[:2], "sh", "-c", script, "sh", *inside[2:], *files]
+            program, store = KnownProgram(made, place / "known", count), place / "store"
             with watched(bench, store) as watcher:
-                run(command)
-                watcher.captured(expected)
-            result = compare(store, expected)
+                watcher.captured(program.run(life))
+            result = compare(store, program.expected)
         yield Row(
             f"watch: libraries of a known program, gone after {life * 1000:g} ms; captured",
             ">=", 99.5, result.so_percent, "%", detail=f"{result}, of libraries only",
         )  # fmt: skip
-
-
-def _libraries(made: ShortLife, place: Path, count: int) -> tuple[list[Path], Expected]:
-    """New libraries, and what is expected of them. Their directory is not watched."""
-    files, expected = [], Expected()
-    for number in range(count):
-        files.append(place / f"library{number}.so")
-        both = made.write(place / "executable", files[-1])
-        # Only libraries run; each stands for its executable in the sums.
-        expected.add(Expected(both.shared_objects, both.shared_objects))
-    return files, expected
 
 
 def _row(what: str, limit: float, result: Result, cpu: float) -> Row:

@@ -9,6 +9,7 @@ import pytest
 
 from buildidfs.store import Store
 from tests.support.clients.tools import perf_tool
+from tests.support.containers.knownprogram import KnownProgram
 from tests.support.containers.shortlife import CONFIGS, ShortLife, compare, compare_perf_cache
 from tests.support.harness import captures
 from tests.support.harness.watching import watching
@@ -69,6 +70,18 @@ def test_nearly_nothing_is_lost(
 
     result = _best(items, plain, config, concurrency, enough)
     assert enough(result), result
+
+
+def test_unknown_libraries_of_a_known_program_are_captured(
+    items: ShortLife, plain: Watcher, directory: Path
+) -> None:
+    for number in range(_TRIES):  # see `_best`
+        program = KnownProgram(items, directory / f"known{number}", 3 * _ITEMS)
+        result = plain.captured(program.run(0))
+        if result.so_percent >= 98:
+            break
+    assert result.so_percent >= 98, result
+    assert result.wrong_bytes == 0
 
 
 def test_large_files_are_copied_after_their_end(directory: Path, plain: Watcher) -> None:

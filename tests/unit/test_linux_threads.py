@@ -159,6 +159,28 @@ def test_a_better_nice_value_instead() -> None:
     assert childs == f"({os.SCHED_OTHER}, 0)"
 
 
+def test_closers_of_a_bound_thread_run_anywhere() -> None:
+    mine, seen = os.sched_getaffinity(0), list[set[int]]()
+    closer = Closer()
+
+    def work() -> None:
+        threads.stay_on(max(mine))
+        seen.append(os.sched_getaffinity(0))
+        for _ in closer._threads:  # so that another one is started by this thread
+            closer._busy[-1] = 0.0
+        closer.relieve()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    closers = [one.native_id for one in closer._threads]
+    assert len(closers) == 2
+    assert None not in closers
+    until(lambda: all(os.sched_getaffinity(one) == mine for one in closers if one), "the closers")
+    assert seen == [{max(mine)}]
+    assert closer.finish(20)
+
+
 @pytest.mark.parametrize(("name", "shown"), [(b"short", "short"), (b"x" * 40, "x" * 15)])
 def test_the_name_of_a_thread(name: bytes, shown: str) -> None:
     seen: list[str] = []

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.live.protocol import Counts, Lost, Missed
+from buildidfs.capture.live.protocol import Counts, Lost, Missed, Refused
 from buildidfs.errors import CapabilityError
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
@@ -155,6 +155,16 @@ def test_forgetting_more_than_fits_a_message(
     catches.settle(marker)
     run([app], check=True)
     catches.wait(app, 2)
+
+
+def test_grabbers_run_on_the_cpus_of_their_events(catches: Catches) -> None:
+    """With the kernel's program; they then hold up the process that touched an unknown file."""
+    if catches.others(Refused):
+        pytest.skip("this kernel refuses the program")
+    mine = os.sched_getaffinity(0)
+    tasks = map(int, os.listdir(f"/proc/{catches.watcher.pid}/task"))
+    bound = [cpus for each in tasks if len(cpus := os.sched_getaffinity(each)) < len(mine)]
+    assert sorted(bound, key=min) == [{cpu} for cpu in sorted(mine) for _ in range(2)]
 
 
 def test_a_library_that_is_loaded_late(catches: Catches, program: Program, tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ namespace and filesystem with it. So the catcher examines each mapping, pins unk
 their descriptors. It runs at the highest priority, uses no store, and does not wait for the
 receiver. A pinned file stays readable after the container ends.
 
-Each CPU has threads of its own that pin files (`grabber`). They may run on any CPU: a thread bound
-to the CPU of the process would delay that process. One more thread, with a lower priority,
-identifies the files (`identifier`).
+Each CPU has threads of its own that pin files (`grabber`). With the kernel's program
+(`first_touch`) they are bound to their CPU: the process that touches an unknown file then goes on
+when its file is pinned, and no other CPU must wake up. Without it they may run on any CPU, because
+each mapping wakes a thread, which would delay all processes. One more thread, with a lower
+priority, identifies the files (`identifier`).
 
 The catcher is a separate process that runs this module; `client.Watcher` starts it. Its arguments
 are the descriptor of a socket (`protocol`), the process that started it, and the directory of the
@@ -184,6 +186,8 @@ class Catcher:
     def _watch_cpu(self, lookout: Lookout, poller: select.epoll, there: threading.Event) -> None:
         """Handle the events of one CPU until the CPU is turned off, or the thread is replaced."""
         threads.hurry(_URGENT)
+        if self._state.touches is not None:
+            threads.stay_on(lookout.cpu)
         lookout.thread = threading.get_native_id()
         there.set()
         while not lookout.is_replaced:

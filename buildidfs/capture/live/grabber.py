@@ -273,7 +273,7 @@ class CatcherState:
 
 
 class Lookout:
-    """Pins the mappings of one CPU; belongs to one thread. ``state`` is shared by all threads.
+    """Pins the mappings of ``cpu``; belongs to one thread. ``state`` is shared by all threads.
 
     ``thread`` is its native ID. ``pause`` is the time in seconds after which to call `work` if no
     file is mapped before. A process that enters a new mount namespace wakes no thread. So the
@@ -284,7 +284,7 @@ class Lookout:
 
     def __init__(self, state: CatcherState, cpu: int) -> None:
         self._state = state
-        self._cpu = cpu
+        self.cpu = cpu
         self.pause = _IDLE_S
         self._started = -_STARTING_S
         self._done: list[int] = []
@@ -314,7 +314,7 @@ class Lookout:
         # Set first: the thread may return from its call at this moment, and must not take a mapping
         # from the deque that is exchanged below.
         self.is_replaced = True
-        other = Lookout(self._state, self._cpu)
+        other = Lookout(self._state, self.cpu)
         other._started, other.pause = self._started, 0.0
         other._found, self._found = self._found, other._found
         other._touched, self._touched = self._touched, other._touched
@@ -335,9 +335,9 @@ class Lookout:
         # This order matters: `rings.mappings` returns mappings before `follow` reads the changes
         # that caused them. A process waits until the record of its change is written, so the cause
         # of each mapping that was read is in a ring by then.
-        records = state.rings.mappings(self._cpu)
+        records = state.rings.mappings(self.cpu)
         idle_s = _POLL_S if self.polls else _IDLE_S
-        if records or self._found or state.rings.is_pressed(self._cpu):
+        if records or self._found or state.rings.is_pressed(self.cpu):
             self._pin(records)
             if self.is_replaced:
                 return

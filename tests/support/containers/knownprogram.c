@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libraries LOADER MICROSECONDS PLACE FILE...: for each FILE, mount a tmpfs at PLACE, copy the file
+ * knownprogram LOADER MICROSECONDS PLACE FILE...: for each FILE, mount a tmpfs at PLACE, copy the file
  * there, let LOADER load it and end after a time, and unmount the tmpfs. All of this happens in one
  * mount namespace, in which LOADER has run before.
  */
