@@ -5,13 +5,33 @@ The source is read first only to save work: a file without a build ID is not cop
 bytes the store may hold already is hashed and not copied. Only facts from the staged bytes are
 recorded.
 
-`stability` decides if the file changed meanwhile, or can change later without a trace.
+Did the file change meanwhile, and can it change without a trace? Only this module decides. A blob
+must have bytes that the file had at one moment, and a file that the store remembers must not change
+unnoticed. Four checks do that; attacks have shown that none of them can be left out.
+
+1. **Identity before and after the copy** (`take`). It differs if a write began meanwhile; then the
+   copy may be half old and half new, with either build ID, and is dropped. The clock of a
+   filesystem ticks 100 times per second or more: a second write within the tick of the first leaves
+   no trace in the times. So a file is staged only after the tick of its last change (`premature`).
+2. **A read lease** shows a writer. The times show when a write began, not when it ended, and they
+   do not show stores through a mapping into a page that is dirty already. A file with a writer is
+   tried later, until it has not changed for a second. If the writer is still there, the file is
+   captured, but read twice (`equals`), and it is not remembered (`is_fixed`), because its bytes may
+   change while its identity stays the same. Each later scan reads it, until the writer is gone.
+3. **Inode, change time and size when a blob is opened** (`store/blobs/verify`): if they are not
+   those of its row, the whole blob is read. While a blob is open, its mtime shows writes
+   (`Blob.was_written`).
+4. **The monthly scrub** (`store/fsck/scrub`) reads everything: a disk changes bytes without times.
+
+The store also remembers no file that changed less than two seconds before it was read
+(`store/write/transaction`), because the times of a network filesystem come from another clock.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -21,9 +41,9 @@ from buildidfs.capture import elf_file
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import BuildIdFsError, Recapturable
 from buildidfs.formats.elf import other_ids
-from buildidfs.ingest import derived, stability
-from buildidfs.ingest.batch import WithMini, discard
-from buildidfs.linux import statx
+from buildidfs.ingest import derived
+from buildidfs.ingest.committer import WithMini, discard
+from buildidfs.linux import file_ops, statx
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import (
     OWNER,
@@ -78,12 +98,12 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
     ETXTBSY if it is too early, or the file changed meanwhile. Raises `StoreError`.
     """
     path = pinned.sighting.origin.path
-    reason = stability.WRITTEN_TO
+    reason = WRITTEN_TO
     try:
         # Before any read: hashing the holes of a sparse file of some TiB takes an hour.
         if _is_hollow(pinned.fd):
             return Unreadable(path, "a huge file that is nearly all holes", errno.EFBIG)
-        wait, early = stability.premature(pinned)
+        wait, early = premature(pinned)
         if not wait:
             # Taken before the first read and compared after the last one: a write in between
             # changes the change time, unless both fall into one tick of the clock, which
@@ -91,10 +111,10 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
             before = statx.identity(pinned.fd)
             identity = _identity(pinned, before)
             # Asked before and after the copy: a writer may have come and gone meanwhile.
-            is_fixed = stability.is_fixed(pinned, identity)
+            was_fixed = is_fixed(pinned, identity)
             outcome = _attempt(store, pinned, identity)
             if outcome is not None and statx.identity(pinned.fd) == before:
-                return _lasting(outcome, is_fixed and stability.is_fixed(pinned, identity))
+                return _lasting(outcome, was_fixed and is_fixed(pinned, identity))
             # The copy may be half old and half new, under the build ID of either half.
             if isinstance(outcome, NewCapture):
                 discard(outcome)
@@ -134,7 +154,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     # Checked before the first read: a writer that begins later shows in the times. One that has
     # begun may be in the middle of a long write(2), or store through a page that is dirty already;
     # neither shows.
-    writer = stability.has_writer(pinned, identity)
+    writer = has_writer(pinned, identity)
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
     if pinned.kind is None and pinned.build_id is None:
@@ -156,7 +176,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     with on_error(staged.close):
         outcome: Outcome | None = None
         # A second read with the same result shows that no write fell between the two.
-        if not writer or stability.equals(store, pinned.fd, staged.digest):
+        if not writer or equals(store, pinned.fd, staged.digest):
             outcome = _described(store, staged, pinned, sighting)
     if not isinstance(outcome, NewCapture):
         staged.close()
@@ -234,7 +254,8 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
         shared=described.shared,
         derive=pinned.kind is None and described.is_stripped_go,
     )
-    mini = derived.unpacked(store, staged, described, sighting) if pinned.kind is None else None
+    has_mini = pinned.kind is None and described.mini is not None
+    mini = derived.unpacked(store, staged, described, sighting) if has_mini else None
     return capture if mini is None else WithMini(**msgspec.structs.asdict(capture), mini=mini)
 
 
@@ -292,3 +313,79 @@ def _others(store: Store, described: ElfFile, own: Digest, origin: Origin) -> li
     if best is not None and belief(best) == belief_in(origin.trust, origin.standing):
         variants = (each for each in variants if belief(each) == belief(best))
     return [each.digest for each in islice(variants, _OTHERS + 1) if each.digest != own][:_OTHERS]
+
+
+WRITTEN_TO: Final = "a process keeps writing to it"
+"""The reason with ETXTBSY for a file that may be captured later."""
+
+_NEW: Final = "it changed a moment ago"
+
+
+class StabilityLimits(msgspec.Struct, frozen=True):
+    """Times in seconds.
+
+    ``tick`` is longer than a tick of any filesystem's clock. ``pause`` lets a writer continue
+    between two reads. A file that is open for writing counts as at rest ``rest`` after its last
+    change, because a write takes as long as the disk makes it wait. If the kernel does not report
+    writers, writes that began ``writing`` ago count as done. A scan tries a file again for
+    ``patience``.
+    """
+
+    tick: float = 0.02
+    pause: float = 0.05
+    rest: float = 1.0
+    writing: float = 60.0
+    patience: float = 1.5
+
+
+limits = StabilityLimits()
+
+
+def premature(pinned: PinnedFile) -> tuple[float, str]:
+    """Return the seconds until staging of a file may begin, and the reason for the delay if that
+    may last. Zero means now. Raises OSError.
+    """
+    if is_own_copy(pinned):
+        return 0.0, ""
+    age = _age(os.fstat(pinned.fd).st_ctime_ns)
+    if 0 <= age < limits.rest and file_ops.has_writer(pinned.fd):
+        return limits.pause, WRITTEN_TO
+    return (max(limits.tick - age, 0.0) if age >= 0 else 0.0), ""
+
+
+def has_writer(pinned: PinnedFile, identity: FileIdentity) -> bool:
+    """Return True if a process may be writing to the file."""
+    if is_own_copy(pinned):
+        return False
+    known = file_ops.has_writer(pinned.fd)
+    return _age(identity.ctime_ns) < limits.writing if known is None else known
+
+
+def equals(store: Store, fd: int, digest: Digest) -> bool:
+    """Return True if a file that may have a writer still has the bytes with ``digest``. Raises
+    OSError.
+    """
+    time.sleep(limits.pause)
+    return store.digest_of(fd) == digest
+
+
+def is_fixed(pinned: PinnedFile, identity: FileIdentity) -> bool:
+    """Return True if the file cannot change without a change of its identity.
+
+    If the kernel does not report writers, a file counts as fixed a minute after its last change: by
+    then a disk filesystem has written the dirty pages back, and the next store through a mapping
+    changes the times.
+    """
+    if is_own_copy(pinned):
+        return True
+    known = file_ops.has_no_writer(pinned.fd)
+    return _age(identity.ctime_ns) >= limits.writing if known is None else known
+
+
+def is_own_copy(pinned: PinnedFile) -> bool:
+    """Return True if the descriptor is of a copy that the scanner made."""
+    return pinned.kind in (Kind.VDSO, Kind.KALLSYMS) or pinned.is_copy
+
+
+def _age(changed_ns: int) -> float:
+    return (time.time_ns() - changed_ns) / 1e9

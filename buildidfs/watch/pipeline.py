@@ -26,12 +26,10 @@ from buildidfs.capture.base import Found, PinnedFile, Unreadable, seen_again
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreError
-from buildidfs.ingest import stability, staging
-from buildidfs.ingest.batch import WatchCounters
-from buildidfs.ingest.committer import ROW_DELAYS, Trouble
+from buildidfs.ingest import staging
+from buildidfs.ingest.committer import ROW_DELAYS, Trouble, WatchCounters
 from buildidfs.ingest.pending_files import LetGo, PendingFile, PendingFiles
-from buildidfs.ingest.pipeline import Job, Pipeline
-from buildidfs.ingest.scan import StoreMemo
+from buildidfs.ingest.pipeline import Job, Pipeline, StoreMemo
 from buildidfs.linux import openat2
 from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.linux.threads import Closer
@@ -237,7 +235,7 @@ class Live(Pipeline):
     def _work_on_pending(self) -> None:
         while (pending := self._pending.take()) is not None:
             try:
-                wait, reason = stability.premature(pending.file)
+                wait, reason = staging.premature(pending.file)
             except OSError:
                 wait, reason = 0.0, ""  # the attempt will show it
             if wait:

@@ -14,7 +14,7 @@ import msgspec
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.config import DEBUG_DIRECTORIES
-from buildidfs.ingest.batch import WatchCounters
+from buildidfs.ingest.committer import WatchCounters
 from buildidfs.model import BuildId, Sighting
 from buildidfs.shares import HOST, FairTable, Share, fair
 from buildidfs.store.retention.tally import Tally

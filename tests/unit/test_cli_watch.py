@@ -17,7 +17,7 @@ from buildidfs.capture.live.protocol import Counts
 from buildidfs.cli import watch as watch_output
 from buildidfs.cli.main import ReaderGone
 from buildidfs.cli.watch import Presenter, one_line
-from buildidfs.ingest.batch import WatchCounters
+from buildidfs.ingest.committer import WatchCounters
 from buildidfs.model import BuildId
 from buildidfs.watch.state import Event, WatchState, as_facts
 from tests.support.harness.captures import NOW, sighting

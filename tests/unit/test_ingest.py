@@ -19,7 +19,7 @@ from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadab
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.errors import IntegrityError, Interrupted, StoreFull, UsageError
-from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, batch, committer, scan, stability
+from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, committer, pipeline, staging
 from buildidfs.linux import machine, statx
 from buildidfs.model import (
     OWNER,
@@ -93,7 +93,7 @@ def store(tmp_path: Path) -> Iterator[Watched]:
 
 
 def _batches_of(files: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "BATCH_FILES", files)
+    monkeypatch.setattr(committer, "BATCH_FILES", files)
     monkeypatch.setattr(committer, "BATCH_FILES", files)
 
 
@@ -214,14 +214,14 @@ def test_bytes_that_are_removed_before_they_are_recorded(store: Watched, tmp_pat
     store.before_committing = lambda: store.remove(digests) and None
     summary = ingest(store, pin(write(tmp_path / "copy", ELF_A)), pin(write(tmp_path / "b", ELF_B)))
     assert (summary.files, summary.captured, summary.held) == (2, 1, 0)
-    assert summary.unreadable == [Unreadable(os.fsencode(tmp_path / "copy"), scan.REMOVED)]
+    assert summary.unreadable == [Unreadable(os.fsencode(tmp_path / "copy"), pipeline.REMOVED)]
     assert (held(store, A), held(store, B)) == ([], [ELF_B])
 
     with pin(first) as pinned:
         known = SeenAgain(pinned.sighting, Known(A, None))
     summary = ingest(store, known)
     assert (summary.files, summary.held) == (1, 0)
-    assert summary.unreadable == [Unreadable(os.fsencode(first), scan.REMOVED)]
+    assert summary.unreadable == [Unreadable(os.fsencode(first), pipeline.REMOVED)]
 
 
 def test_files_that_made_way_meanwhile_and_are_still_there_are_noted(
@@ -261,7 +261,7 @@ def test_another_name_of_a_file_that_is_being_stored(
     store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scanner of archives meets a file once, and its other names later, when it has no file."""
-    monkeypatch.setattr(scan, "BATCH_ROWS", 1)
+    monkeypatch.setattr(pipeline, "BATCH_ROWS", 1)
     first = pin(write(tmp_path / "app", ELF_A))
     identity = msgspec.structs.replace(
         first.sighting.origin.identity, dev=0, ctime_ns=0, scope=b"archive"
@@ -348,7 +348,7 @@ def test_open_files_are_bounded(
         write(files / str(number), elf_file(build_id=b"%020d" % number))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # This process may have any number of other files open.
-    most = len(os.listdir("/proc/self/fd")) + 2 * batch.BATCH_FILES + 64
+    most = len(os.listdir("/proc/self/fd")) + 2 * committer.BATCH_FILES + 64
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         summary = tree(store, files)
@@ -480,9 +480,9 @@ def test_just_written_file_is_staged_after_a_tick(tmp_path: Path) -> None:
     fd = os.open(write(tmp_path / "a", ELF_A), os.O_RDONLY)
     with PinnedFile(sighting(b"/a", fd), fd) as pinned:
         changed_ns = os.fstat(fd).st_ctime_ns
-        while stability.premature(pinned)[0]:
+        while staging.premature(pinned)[0]:
             time.sleep(0.001)
-        assert time.time_ns() - changed_ns >= stability.limits.tick * 1e9
+        assert time.time_ns() - changed_ns >= staging.limits.tick * 1e9
 
 
 def test_source_that_cannot_be_read(store: Watched, tmp_path: Path) -> None:
@@ -545,7 +545,7 @@ def test_commit_that_fails_is_told_and_the_rest_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _batches_of(2, monkeypatch)
-    monkeypatch.setattr(scan, "_WAITING_PER_WORKER", 1)
+    monkeypatch.setattr(pipeline, "_WAITING_PER_WORKER", 1)
     paths = [write(tmp_path / f"{n}", elf_file(build_id=b"%020d" % n)) for n in range(6)]
     with FailingCommit.open(tmp_path / "store", create=True) as store:
         before = open_descriptors()

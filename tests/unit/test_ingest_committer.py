@@ -10,8 +10,7 @@ import pytest
 
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import committer as module
-from buildidfs.ingest.batch import WatchCounters
-from buildidfs.ingest.committer import Trouble
+from buildidfs.ingest.committer import Trouble, WatchCounters
 
 FULL = StoreFull("store /s: full")
 

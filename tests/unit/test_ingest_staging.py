@@ -21,8 +21,8 @@ from buildidfs.capture.archive.elf_members import MemberSpool
 from buildidfs.capture.base import Found, PinnedFile, SeenAgain
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.formats.elf.minidebug import completed, dynamic_symbols
-from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, stability, staging
-from buildidfs.ingest.stability import StabilityLimits
+from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, staging
+from buildidfs.ingest.staging import StabilityLimits
 from buildidfs.linux import file_ops, statx
 from buildidfs.model import Absence, Artifact, BuildId, Kind, Origin, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, Store
@@ -54,10 +54,10 @@ def test_file_that_is_open_for_writing_is_taken_while_it_rests(
     path = tmp_path / "held"
     path.write_bytes(elf_file(build_id=ID))
     with Store.create(tmp_path / "store") as store, path.open("r+b"):
-        monkeypatch.setattr(stability, "limits", StabilityLimits(rest=3600, patience=0.1))
+        monkeypatch.setattr(staging, "limits", StabilityLimits(rest=3600, patience=0.1))
         (unreadable,) = tree(store, path).unreadable
         assert unreadable.errno == errno.ETXTBSY, "its last write may not have ended"
-        monkeypatch.setattr(stability, "limits", StabilityLimits(rest=0))
+        monkeypatch.setattr(staging, "limits", StabilityLimits(rest=0))
         assert tree(store, path).captured == 1
 
 
@@ -78,7 +78,7 @@ def test_file_with_a_writer_is_tried_when_it_rests_while_others_are_taken(tmp_pa
 
 def test_fresh_files_wait_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 files that change a moment before the scan take no 100 waits."""
-    monkeypatch.setattr(stability, "limits", StabilityLimits(tick=0.3))
+    monkeypatch.setattr(staging, "limits", StabilityLimits(tick=0.3))
     (tmp_path / "tree").mkdir()
     for number in range(100):
         (tmp_path / "tree" / str(number)).write_bytes(elf_file(build_id=bytes([number]) * 20))
@@ -124,7 +124,7 @@ def test_without_leases_old_files_are_read_once(
     path = tmp_path / "old"
     path.write_bytes(elf_file(build_id=ID))
     monkeypatch.setattr(file_ops, "has_writer", lambda fd: None)
-    monkeypatch.setattr(stability, "limits", StabilityLimits(writing=0))
+    monkeypatch.setattr(staging, "limits", StabilityLimits(writing=0))
 
     class Watched(Store):
         def digest_of(self, fd: int) -> Digest:
@@ -190,7 +190,7 @@ def test_a_copy_of_our_own_has_no_writer(tmp_path: Path, monkeypatch: pytest.Mon
     identity = statx.identity_at(-1, os.fsencode(path))
     sighting = Sighting(Origin(os.fsencode(path), identity), time.time_ns())
     data = elf_file(build_id=ID)
-    monkeypatch.setattr(stability, "limits", StabilityLimits(pause=3600))
+    monkeypatch.setattr(staging, "limits", StabilityLimits(pause=3600))
     with Store.create(tmp_path / "store") as store:
         pinned = MemberSpool().pin(sighting, len(data), [data])
         assert Ingest(store).run([pinned]).captured == 1
@@ -203,7 +203,7 @@ def test_file_with_a_writer_is_captured_and_not_remembered(
     """A store through an older mapping leaves no trace in the identity of the file."""
     path = tmp_path / "mapped"
     path.write_bytes(elf_file(build_id=build_id).ljust(4096, b"\0"))
-    monkeypatch.setattr(stability, "limits", StabilityLimits(rest=0))
+    monkeypatch.setattr(staging, "limits", StabilityLimits(rest=0))
     monkeypatch.setattr(transaction, "_RACY_NS", 0)
     with Store.create(tmp_path / "store") as store:
         with SharedMapping(path) as shared:

@@ -26,7 +26,7 @@ from buildidfs.capture.live.protocol import (
     Missed,
     ProcessPlace,
 )
-from buildidfs.ingest.batch import WatchCounters
+from buildidfs.ingest.committer import WatchCounters
 from buildidfs.linux import statx
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.shares import HOST, Share

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from buildidfs.capture.live.protocol import Counts
-from buildidfs.ingest.batch import WatchCounters
+from buildidfs.ingest.committer import WatchCounters
 from buildidfs.store import Store
 from buildidfs.store.schema import MAX_HISTORY_NAME
 from buildidfs.watch.history_writer import Minutes, row_name

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from buildidfs.capture.live.protocol import Counts
 from buildidfs.config import Settings
 from buildidfs.errors import UsageError
-from buildidfs.ingest.batch import WatchCounters
+from buildidfs.ingest.committer import WatchCounters
 from buildidfs.store import Store
 from buildidfs.store.run_files import Presence
 from buildidfs.watch import metrics

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from buildidfs.ingest.batch import Sightings
+from buildidfs.ingest.committer import Sightings
 from buildidfs.model import BuildId
 from tests.support.harness.captures import NOW, SECOND, sighting
 
