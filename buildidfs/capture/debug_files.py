@@ -273,17 +273,24 @@ def path_by_id(build_id: BuildId, directory: bytes = DEBUG_ROOT) -> bytes:
     return b"%s%s/%s/%s.debug" % (directory, _BY_ID, text[:2], text[2:])
 
 
-def debug_directories(root_fd: int, opener: Opener, usual: Sequence[bytes]) -> tuple[bytes, ...]:
+def debug_directories(
+    root_fd: int, opener: Opener, usual: Sequence[bytes], refused_devices: Collection[int] = ()
+) -> tuple[bytes, ...]:
     """Return the directories with debug files that a root has: the ``usual`` ones, and those that
-    the configuration of gdb in the root names as ``debug-file-directory``.
+    the configuration of gdb in the root names as ``debug-file-directory``, as `buildidfs setup
+    gdb` does for a mount. Directories on ``refused_devices`` are left out, so nothing is looked up
+    below them.
 
     Does not raise.
     """
     found = []
     for path in dict.fromkeys((*usual, *_named_by_gdb(root_fd, opener))):
-        with contextlib.suppress(OSError):
-            os.close(openat2.open_in_root(root_fd, path, os.O_PATH | os.O_DIRECTORY))
-            found.append(path)
+        with (
+            contextlib.suppress(OSError),
+            closing_fd(openat2.open_in_root(root_fd, path, os.O_PATH | os.O_DIRECTORY)) as fd,
+        ):
+            if statx.identity(fd, ask=False).dev not in refused_devices:
+                found.append(path)
     return tuple(found)
 
 

@@ -335,6 +335,18 @@ def test_directories_are_the_usual_ones_and_those_of_gdb(root: Path) -> None:
     assert found == (b"/usr/lib/debug", b"/app/lib/debug", b"/opt/a/debug", b"/opt/b/debug")
 
 
+def test_directories_of_refused_devices_are_left_out(root: Path) -> None:
+    (root / "buildid/debug").mkdir(parents=True)
+    put(root, "root/.gdbinit", b"set debug-file-directory /buildid/debug\n")
+    root_fd = os.open(root, os.O_PATH)
+    try:
+        device = os.fstat(root_fd).st_dev
+        assert debug_directories(root_fd, Opener(), ()) == (b"/buildid/debug",)
+        assert debug_directories(root_fd, Opener(), (), {device}) == ()
+    finally:
+        os.close(root_fd)
+
+
 @pytest.mark.parametrize("directory", [each.decode() for each in DEFAULT_DIRECTORIES])
 @pytest.mark.parametrize("by", ["id", "link", "dwz"])
 def test_debug_files_in_other_directories_are_found(root: Path, directory: str, by: str) -> None:

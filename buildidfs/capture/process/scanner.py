@@ -504,9 +504,12 @@ class _Scan:
                 yield Unreadable(b"/proc/%d/root" % process.pid, denied(error), error.errno or 0)
 
     def _companions(self, process: PinnedProcess, directories: Sequence[bytes]) -> Companions:
-        refused = {os.makedev(*device) for device in self._own_mounts}
         opener = self._opener(process)
-        return Companions(process.root_fd, self._memo, refused, opener, directories)
+        return Companions(process.root_fd, self._memo, self._own_devices(), opener, directories)
+
+    def _own_devices(self) -> set[int]:
+        """Return the devices (st_dev) of the mounts of buildidfs."""
+        return {os.makedev(*device) for device in self._own_mounts}
 
     def _opener(self, process: PinnedProcess) -> Opener:
         """Return an object that opens files by their paths in the root of a process."""
@@ -530,7 +533,9 @@ class _Scan:
         known = self._debug_directories.get(key)
         if known is None:
             root_fd = process.root_fd
-            found = debug_directories(root_fd, self._opener(process), self._usual_directories)
+            found = debug_directories(
+                root_fd, self._opener(process), self._usual_directories, self._own_devices()
+            )
             known = self._debug_directories[key] = found, have_build_ids(root_fd, found)
         return known
 
