@@ -28,21 +28,29 @@ from buildidfs.errors import IncompleteError
 if TYPE_CHECKING:
     from buildidfs.answers import Facts, PrivateVariant
     from buildidfs.capture.base import Unreadable
-    from buildidfs.capture.process.mapped_by import Mapper
+    from buildidfs.capture.process.mapped_by import Mapper, Successor
     from buildidfs.catalog.history import SeenPlace, SightedPath
+    from buildidfs.formats.package_notes import Package
     from buildidfs.watch import running
-    from buildidfs.watch.running import MappedFile
+    from buildidfs.watch.running import FileNow, MappedFile
 
 
 def _package(row: Mapper) -> str | None:
-    """Return the package of a mapped file.
+    """Return the package of a mapped file, and that of the file that has replaced it."""
+    running, successor = _versioned(row.package), row.successor
+    if successor is None:
+        return running
+    now = _versioned(successor.package)
+    if successor.build_id == row.build_id:
+        same = f"same build ID as {now or 'the file'} now"
+        return f"{running} ({same})" if running else same
+    if now is None:
+        return running
+    return f"{running or 'unknown version'} (now {now})"
 
-    If the file is deleted, this is the package of the file that is installed now.
-    """
-    if not row.package.name:
-        return None
-    now = "now " if row.deleted else ""
-    return f"{now}{row.package.name} {row.package.version}".rstrip()
+
+def _versioned(package: Package) -> str | None:
+    return f"{package.name} {package.version}".rstrip() if package.name else None
 
 
 _PLACES: Final[tuple[Column[SightedPath], ...]] = (
@@ -190,7 +198,8 @@ def where(
     This includes places where the file could not be captured. With --live the command shows the
     processes that have the file mapped now, or any file that --path and --deleted select, with its
     package in the root of the process. So it finds the processes that still run an old libcrypto.
-    For a deleted file, package and version are those of the file that has its path now.
+    For a replaced file the command prints the version that runs, from a note in the file or from
+    the log of dpkg, and the version that is installed now.
     """
     if live:
         if id_ is None and glob is None and not deleted:
@@ -239,6 +248,17 @@ def _mapper_fields(names: Names, mapper: Mapper) -> MappedFile:
         deleted=mapper.deleted,
         package=mapper.package.name or None,
         package_version=mapper.package.version or None,
+        now=None if mapper.successor is None else _now(mapper.successor),
+    )
+
+
+def _now(successor: Successor) -> FileNow:
+    from buildidfs.watch.running import FileNow
+
+    return FileNow(
+        None if successor.build_id is None else successor.build_id.hex(),
+        successor.package.name or None,
+        successor.package.version or None,
     )
 
 

@@ -8,6 +8,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from buildidfs.answers import InContainer
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container_names
@@ -47,11 +49,20 @@ class MappingFilter(NamedTuple):
         return f"{what}{where}{lost}{inside}"
 
 
+class FileNow(msgspec.Struct, frozen=True):
+    """The file at the path of a deleted one; what is not known is None."""
+
+    build_id: str | None
+    package: str | None
+    package_version: str | None
+
+
 class MappedFile(InContainer, frozen=True, kw_only=True):
     """A file that a running process has mapped; a row of ``where --live``.
 
-    ``deleted`` is True if the path does not lead to the file any more: then ``package`` and
-    ``package_version`` are those of the file that has its path now.
+    ``package`` and ``package_version`` are those of this file, None if they are not known.
+    ``deleted`` is True if the path does not lead to the file any more: then ``now`` is the file
+    that has its path.
     """
 
     build_id: str
@@ -60,6 +71,7 @@ class MappedFile(InContainer, frozen=True, kw_only=True):
     deleted: bool
     package: str | None
     package_version: str | None
+    now: FileNow | None
 
 
 def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[Mapper], list[Unreadable]]:

@@ -299,8 +299,11 @@ def _check_package_notes(text: bytes) -> None:
         package_notes.dpkg_version(text, b"coreutils"),
         package_notes.dpkg_version(text, b"coreutils:amd64"),
         package_notes.apk_owner(text, _PACKAGED),
+        package_notes.from_note(text),
     ):
         _check_package(package)
+    before = package_notes.dpkg_version_before(text, 0.0, "coreutils", 0.0, 0.0)
+    _check_package(package_notes.Package("coreutils", before))
     with contextlib.suppress(sqlite3.Error, Spent), opened(text) as connection:
         database = RpmDatabase(connection, Budget(1 << 20))
         _check_package(database.owner(_PACKAGED))

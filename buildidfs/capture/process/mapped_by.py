@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -28,6 +28,9 @@ from buildidfs.capture.process.process import (
     out_of_sight,
 )
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
+from buildidfs.formats import package_notes
+from buildidfs.formats.elf import identify as elf_identify
+from buildidfs.formats.elf import other_ids
 from buildidfs.formats.package_notes import UNKNOWN, Package
 from buildidfs.linux import mounts, namespaces, openat2, procfs
 from buildidfs.linux.file_ops import closing_fd
@@ -41,7 +44,17 @@ if TYPE_CHECKING:
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 _ATTEMPTS: Final = 3
 
+_T = TypeVar("_T")
 _FileKey = tuple[str, tuple[int, int], int, bytes]
+
+
+class Successor(msgspec.Struct, frozen=True):
+    """The file that has the path of a deleted one now: its build ID, None if there is none, and
+    its package.
+    """
+
+    build_id: BuildId | None
+    package: Package
 
 
 class Mapper(msgspec.Struct, frozen=True):
@@ -50,7 +63,7 @@ class Mapper(msgspec.Struct, frozen=True):
     ``path`` is that of the file in the root of the process; ``deleted`` is True if the path does
     not lead to the file any more. ``comm`` is the name of the process. ``container`` is empty on
     the host, ``cgroup`` is the path of its control group. ``package`` is the one that has installed
-    a file at that path.
+    this file. ``successor`` is known if the file is deleted.
     """
 
     build_id: BuildId
@@ -61,6 +74,7 @@ class Mapper(msgspec.Struct, frozen=True):
     deleted: bool
     cgroup: bytes = b""
     package: Package = UNKNOWN
+    successor: Successor | None = None
 
 
 class NamelessMapping(msgspec.Struct, frozen=True):
@@ -191,27 +205,64 @@ class Mappers:
         container, cgroup = process.container, process.surroundings.cgroup
         if build_id is None:
             return NamelessMapping(process.pid, container, path, cgroup)
-        package = UNKNOWN
+        package, successor = UNKNOWN, None
         if self._packages is not None:
             package = self._packages.owner(process, path)
+            if mapping.deleted:
+                successor = Successor(self._packages.build_id_at(process, path), package)
+                package = self._replaced(self._packages, process, mapping, package)
         return Mapper(
-            build_id, process.pid, comm, container, path, mapping.deleted, cgroup, package
-        )
+            build_id, process.pid, comm, container, path, mapping.deleted, cgroup, package,
+            successor,
+        )  # fmt: skip
 
-    def _ask(self, mapping: Mapping, look: Callable[[], BuildId | None]) -> BuildId | None:
+    def _replaced(
+        self, packages: PackageNotes, process: PinnedProcess, mapping: Mapping, owner: Package
+    ) -> Package:
+        """Return the package of a deleted file that a process maps, of the version that it runs;
+        `UNKNOWN` if it is in doubt. ``owner`` is the package that has its path now.
+        """
+        try:
+            note, changed_ns = self._ask(mapping, lambda: _note_of(process, mapping))
+        except (OSError, Moved):
+            return UNKNOWN
+        package = package_notes.from_note(note)
+        return packages.before(process, owner, changed_ns / 1e9) if package == UNKNOWN else package
+
+    def _ask(self, mapping: Mapping, look: Callable[[], _T]) -> _T:
         """Return the result of ``look``, which may wait for the filesystem. Raises its errors."""
         if not self._devices.may_not_answer(mapping.dev):
             return look()
         return self._patience.ask(mapping.dev, look, lambda answer: None)
 
 
-def _look_into(process: PinnedProcess, mapping: Mapping) -> BuildId | None:
-    """Return the build ID of a mapped file by reading it. Raises `Moved`, OSError."""
+@contextlib.contextmanager
+def _opened(process: PinnedProcess, mapping: Mapping) -> Iterator[int | None]:
+    """Open a mapped file for reading; None if it is not a regular one. Raises `Moved`, OSError."""
     path_fd, identity = process.pin(mapping)
     with closing_fd(path_fd):
-        if not stat.S_ISREG(identity.mode):
-            return None
-        fd = openat2.reopen_regular(path_fd)
+        fd = openat2.reopen_regular(path_fd) if stat.S_ISREG(identity.mode) else None
+    if fd is None:
+        yield None
+        return
     with closing_fd(fd):
-        answer = elf_file.identify(fd)
+        yield fd
+
+
+def _look_into(process: PinnedProcess, mapping: Mapping) -> BuildId | None:
+    """Return the build ID of a mapped file by reading it. Raises `Moved`, OSError."""
+    with _opened(process, mapping) as fd:
+        answer = None if fd is None else elf_file.identify(fd)
     return answer if isinstance(answer, BuildId) else None
+
+
+def _note_of(process: PinnedProcess, mapping: Mapping) -> tuple[bytes, int]:
+    """Return the text of the package note of a mapped file, and the time in nanoseconds of its last
+    change: that of its replacement, if it has lost its last name. Raises `Moved`, OSError.
+    """
+    with _opened(process, mapping) as fd:
+        if fd is None:
+            return b"", 0
+        status, read_at = os.fstat(fd), elf_file.reader(fd)
+        head = read_at(0, elf_identify.HEAD_SIZE)
+        return other_ids.package_note(head, read_at, status.st_size), status.st_ctime_ns

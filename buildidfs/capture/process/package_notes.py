@@ -4,6 +4,9 @@
 The author of the container wrote these databases, so they are claims, shown to people only. They
 are read below the root of the process only, in bounded amounts, and skipped if their filesystem
 does not answer. A confined process reads those of rpm.
+
+A file that was replaced while a process runs it belongs to an earlier version of its package: the
+one in a note of the file itself, or else the one that dpkg's log says was replaced then.
 """
 
 from __future__ import annotations
@@ -11,16 +14,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from buildidfs import names
+from buildidfs.capture import elf_file
 from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats import package_notes
 from buildidfs.formats.package_notes import UNKNOWN, Package
-from buildidfs.linux import openat2
+from buildidfs.linux import openat2, procfs
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.model import BuildId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,10 +39,13 @@ _DPKG_PARTS: Final = b"/var/lib/dpkg/status.d"
 _RPM: Final = (b"/var/lib/rpm/rpmdb.sqlite", b"/usr/lib/sysimage/rpm/rpmdb.sqlite")
 _APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
 
+_DPKG_LOGS: Final = (b"/var/log/dpkg.log.1", b"/var/log/dpkg.log")
+
 _WAIT_S: Final = 5.0
 _MOST_LISTS: Final = 20_000
 _LIST_MAX: Final = 16 << 20
 _MOST_BYTES: Final = 64 << 20  # for all databases of a root
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _MOST_ROOTS: Final = 2
 _MOST_ANSWERS: Final = 1 << 16
 
@@ -51,6 +60,7 @@ class PackageNotes:
         self._patience = Patience(_WAIT_S)
         self._roots: dict[_Root, list[_Owner]] = {}
         self._known: dict[tuple[_Root, bytes], Package] = {}
+        self._logs: dict[_Root, tuple[bytes, float]] = {}
 
     def owner(self, process: PinnedProcess, path: bytes) -> Package:
         """Return the package that has installed a file at ``path`` in the root of a process.
@@ -73,8 +83,7 @@ class PackageNotes:
             return self._owner(root_fd, 0, path)
 
     def _owner(self, root_fd: int, namespace: int, path: bytes) -> Package:
-        status = os.fstat(root_fd)
-        root = status.st_dev, status.st_ino, namespace
+        root = _root(root_fd, namespace)
         known = self._known.get((root, path))
         if known is None:
             if len(self._known) >= _MOST_ANSWERS:
@@ -84,6 +93,47 @@ class PackageNotes:
             known = _first(owners, paths)
             self._known[root, path] = known
         return known
+
+    def before(self, process: PinnedProcess, package: Package, replaced: float) -> Package:
+        """Return the version of a package that a process runs, whose file an upgrade has replaced
+        at the time ``replaced`` (Unix time in seconds); `UNKNOWN` if that is in doubt. Does not
+        raise.
+        """
+        if package.manager != "dpkg":
+            return UNKNOWN
+        try:
+            log, written = self._log(process)
+            started = procfs.start_ticks(process.fd) / _TICKS + _boot_time()
+        except (OSError, TimeoutError, RuntimeError):
+            return UNKNOWN
+        version = package_notes.dpkg_version_before(log, written, package.name, replaced, started)
+        return Package(package.name, version, package.manager) if version else UNKNOWN
+
+    def _log(self, process: PinnedProcess) -> tuple[bytes, float]:
+        """Return dpkg's log in the root of a process, and the time when it was written.
+
+        Raises OSError, TimeoutError and RuntimeError.
+        """
+        root = _root(process.root_fd, process.mount_namespace)
+        known = self._logs.get(root)
+        if known is None:
+            while len(self._logs) >= _MOST_ROOTS:
+                del self._logs[next(iter(self._logs))]
+            known = self._patience.ask_about((0, root[2]), process.root_fd, _dpkg_log)
+            self._logs[root] = known
+        return known
+
+    def build_id_at(self, process: PinnedProcess, path: bytes) -> BuildId | None:
+        """Return the build ID of the file that is at a path in the root of a process now; None if
+        it has none. Does not raise.
+        """
+        try:
+            device = (0, process.mount_namespace)
+            return self._patience.ask_about(
+                device, process.root_fd, functools.partial(_build_id_at, path=path)
+            )
+        except (OSError, TimeoutError, RuntimeError):
+            return None
 
     def _read(self, root_fd: int, root: _Root) -> list[_Owner]:
         notes = self._roots.get(root)
@@ -96,6 +146,28 @@ class PackageNotes:
                 del self._roots[next(iter(self._roots))]
             self._roots[root] = notes
         return notes
+
+
+def _root(root_fd: int, namespace: int) -> _Root:
+    status = os.fstat(root_fd)
+    return status.st_dev, status.st_ino, namespace
+
+
+def _boot_time() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _dpkg_log(root_fd: int) -> tuple[bytes, float]:
+    """Return the text of dpkg's log, and the time when it was written. Raises OSError."""
+    with closing_fd(openat2.open_regular_in_root(root_fd, _DPKG_LOGS[-1])) as fd:
+        written = os.fstat(fd).st_mtime
+    return b"".join(_content(root_fd, path) for path in _DPKG_LOGS), written
+
+
+def _build_id_at(root_fd: int, path: bytes) -> BuildId | None:
+    with closing_fd(openat2.open_regular_in_root(root_fd, path)) as fd:
+        answer = elf_file.identify(fd)
+    return answer if isinstance(answer, BuildId) else None
 
 
 def _all(root_fd: int) -> list[_Owner]:

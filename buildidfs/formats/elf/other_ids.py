@@ -74,6 +74,8 @@ _SECTIONS_MAX: Final = 4096
 _CODE_SEGMENTS: Final = 16
 _GO_OWNER: Final = b"Go"
 _GO_TYPE: Final = 4
+_PACKAGE_OWNER: Final = b"FDO"
+_PACKAGE_TYPE: Final = 0xCAFE1A7E
 _GO_ID: Final = re.compile(rb"[\x21-\x7e]+")
 _TEXT_PART: Final = 4096
 _FNV_PRIME: Final = (1 << 88) + 0x13B
@@ -187,19 +189,32 @@ def _segments(head: bytes, read_at: ReadAt, size: int) -> list[Segment]:
 
 def go_build_id(head: bytes, read_at: ReadAt, size: int) -> bytes:
     """Return the Go build ID of a file, empty if it has none."""
+    found = _notes(_GO_OWNER, _GO_TYPE, head, read_at, size)
+    return next((each for each in found if _is_go_id(each)), b"")
+
+
+def package_note(head: bytes, read_at: ReadAt, size: int) -> bytes:
+    """Return the JSON text of the note on the package of a file, empty if it has none.
+
+    Source: https://uapi-group.org/specifications/specs/package_metadata_for_executable_files/
+    """
+    return next(_notes(_PACKAGE_OWNER, _PACKAGE_TYPE, head, read_at, size), b"").rstrip(b"\0")
+
+
+def _notes(owner: bytes, kind: int, head: bytes, read_at: ReadAt, size: int) -> Iterator[bytes]:
+    """Yield the descriptors of the notes of an owner and a type."""
     parsed = parse_header(head)
     if parsed is None:
-        return b""
+        return
     layout, _ = parsed
     source = FileBytes(head, read_at, size)
     for offset, length in _note_areas(layout, head, read_at, size):
         area = source.read(offset, min(length, _NOTES_MAX))
-        if b"Go\0\0" not in area:
+        if owner + b"\0" not in area:
             continue
         for note in walk(area, layout.little_endian):
-            if note.name == _GO_OWNER and note.type == _GO_TYPE and _is_go_id(note.desc):
-                return note.desc
-    return b""
+            if note.name == owner and note.type == kind:
+                yield note.desc
 
 
 def _is_go_id(text: bytes) -> bool:
