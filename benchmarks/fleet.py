@@ -39,7 +39,7 @@ class Fleet(NamedTuple):
     bytes: float = 200e12
     new_ids: int = 100_000
     """Build IDs that no host had before."""
-    seen_again: int = 20
+    resighted: int = 20
     """Build IDs of other hosts that a host sees for the first time."""
     lookups: int = 50_000
     """Look-ups of readers on each host that its store does not answer."""
@@ -152,14 +152,14 @@ def requests_of(fleet: Fleet, found: Filter, day: Generations) -> dict[str, Requ
     absent = lookups * fleet.absent
     present = lookups - absent
     # A host keeps what it has read: each of its files is looked up in the bucket once or twice.
-    first = min(present, fleet.hosts * fleet.seen_again * 4)
+    first = min(present, fleet.hosts * fleet.resighted * 4)
     touched = fleet.ids / (fleet.keep_days / 2)
     return {
         "look-ups of absent files": Requests(absent * found.false_rate, 0),
         "reads of files": Requests(first * 8, 0),
         "refresh of the filter": Requests(fleet.hosts * (2 * DAY / fleet.refresh_s + day.loads), 0),
         "pushes of new files": Requests(0, 2 * fleet.new_ids * 1.1),
-        "files that other hosts pushed": Requests(fleet.hosts * fleet.seen_again * 2, 0),
+        "files that other hosts pushed": Requests(fleet.hosts * fleet.resighted * 2, 0),
         "changes of the filter": Requests(day.count * 8, day.count * 3),
         "manifests": Requests(fleet.hosts * 24, fleet.hosts * 24),
         "touches": Requests(touched, 2 * touched),

@@ -216,7 +216,7 @@ def _scan(store: Path, *paths: str) -> dict[str, int]:
     summary = json.loads(done.stdout or b"{}")
     removed = summary["evicted"]["recapturable"] + summary["evicted"]["lost"]
     return {"rc": done.returncode, "captured": summary["captured"], "held": summary["held"],
-            "noted": summary["noted"], "removed": removed}  # fmt: skip
+            "omitted": summary["omitted"], "removed": removed}  # fmt: skip
 
 
 _MAX_MEMORY_MIB = 64

@@ -112,14 +112,14 @@ class InContainer(Located, frozen=True, kw_only=True):
 class EvictedFile(Located, frozen=True):
     """A blob that was removed to make room at a ``time`` (Unix time in seconds).
 
-    ``again`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
+    ``copy_at`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
     ``damaged`` is True if they are lost because the blob was damaged.
     """
 
     build_id: str
     stored_bytes: int
     time: int
-    again: str
+    copy_at: str
     damaged: bool = False
 
 
@@ -136,8 +136,8 @@ class Removed(msgspec.Struct, frozen=True):
     def of(cls, counts: Tally | Evictions, named: Iterable[EvictedBlob]) -> Self:
         """Return the counts of a store or a process."""
         return cls(
-            counts.again,
-            counts.again_bytes,
+            counts.recapturable,
+            counts.recapturable_bytes,
             counts.losses,
             counts.lost_bytes,
             [
@@ -147,7 +147,7 @@ class Removed(msgspec.Struct, frozen=True):
                     build_id=each.build_id.hex(),
                     stored_bytes=each.size,
                     time=each.when,
-                    again=each.again,
+                    copy_at=each.copy_at,
                     damaged=each.damaged,
                 )
                 for each in named
@@ -228,9 +228,9 @@ class Fault(msgspec.Struct, frozen=True):
 class Status(Limits, frozen=True, kw_only=True):
     """A store and its processes, each supervisor before those that it runs.
 
-    ``evicted`` and ``noted`` count the blobs and files that found no room since the store was made.
-    The limits are those in effect; ``configured`` are those of the settings, None if they are the
-    same. ``findings`` has the faults, the worst first.
+    ``evicted`` and ``omitted`` count the blobs and files that found no room since the store was
+    made. The limits are those in effect; ``configured`` are those of the settings, None if they are
+    the same. ``findings`` has the faults, the worst first.
     """
 
     store: str
@@ -242,7 +242,7 @@ class Status(Limits, frozen=True, kw_only=True):
     free_bytes: int
     pins: int
     evicted: Removed
-    noted: int
+    omitted: int
     configured: Limits | None
     verdict: Verdict
     well: bool

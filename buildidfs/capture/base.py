@@ -95,23 +95,23 @@ def reached(sighting: Sighting, reach: int) -> Sighting:
     return Sighting(origin, sighting.seen_ns)
 
 
-class SeenAgain(msgspec.Struct, frozen=True):
+class Resighting(msgspec.Struct, frozen=True):
     """A file that the memo knows: it need not be read, only the time of the sighting is new."""
 
     sighting: Sighting
     known: Known
 
 
-def seen_again(
+def resighted(
     memo: Memo, sighting: Sighting, known: Known, ask: Callable[[Sighting], Sighting]
-) -> SeenAgain:
+) -> Resighting:
     """Return the record of a file that the memo knows.
 
     If the place is new, ``ask`` is called for the reach.
     """
     if known.build_id is not None and not memo.knows_place(sighting.origin):
         sighting = ask(sighting)
-    return SeenAgain(sighting, known)
+    return Resighting(sighting, known)
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class Unreadable(msgspec.Struct, frozen=True):
         return cls(path, str(error))
 
 
-Found = PinnedFile | SeenAgain | Unreadable
+Found = PinnedFile | Resighting | Unreadable
 
 
 class Progress(Protocol):

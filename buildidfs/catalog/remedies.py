@@ -49,7 +49,7 @@ WITHHELD: Final = "all debuginfo that was seen is believed less than the executa
 AT_ITS_PATH: Final = "still at its path on this host"
 STILL_HERE: Final = f"never captured, and {AT_ITS_PATH}"
 NEVER_SEEN: Final = "no scan and no watch of this store has seen it"
-NOTED: Final = "there was no room for it, and this host had it at that time"
+NO_ROOM: Final = "there was no room for it, and this host had it at that time"
 NOT_KEPT: Final = "it was seen, and its bytes are not in the store"
 REMOVED: Final = "removed to make room"
 AGED: Final = "removed because it was unused for longer than max-age"
@@ -251,7 +251,7 @@ _OF_REASON: Final = {
         " --live says if a process maps it now",
         "buildidfs where --live {id}",
     ),
-    NOTED: Remedy(
+    NO_ROOM: Remedy(
         "no-room",
         "make room (buildidfs prune --dry-run --max-size SIZE shows what would go), or pin what"
         " has to stay; then capture it where it still is",

@@ -28,7 +28,7 @@ import msgspec
 from buildidfs import names
 from buildidfs.capture import elf_file
 from buildidfs.capture.archive import plain_files
-from buildidfs.capture.base import PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import PinnedFile, Resighting, Unreadable
 from buildidfs.capture.origin.builder import Here
 from buildidfs.capture.scan.tree import identify_tree
 from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
@@ -288,9 +288,9 @@ def _image_debuginfo(store: Store, scanner: ImageScanner) -> list[_Chosen]:
     return chosen
 
 
-def _build_id(item: PinnedFile | SeenAgain) -> BuildId | None:
+def _build_id(item: PinnedFile | Resighting) -> BuildId | None:
     """Return the build ID of a file that a scanner found; close the file."""
-    if isinstance(item, SeenAgain):
+    if isinstance(item, Resighting):
         return item.known.build_id
     try:
         answer = item.build_id or elf_file.identify(item.fd)

@@ -332,7 +332,10 @@ _SHOWN: Final = 10
     help="Only files of this kind.  [default: both]",
 )
 @click.option(
-    "--again", is_flag=True, help="Also ask for files that no server had at the last request."
+    "--again",
+    "retry_absent",
+    is_flag=True,
+    help="Also ask for files that no server had at the last request.",
 )
 @click.option(
     "--offline", is_flag=True, help="Ask only servers that are directories of this machine."
@@ -344,7 +347,7 @@ def fetch(
     ids: tuple[str, ...],
     files: tuple[str, ...],
     kind: str | None,
-    again: bool,
+    retry_absent: bool,
     offline: bool,
     json_: bool,
 ) -> int:
@@ -368,7 +371,7 @@ def fetch(
     kinds = fetching.KINDS if kind is None else (Kind[kind.upper()],)
     with session.capturing("Fetching") as (store, show):
         wanted = fetching.wanted_of(store, ids, files, kinds)
-        done = fetching.fetch(store, options, wanted, again=again, progress=show)
+        done = fetching.fetch(store, options, wanted, retry_absent=retry_absent, progress=show)
     return _report_fetch(session, done, json_=json_)
 
 

@@ -129,8 +129,7 @@ def _summary(checked: Checked, options: CheckOptions) -> None:
     words.append(counted(checked.faults, "fault") if checked.faults else "nothing is wrong")
     if options.repair and checked.faults:
         words.append(
-            f"{checked.repaired} repaired, {checked.captured_again} captured again,"
-            f" {checked.lost} lost"
+            f"{checked.repaired} repaired, {checked.recaptured} captured again, {checked.lost} lost"
         )
     click.echo(", ".join(words), err=True)
 
@@ -172,7 +171,7 @@ def doctor(session: Session, json_: bool) -> int:
             json_line(msgspec.structs.asdict(finding))
             continue
         if alike and (finding.area != area or _general(finding) != _general(alike[0])):
-            _say_remedy(alike)
+            _print_remedy(alike)
             alike = []
         if finding.area != area:
             click.echo(f"{finding.area}:")
@@ -180,7 +179,7 @@ def doctor(session: Session, json_: bool) -> int:
         state = terminal.coloured(finding.state, _COLOURS[finding.state])
         terminal.print_text(f"{finding.name}: {finding.found}", label=state, indent=_INDENT)
         alike.append(finding)
-    _say_remedy(alike)
+    _print_remedy(alike)
     if PRIVILEGES in failed:
         return CapabilityError.exit_code
     return IncompleteError.exit_code if failed else 0
@@ -191,7 +190,7 @@ def _general(finding: ProbeFinding) -> str:
     return finding.remedy.replace(finding.name, "")
 
 
-def _say_remedy(alike: list[ProbeFinding]) -> None:
+def _print_remedy(alike: list[ProbeFinding]) -> None:
     """Print the remedy for one or more findings that are printed above it, and differ only in their
     names.
     """

@@ -127,8 +127,8 @@ def journal(
     """Show the build IDs that were seen, with path, container and time, by the time of the last
     sighting.
 
-    A line without bytes in the store says missing, removed if a limit has removed them, or noted if
-    there was no room and the host still had the file at that path. A line says lost, with the
+    A line without bytes in the store says missing, removed if a limit has removed them, or omitted
+    if there was no room and the host still had the file at that path. A line says lost, with the
     reason, if the watch saw a file and could not capture it.
     """
     labels = set[str]()
@@ -168,8 +168,8 @@ def _lines(
                 state = "held"
             elif row.removed is not None:
                 state = "removed"
-            elif row.noted is not None:
-                state = "noted"
+            elif row.omitted is not None:
+                state = "omitted"
             yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
 
 
@@ -217,7 +217,7 @@ def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[s
         "build_id": row.build_id.hex(),
         "held": line.state == "held",
         "removed": None if row.removed is None else row.removed.time,
-        "noted": None if row.noted is None else _identity(row.noted),
+        "omitted": None if row.omitted is None else _identity(row.omitted),
         "lost": None,
         **history.sighted_fields(row, row, names, called),
         "boot_id": row.boot.hex(),
@@ -258,14 +258,14 @@ def stats(session: Session, json_: bool) -> None:
     if json_:
         json_line(found)
         return
-    _say_of_store(found)
+    _print_store(found)
     if found.jit_maps:
         processes = counted(found.jit_maps, "process")
         _print_line("JIT names", f"of {processes}, {size(found.jit_bytes)}: see buildidfs jit")
-    _say_of_host(found)
+    _print_host(found)
 
 
-def _say_of_store(found: Stats) -> None:
+def _print_store(found: Stats) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.artifacts.items() if count)
     _print_line("store", printable(os.fsencode(found.store)))
     _print_line("build IDs", f"{found.build_ids} ({kinds or 'nothing yet'})")
@@ -284,7 +284,7 @@ def _say_of_store(found: Stats) -> None:
     _print_line("origins", str(found.origins))
 
 
-def _say_of_host(found: Stats) -> None:
+def _print_host(found: Stats) -> None:
     """Print how many files running processes have open or mapped, and the share that the
     store has.
     """

@@ -79,8 +79,8 @@ def eviction(what: Removed) -> str:
     """Describe the blobs that were removed to make room; empty if there are none."""
     clauses = []
     if what.recapturable:
-        again = f"{what.recapturable} that can be captured again"
-        clauses.append(f"{again} ({size(what.recapturable_bytes)})")
+        recapturable = f"{what.recapturable} that can be captured again"
+        clauses.append(f"{recapturable} ({size(what.recapturable_bytes)})")
     if what.lost:
         clauses.append(f"{what.lost} that cannot be captured again ({size(what.lost_bytes)})")
     return ", ".join(clauses)
@@ -88,8 +88,8 @@ def eviction(what: Removed) -> str:
 
 def evicted_line(each: EvictedFile) -> str:
     """Return a line about one blob that was removed to make room."""
-    again = f": {each.again}" if each.again else ": it was damaged" if each.damaged else ""
-    return f"{each.build_id} {printable(each.raw_path) or '-'} ({size(each.stored_bytes)}){again}"
+    what = f": {each.copy_at}" if each.copy_at else ": it was damaged" if each.damaged else ""
+    return f"{each.build_id} {printable(each.raw_path) or '-'} ({size(each.stored_bytes)}){what}"
 
 
 def limits(policy: Policy | Limits) -> str:
@@ -127,10 +127,10 @@ def report_scan(
         _summary_text(summary, quiet=quiet)
     if summary.unreadable:
         return IncompleteError.exit_code
-    if not summary.noted:
+    if not summary.omitted:
         return 0
     terminal.complain(
-        f"{counted(summary.noted, 'file')} not stored, because files that are gone need the room:"
+        f"{counted(summary.omitted, 'file')} not stored, because files that are gone need the room:"
         " set a larger limit ([retention] max-size), or remove files (buildidfs prune)"
     )
     return StoreFull.exit_code
@@ -145,8 +145,8 @@ def _summary_json(summary: ScanSummary, more: Mapping[str, object]) -> None:
             "held": summary.held,
             "new_build_ids": summary.new_ids,
             "copied_bytes": summary.copied_bytes,
-            "noted": summary.noted,
-            "noted_bytes": summary.noted_bytes,
+            "omitted": summary.omitted,
+            "omitted_bytes": summary.omitted_bytes,
             "evicted": Removed.of(summary.removed, summary.removed.named),
             "absent": {str(reason): count for reason, count in summary.absent.items()},
             "unreadable": [
@@ -170,9 +170,9 @@ def _summary_text(summary: ScanSummary, *, quiet: bool) -> None:
         )
         for reason, count in summary.absent.most_common():
             click.echo(f"{count} without a build ID: {reason}")
-        if summary.noted:
+        if summary.omitted:
             terminal.print_text(
-                f"{summary.noted} only noted ({size(summary.noted_bytes)}) for lack of"
+                f"{summary.omitted} omitted ({size(summary.omitted_bytes)}) for lack of"
                 " room, and can be captured again: buildidfs journal has them"
             )
         if summary.removed.aged:
@@ -193,11 +193,11 @@ def _summary_text(summary: ScanSummary, *, quiet: bool) -> None:
 
 def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
     """Print the blobs removed to make room, losses first; if ``quiet``, only losses."""
-    if not removed.losses and (quiet or not removed.again):
+    if not removed.losses and (quiet or not removed.recapturable):
         return
     what = Removed.of(removed, removed.named)
     click.echo(f"removed to make room: {eviction(what)}", err=bool(what.lost))
-    losses = [each for each in what.named if not each.again]
+    losses = [each for each in what.named if not each.copy_at]
     for each in losses or what.named[:_SHOWN_RECAPTURABLE]:
         click.echo(f"    {evicted_line(each)}", err=bool(what.lost))
     if what.lost > len(losses):

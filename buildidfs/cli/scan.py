@@ -154,11 +154,11 @@ def scan_tree(
             dirs = [os.fsencode(each) for each in source_dirs]
             counts = capture_tree_sources(store, session.settings, wanted, dirs)
             elsewhere = "in no directory that was given: name it with --source-dir"
-            more = _tell_sources(session, counts, elsewhere, json_=json_)
+            more = _print_sources(session, counts, elsewhere, json_=json_)
     return report_scan(summary, json_=json_, quiet=session.is_quiet, more=more)
 
 
-def _tell_sources(
+def _print_sources(
     session: Session, counts: SourceCounts, elsewhere: str, *, json_: bool
 ) -> dict[str, object]:
     """Print counts of source files, with a hint for ``elsewhere``; return the fields for JSON."""
@@ -424,12 +424,12 @@ def _whose(dump: CoreDump, called: Mapping[str, str]) -> str:
     ),
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
-@click.option("--again", is_flag=True, help="Read packages that were read before, too.")
+@click.option("--again", "reread", is_flag=True, help="Read packages that were read before, too.")
 @_sources_in_them
 @_json_summary
 @click.pass_obj
 def scan_package(
-    session: Session, files: tuple[str, ...], again: bool, sources: bool, json_: bool
+    session: Session, files: tuple[str, ...], reread: bool, sources: bool, json_: bool
 ) -> int:
     """Capture each ELF file in packages of Debian, rpm, Alpine and Arch, without installing them.
 
@@ -440,13 +440,13 @@ def scan_package(
 
     wanted = [os.fsencode(path) for path in files]
     with session.capturing("Unpacking") as (store, show):
-        scan = scans.scan_packages(store, wanted, again=again, progress=show)
+        scan = scans.scan_packages(store, wanted, reread=reread, progress=show)
         more: dict[str, object] = {}
         if sources:
             from buildidfs.catalog.source_files import capture_packaged_sources
 
             found = capture_packaged_sources(store, session.settings, wanted)
-            more = _tell_sources(session, found, "in no package that was given", json_=json_)
+            more = _print_sources(session, found, "in no package that was given", json_=json_)
     counts = {"packages": scan.packages, "unchanged": scan.unchanged}
     return _report_archives(session, scan.summary, counts, json_=json_, **more)
 
@@ -482,7 +482,7 @@ def scan_package(
     metavar="OS/ARCH",
     help="For images with several platforms: read this one, or all.",
 )
-@click.option("--again", is_flag=True, help="Read images that were read before, too.")
+@click.option("--again", "reread", is_flag=True, help="Read images that were read before, too.")
 @_sources_in_them
 @_json_summary
 @click.pass_obj
@@ -491,7 +491,7 @@ def scan_image(
     images: tuple[str, ...],
     roots: tuple[str, ...],
     platform: str | None,
-    again: bool,
+    reread: bool,
     sources: bool,
     json_: bool,
 ) -> int:
@@ -507,14 +507,14 @@ def scan_image(
 
     meant = scans.images_meant(images, roots)
     with session.capturing("Unpacking") as (store, show):
-        scan = scans.scan_images(store, *meant, platform=platform, again=again, progress=show)
+        scan = scans.scan_images(store, *meant, platform=platform, reread=reread, progress=show)
         more: dict[str, object] = {}
         if sources:
             from buildidfs.catalog.source_files import capture_image_sources
 
             scanner = partial(scans.image_scanner, store, *meant, platform=platform)
             found = capture_image_sources(store, session.settings, scanner)
-            more = _tell_sources(session, found, "not in the image that names them", json_=json_)
+            more = _print_sources(session, found, "not in the image that names them", json_=json_)
     counts = {"images": scan.images, "unchanged": scan.unchanged}
     status = _report_archives(session, scan.summary, counts, json_=json_, **more)
     for error in scan.corrupt[1:]:

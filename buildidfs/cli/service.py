@@ -392,12 +392,12 @@ def _doing(found: Status) -> str:
 
 
 def _print_evictions(found: Status) -> None:
-    """Print the files that were removed, or only noted, for lack of room, if there are any."""
+    """Print the files that were removed, or omitted, for lack of room, if there are any."""
     clauses = []
     if removed := eviction(found.evicted):
         clauses.append(f"removed to make room: {removed}")
-    if found.noted:
-        clauses.append(f"{counted(found.noted, 'file')} only noted, which can be captured again")
+    if found.omitted:
+        clauses.append(f"{counted(found.omitted, 'file')} omitted, which can be captured again")
     if clauses:
         _print_line("room", "; ".join(clauses))
     for each in found.evicted.named[:_LOST]:
@@ -647,10 +647,10 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
 
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    stopped, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    stopped, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def end(number: int, frame: FrameType | None) -> None:
-        os.write(tell, b"q")
+        os.write(wake, b"q")
 
     handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -661,7 +661,7 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         os.close(stopped)
-        os.close(tell)
+        os.close(wake)
 
 
 def _key(fd: int, stopped: int, seconds: float) -> str:

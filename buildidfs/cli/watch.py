@@ -40,7 +40,7 @@ _LOST = (
     ("unreadable", "unreadable"),
     ("records_lost", "events lost"),
     ("restarts", "restarts"),
-    ("noted", "only noted for lack of room"),
+    ("omitted", "omitted for lack of room"),
     ("evicted", "removed that can be captured again"),
     ("evicted_for_good", "removed that cannot be captured again"),
 )

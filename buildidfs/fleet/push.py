@@ -199,7 +199,7 @@ class PushTarget:
             for job in jobs:
                 job.claimed = now
 
-    def claim_again(self, job: _Job) -> None:
+    def renew_claim(self, job: _Job) -> None:
         """Add a file whose upload begins late to the filter once more. Raises `RemoteError`."""
         if job.served and _boot_time() - job.claimed > CLAIM_S:
             self.claim([job])
@@ -449,7 +449,7 @@ class Pusher:
         if hashlib.sha256(data).digest() != artifact.digest:
             raise IntegrityError(DAMAGED)
         self._pace.wait(len(data))
-        job.target.claim_again(job)
+        job.target.renew_claim(job)
         return bucket.create(key, data, _described(job, self._host).metadata())
 
     def _compared(self, bucket: Bucket, key: str, artifact: Artifact) -> Put | None:
@@ -491,7 +491,7 @@ class Pusher:
             if self._stop.is_set():
                 raise Stopped
             self._pace.wait(len(chunk))
-            job.target.claim_again(job)
+            job.target.renew_claim(job)
             yield chunk
 
     def _leased(self, target: PushTarget, key: str) -> bool:

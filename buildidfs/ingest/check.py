@@ -70,7 +70,7 @@ class Checked(msgspec.Struct):
 
     faults: int = 0
     repaired: int = 0
-    captured_again: int = 0
+    recaptured: int = 0
     lost: int = 0
     blobs: int = 0
     read_bytes: int = 0
@@ -81,7 +81,7 @@ class Checked(msgspec.Struct):
     @property
     def is_sound(self) -> bool:
         """True if no fault is left and no bytes were lost."""
-        return self.faults == self.repaired + self.captured_again
+        return self.faults == self.repaired + self.recaptured
 
 
 def check(
@@ -95,7 +95,7 @@ def check(
     for found in _check(path, settings, options, checked):
         checked.faults += found.state in ("found", "repaired")
         checked.repaired += found.state == "repaired"
-        checked.captured_again += found.state == "captured again"
+        checked.recaptured += found.state == "captured again"
         checked.lost += found.state == "lost"
         yield found
 

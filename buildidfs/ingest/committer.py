@@ -138,14 +138,14 @@ def _parts(capture: NewCapture) -> tuple[NewCapture, ...]:
 
 class _Row(msgspec.Struct):
     """The first and the last sighting of a build ID at a place. ``held`` is True if the store has
-    its bytes, ``noted`` if it has no room for them.
+    its bytes, ``omitted`` if it has no room for them.
     """
 
     first: Sighting
     last: Sighting
     build_id: BuildId
     held: bool
-    noted: bool
+    omitted: bool
 
 
 class Sightings:
@@ -165,12 +165,12 @@ class Sightings:
         return len(self._rows)
 
     def add(
-        self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
+        self, sighting: Sighting, build_id: BuildId, *, held: bool = False, omitted: bool = False
     ) -> None:
         """Add the sighting of a file with ``build_id``; ``held`` is True if its bytes were known
-        then, and ``noted`` if there was no room for them.
+        then, and ``omitted`` if there was no room for them.
         """
-        self._add(_Row(sighting, sighting, build_id, held, noted))
+        self._add(_Row(sighting, sighting, build_id, held, omitted))
         if len(self._rows) > self._most:
             self._shrink()
 
@@ -186,9 +186,9 @@ class Sightings:
         """Return the entries for the journal: each place, twice if it was seen at two times."""
         entries = []
         for row in self._rows.values():
-            entries.append(NewSeen(row.first, row.build_id, noted=row.noted))
+            entries.append(NewSeen(row.first, row.build_id, omitted=row.omitted))
             if row.last is not row.first:
-                entries.append(NewSeen(row.last, row.build_id, noted=row.noted))
+                entries.append(NewSeen(row.last, row.build_id, omitted=row.omitted))
         return entries
 
     def touched(self) -> list[Sighting]:
@@ -211,7 +211,7 @@ class Sightings:
             old.first = min(old.first, row.first, key=_time)
             old.last = max(old.last, row.last, key=_time)
             old.held |= row.held
-            old.noted |= row.noted
+            old.omitted |= row.omitted
 
     def _shrink(self) -> None:
         """Make room: merge the rows of a path for the namespaces of one container.
@@ -247,16 +247,16 @@ class Results(msgspec.Struct):
     """Counts that every pipeline keeps; each may be read at any time.
 
     ``captured`` counts files whose bytes are new to the store (``copied_bytes`` of them), ``held``
-    files whose bytes it had, ``new_ids`` build IDs that were new, ``noted`` recapturable files for
-    which there is no room. ``journaled`` counts entries of the journal, and ``unjournaled`` dropped
-    entries.
+    files whose bytes it had, ``new_ids`` build IDs that were new, ``omitted`` recapturable files
+    for which there is no room. ``journaled`` counts entries of the journal, and ``unjournaled``
+    dropped entries.
     """
 
     captured: int = 0
     held: int = 0
     copied_bytes: int = 0
     new_ids: int = 0
-    noted: int = 0
+    omitted: int = 0
     journaled: int = 0
     unjournaled: int = 0
 
@@ -264,15 +264,15 @@ class Results(msgspec.Struct):
 class ScanSummary(Results):
     """Counts of one scan.
 
-    ``files`` counts all files found. Each file is captured, held, ``absent`` (by reason), noted or
-    ``unreadable``. ``noted_bytes`` were not written to the store. ``removed`` counts the blobs
+    ``files`` counts all files found. Each file is captured, held, ``absent`` (by reason), omitted
+    or ``unreadable``. ``omitted_bytes`` were not written to the store. ``removed`` counts the blobs
     removed to make room.
     """
 
     files: int = 0
     absent: Counter[Absence] = msgspec.field(default_factory=Counter)
     unreadable: list[Unreadable] = msgspec.field(default_factory=list)
-    noted_bytes: int = 0
+    omitted_bytes: int = 0
     removed: Tally = msgspec.field(default_factory=Tally)
 
     def add(self, part: ScanSummary) -> None:
@@ -389,18 +389,18 @@ class Committer(Generic[Job]):
                 self._changed.notify()
 
     def see(
-        self, sighting: Sighting, build_id: BuildId, *, held: bool = False, noted: bool = False
+        self, sighting: Sighting, build_id: BuildId, *, held: bool = False, omitted: bool = False
     ) -> None:
         """Queue a sighting for the journal; it is written when the store can be written.
 
-        ``held`` is True if the store has the bytes, and records one more place for them; ``noted``
-        if there is no room for the bytes of a recapturable file.
+        ``held`` is True if the store has the bytes, and records one more place for them;
+        ``omitted`` if there is no room for the bytes of a recapturable file.
         """
         with self._changed:
             if not self._rows:
                 self._rows_since = time.monotonic()
                 self._changed.notify()
-            self._rows.add(sighting, build_id, held=held, noted=noted)
+            self._rows.add(sighting, build_id, held=held, omitted=omitted)
             if len(self._rows) == BATCH_ROWS:
                 self._changed.notify()
 

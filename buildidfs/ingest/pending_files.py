@@ -56,7 +56,7 @@ class PendingFile(msgspec.Struct, eq=False):
     read at the catch, None if it was not read. ``key`` is the catcher's name of the file. ``since``
     is the ``time.monotonic()`` of the pin. ``slow`` is True if its filesystem may not answer.
     ``tries`` counts the attempts to copy it. ``share`` is `LiveSightings.share`.
-    ``noted`` is True if the store had no room for the file, and the file was recapturable.
+    ``omitted`` is True if the store had no room for the file, and the file was recapturable.
     """
 
     file: PinnedFile
@@ -66,7 +66,7 @@ class PendingFile(msgspec.Struct, eq=False):
     slow: bool = False
     tries: int = 0
     share: Share = HOST
-    noted: bool = False
+    omitted: bool = False
 
     @property
     def sighting(self) -> Sighting:
@@ -362,13 +362,13 @@ class PendingFiles:
             entry.reason = reason or entry.reason
             self._wait(entry)
 
-    def look_again(self) -> None:
-        """Make the noted files available now: a file that was deleted meanwhile is not recapturable
-        any more, and then gets room.
+    def recheck(self) -> None:
+        """Make the omitted files available now: a file that was deleted meanwhile is not
+        recapturable any more, and then gets room.
         """
         with self._lock:
             for line in self._queues:
-                for entry in [each for each in line.later if each.pending.noted]:
+                for entry in [each for each in line.later if each.pending.omitted]:
                     line.remove(entry)
                     entry.after, entry.reason = 0.0, ""
                     line.add(entry)

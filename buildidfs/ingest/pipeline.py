@@ -285,7 +285,7 @@ class Pipeline(ABC):
         jobs = self._finished(job)
         if isinstance(outcome, NewSeen):
             _log.debug("%s: not staged, for want of room", path)
-            self._noted(jobs, outcome.build_id)
+            self._omitted(jobs, outcome.build_id)
         elif isinstance(outcome, NewAbsence):
             _log.debug("%s: not staged, without a build ID", path)
             self._committer.add_rows(absent=[outcome])
@@ -309,7 +309,7 @@ class Pipeline(ABC):
 
     def _committed(self, capture: NewCapture, job: Job, outcome: Outcome) -> None:
         result = "new bytes" if outcome.new_blob else "known bytes"
-        if outcome.gone or outcome.noted or outcome.refused:
+        if outcome.gone or outcome.omitted or outcome.refused:
             result = outcome.refused or "no bytes"
         path, build_id = job.sighting.origin.path, capture.build_id
         _log.debug("%s: committed, build ID %s, %s", path, build_id, result)
@@ -317,8 +317,8 @@ class Pipeline(ABC):
             self._gone(job, capture.build_id)
             return
         jobs = self._finished(job)
-        if outcome.noted:
-            self._noted(jobs, capture.build_id, is_recorded=True)
+        if outcome.omitted:
+            self._omitted(jobs, capture.build_id, is_recorded=True)
             return
         self._captured(job, capture, outcome)
         for other in jobs[1:]:
@@ -381,7 +381,7 @@ class Pipeline(ABC):
         """The store held the bytes of a file, and removed them before the sighting was recorded."""
 
     @abstractmethod
-    def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
+    def _omitted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
         """There is no room for files that still exist; if ``is_recorded``, the journal has the
         first.
         """
@@ -536,7 +536,7 @@ class Scan(Pipeline):
     def finish(self) -> None:
         """Wait until everything is recorded. Raises `StoreError`."""
         self._drain()
-        self._try_again()
+        self._retry()
         self._touch()
         self._committer.flush()
         self.check()
@@ -560,7 +560,7 @@ class Scan(Pipeline):
         if not self._put(job):
             pinned.close()
         self.check()
-        self._try_again()
+        self._retry()
 
     def _touch(self) -> None:
         """Record the sightings of known files. Raises `StoreError`."""
@@ -572,7 +572,7 @@ class Scan(Pipeline):
             self._committer.flush()
         self.check()
 
-    def _try_again(self) -> None:
+    def _retry(self) -> None:
         """Try the files again for which there was no room. Raises `StoreError`.
 
         Staged files that wait for a commit take room, so they are committed first.
@@ -621,15 +621,15 @@ class Scan(Pipeline):
     def _gone(self, job: Job, build_id: BuildId) -> None:
         for each in self._finished(job):
             if self._store.recapturable_place(each.sighting.origin):
-                self._noted([each], build_id)
+                self._omitted([each], build_id)
             else:
                 self._removed(each.sighting)
 
-    def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
+    def _omitted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
         self._committer.add_rows(
-            seen=[NewSeen(each.sighting, build_id, noted=True) for each in jobs[is_recorded:]]
+            seen=[NewSeen(each.sighting, build_id, omitted=True) for each in jobs[is_recorded:]]
         )
-        self._count(noted=len(jobs), noted_bytes=jobs[0].sighting.origin.identity.size)
+        self._count(omitted=len(jobs), omitted_bytes=jobs[0].sighting.origin.identity.size)
 
     def _absent(self, jobs: list[Job], outcome: NewAbsence) -> None:
         for job in jobs:
@@ -669,7 +669,7 @@ class Scan(Pipeline):
         self._count(held=-1)
         # it was removed to make room, according to the journal
         if self._store.recapturable_place(sighting.origin):
-            self._count(noted=1, noted_bytes=sighting.origin.identity.size)
+            self._count(omitted=1, omitted_bytes=sighting.origin.identity.size)
         else:
             self._removed(sighting)
 

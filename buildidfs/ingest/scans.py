@@ -170,11 +170,11 @@ class PackageScan(msgspec.Struct, frozen=True):
 
 
 def scan_packages(
-    store: Store, paths: Sequence[bytes], *, again: bool = False, progress: Progress | None = None
+    store: Store, paths: Sequence[bytes], *, reread: bool = False, progress: Progress | None = None
 ) -> PackageScan:
     """Capture the ELF files in packages, and in packages below directories; raises `StoreFull`.
 
-    A package that was read within a month and has not changed is skipped, unless ``again``.
+    A package that was read within a month and has not changed is skipped, unless ``reread``.
     """
     from buildidfs.capture.archive.packages import PackageScanner
 
@@ -182,7 +182,7 @@ def scan_packages(
         StoreMemo(store),
         paths,
         spool_directory=store.path,
-        again=again,
+        reread=reread,
         measured=progress is not None,
     )
     summary = _ingest_archives(store, scanner, progress)
@@ -209,17 +209,17 @@ def scan_images(
     roots: Sequence[bytes] = (),
     *,
     platform: str | None = None,
-    again: bool = False,
+    reread: bool = False,
     progress: Progress | None = None,
 ) -> ImageScan:
     """Capture the ELF files in images: in all those at ``paths``, and in those at ``roots`` that
     ``references`` select by names, digests, or the beginnings of digests.
 
     ``platform`` is a platform such as ``linux/arm64``, or ``all``; the default is that of this
-    machine. An image that was read within a month is skipped, unless ``again``. Raises `StoreFull`,
-    and `UsageError` for an invalid platform or a reference without an image.
+    machine. An image that was read within a month is skipped, unless ``reread``. Raises
+    `StoreFull`, and `UsageError` for an invalid platform or a reference without an image.
     """
-    scanner = image_scanner(store, paths, references, roots, platform=platform, again=again)
+    scanner = image_scanner(store, paths, references, roots, platform=platform, reread=reread)
     summary = _ingest_archives(store, scanner, progress)
     return ImageScan(summary, scanner.images, scanner.unchanged, tuple(scanner.corrupt))
 
@@ -260,7 +260,7 @@ def image_scanner(
     roots: Sequence[bytes] = (),
     *,
     platform: str | None = None,
-    again: bool = True,
+    reread: bool = True,
 ) -> ImageScanner:
     """Return a scanner of the images that `scan_images` captures; raises `UsageError`."""
     from buildidfs.capture.image.scanner import ImageScanner
@@ -273,7 +273,7 @@ def image_scanner(
         raise UsageError(f"not a platform: {platform!r}; try linux/arm64, or all")
     return ImageScanner(
         StoreMemo(store), paths, references, roots,
-        platform=wanted, spool_directory=store.path, again=again,
+        platform=wanted, spool_directory=store.path, reread=reread,
     )  # fmt: skip
 
 
@@ -304,7 +304,7 @@ def _ingest_archives(store: Store, scanner: _Scanner, progress: Progress | None)
                 raise interrupted(total.captured + error.kept) from error
             whole, scanner.whole = scanner.whole, []
             # If a file could not be stored, its archive is not remembered.
-            if len(part.unreadable) == portion.unreadable and not part.noted:
+            if len(part.unreadable) == portion.unreadable and not part.omitted:
                 now = time.time_ns()
                 store.remember([NewAbsence(mark, now, Absence.NOT_ELF) for mark in whole])
             total.add(part)

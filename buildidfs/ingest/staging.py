@@ -172,7 +172,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
         staged = store.stage(pinned.fd, origin=sighting.origin if hint is not None else None)
     except Recapturable:
         assert isinstance(hint, BuildId)
-        return NewSeen(sighting, hint, noted=True)
+        return NewSeen(sighting, hint, omitted=True)
     with on_error(staged.close):
         outcome: Outcome | None = None
         # A second read with the same result shows that no write fell between the two.

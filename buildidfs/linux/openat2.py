@@ -32,7 +32,7 @@ _OPEN_HOW = struct.Struct("=QQQ")
 
 # EAGAIN: a rename somewhere interfered with a "..", and the kernel asks to try again. A process
 # that keeps renaming does not win: in the end this module walks the path itself, which never waits.
-_AGAIN = frozenset((errno.EAGAIN, errno.EINTR))
+_INTERRUPTED = frozenset((errno.EAGAIN, errno.EINTR))
 _ATTEMPTS = 8
 _MAX_SYMLINKS = 40
 _PATH_MAX = 4096
@@ -152,7 +152,7 @@ def _openat2(root_fd: int, path: bytes, flags: int) -> int:
         try:
             return _openat2_once(root_fd, path, flags)
         except OSError as error:
-            if error.errno not in _AGAIN:
+            if error.errno not in _INTERRUPTED:
                 raise
     return walk_in_root(root_fd, path, flags)
 

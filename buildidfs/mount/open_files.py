@@ -203,12 +203,12 @@ class OpenFiles:
 
 
 def _too_many(uid: int) -> OSError:
-    _say_once(uid)
+    _log_once(uid)
     return OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 
 
 @functools.lru_cache(maxsize=256)
-def _say_once(uid: int) -> None:
+def _log_once(uid: int) -> None:
     log.warning(
         "user %d has as many files of the mount open as one user may, and gets ENFILE for more", uid
     )

@@ -105,7 +105,7 @@ def errno_of(error: Exception) -> int:
     if isinstance(error, RemoteError):
         return errno.EIO  # logged once; a bucket that does not answer may have the file
     if isinstance(error, IntegrityError):
-        _say_once(str(error))
+        _log_once(str(error))
         return errno.ESTALE
     if isinstance(error, BuildIdFsError):
         log.error("%s", error)
@@ -118,7 +118,7 @@ def errno_of(error: Exception) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _say_once(text: str) -> None:
+def _log_once(text: str) -> None:
     """Log damage; the same text is logged once only."""
     log.error("%s", text)
 

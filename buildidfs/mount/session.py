@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 USES_S = 300.0
 """Seconds between two records of the files opened through a mount."""
 
-_TELL_S = 5.0
+_ANNOUNCE_S = 5.0
 _COPY_S = 0.5  # for the end of a session without copies
 
 
@@ -204,7 +204,7 @@ async def _record_uses(store: Store) -> None:
 
 async def _keep_telling(announce: Callable[[], None]) -> None:
     while True:
-        await trio.sleep(_TELL_S)
+        await trio.sleep(_ANNOUNCE_S)
         announce()
 
 

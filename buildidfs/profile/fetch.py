@@ -97,7 +97,7 @@ def fetch(
     options: FetchOptions,
     wanted: Iterable[Lacking],
     *,
-    again: bool = False,
+    retry_absent: bool = False,
     progress: Progress | None = None,
 ) -> list[Fetched]:
     """Fetch files, several at a time; return the answers in the order of ``wanted``.
@@ -113,7 +113,7 @@ def fetch(
     ):
         try:
             futures = {
-                pool.submit(upstreams.fetch, build_id, kind, again=again): number
+                pool.submit(upstreams.fetch, build_id, kind, retry_absent=retry_absent): number
                 for number, (build_id, kind) in enumerate(files)
             }
             for future in as_completed(futures):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NAMES: Final = (b"//anon", b"/anon_hugepage", b"/dev/zero", b"/SYSV", b"[anon", b"/memfd:")
 # A watch records once a minute that a process lives.
-_NOTED_NS: Final = 90_000_000_000
+_LIFE_RECORD_NS: Final = 90_000_000_000
 # The start time of a process is known to 10 ms only.
 _EXACT_NS: Final = 100_000_000
 
@@ -162,7 +162,7 @@ class JitNames:
         error = clock.error_ns + _EXACT_NS
         if moment < process.start_ns - error:
             return False
-        return moment <= each.last_ns + _NOTED_NS + error or _still_runs(each)
+        return moment <= each.last_ns + _LIFE_RECORD_NS + error or _still_runs(each)
 
 
 def _still_runs(each: JitMap) -> bool:

@@ -209,8 +209,8 @@ class Explainer:
                     "buildidfs journal --lost",
                 )
             )
-        elif any(each.noted for each in records):
-            found.append(self._finding(remedies.NOTED, row, file))
+        elif any(each.omitted for each in records):
+            found.append(self._finding(remedies.NO_ROOM, row, file))
         elif records:
             last = max(records, key=lambda each: each.last_seen_ns)
             where = self._names.short(reported(last)) or "the host"

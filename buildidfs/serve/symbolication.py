@@ -345,7 +345,7 @@ class _Run:
         self._bytes = 0
         self._modules: dict[str, tuple[BuildId, int] | None] = {}
         self._symbols: dict[tuple[BuildId, int], Symbol | None] = {}
-        self._told: dict[tuple[BuildId, int], bytes] = {}
+        self._encoded: dict[tuple[BuildId, int], bytes] = {}
         self._why: dict[str, dict[str, None]] = {}
 
     def job(self, job: _Job) -> Iterator[bytes]:
@@ -413,7 +413,7 @@ class _Run:
     def _names(self, debug_id: str, build_id: BuildId, base: int, offset: int) -> bytes:
         """Return the rest of the object of a frame, with the names at its address."""
         key = build_id, offset
-        encoded = self._told.get(key)
+        encoded = self._encoded.get(key)
         if encoded is None:
             _check(self._deadline)
             named = self._engine.at_address(build_id, base + offset)
@@ -421,7 +421,7 @@ class _Run:
                 self._why.setdefault(debug_id, {})[named.why] = None
             fields = self._fields(build_id, base + offset, named.frames)
             encoded = b"," + msgspec.json.encode(fields)[1:-1] if fields else b""
-            self._told[key] = encoded
+            self._encoded[key] = encoded
         return encoded
 
     def _fields(

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Batch:
-    """The captures of a batch; those in ``dropped`` are only noted."""
+    """The captures of a batch; those in ``dropped`` are omitted."""
 
     def __init__(self, env: Environment, captures: Sequence[NewCapture]) -> None:
         self._env = env
@@ -67,7 +67,7 @@ class _Batch:
     def entries(self) -> list[NewSeen]:
         """Return journal entries for the captures that were dropped."""
         dropped = [new for new in self.captures if new not in self]
-        return [NewSeen(new.sighting, new.build_id, noted=True) for new in dropped]
+        return [NewSeen(new.sighting, new.build_id, omitted=True) for new in dropped]
 
 
 class Commits:
@@ -106,25 +106,25 @@ class Commits:
         added: set[Digest] = set()
         called = self._called([new.sighting for new in captures])
         batch = _Batch(self._env, captures)
-        keeper = self._keeper() if staged or absent or any(each.noted for each in seen) else None
+        keeper = self._keeper() if staged or absent or any(each.omitted for each in seen) else None
         if keeper is not None and absent and not keeper.has_room_for_rows(len(absent)):
             absent = ()  # such rows only save work, and blobs would have to go for them
-        notes = sum(each.noted for each in seen)
+        notes = sum(each.omitted for each in seen)
         if keeper is not None and notes and not keeper.has_room_for_rows(notes, of_journal=True):
-            seen = [each for each in seen if not each.noted]
-        noted = [self._judged(each) for each in seen if each.noted]
+            seen = [each for each in seen if not each.omitted]
+        omitted = [self._judged(each) for each in seen if each.omitted]
 
         def work(txn: Txn) -> tuple[CommitResult, Recorder]:
             recorder = Recorder(self._env, txn, self._blobs, added, self._verified.read, called)
             outcomes = tuple(
                 [
-                    recorder.capture(new) if new in batch else Outcome(0, noted=True)
+                    recorder.capture(new) if new in batch else Outcome(0, omitted=True)
                     for new in captures
                 ]
             )
             for absence in absent:
                 recorder.absent(absence)
-            for each in (*noted, *batch.entries()):
+            for each in (*omitted, *batch.entries()):
                 recorder.note(each.build_id, each.sighting.origin)
             recorder.finish()
             self._write_journal(txn, [*seen, *batch.entries()], keeper)
@@ -147,10 +147,10 @@ class Commits:
         finally:
             for blob in staged:
                 blob.close()
-        self._tell(captures, result, recorder)
+        self._publish(captures, result, recorder)
         return result
 
-    def _tell(
+    def _publish(
         self, captures: Sequence[NewCapture], result: CommitResult, recorder: Recorder
     ) -> None:
         """Announce a committed batch to the mounts, log shared build IDs, and start the maker of
@@ -172,9 +172,9 @@ class Commits:
             return
         journal = JournalWriter(self._env, txn)
         journal.add(seen)
-        if keeper is not None and any(each.noted for each in seen):
+        if keeper is not None and any(each.omitted for each in seen):
             row = tally.load(self._env, txn)
-            row.noted += journal.noted
+            row.omitted += journal.omitted
             tally.save(self._env, txn, row)
 
     def _with_room(

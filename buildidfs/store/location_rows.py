@@ -220,7 +220,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     """A build ID seen at a path in one container, with the first and last time (Unix time, ns).
 
     A field with the name of a field of `Origin` has the same meaning. ``boot`` is the boot ID, 16
-    bytes, or empty if unknown: ``mnt_ns_id`` is unambiguous only together with it. ``noted``
+    bytes, or empty if unknown: ``mnt_ns_id`` is unambiguous only together with it. ``omitted``
     identifies a file for which the store had no room; it is None for other files. ``removed`` is
     the last removal of its bytes by a limit; the store may have captured them since. ``owner`` is 0
     in rows of earlier versions.
@@ -239,7 +239,7 @@ class JournalRecord(msgspec.Struct, frozen=True):
     first_seen_ns: int
     last_seen_ns: int
     cgroup_id: int = 0
-    noted: FileIdentity | None = None
+    omitted: FileIdentity | None = None
     removed: Removal | None = None
     owner: int = 0
 
@@ -256,7 +256,7 @@ class JournalRow(msgspec.Struct, array_like=True):
     host: bytes
     scanner: bytes
     cgroup_id: int
-    noted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None
+    omitted: tuple[int, int, int, int, int, int, int, int, bytes | None] | None
     owner: int = 0
 
 
@@ -301,10 +301,10 @@ def pack_journal(
     first: int,
     last: int,
     *,
-    noted: bool = False,
+    omitted: bool = False,
     removed: Removal | None = None,
 ) -> bytes:
-    """Return a row of *journal*. ``noted`` identifies a file that was not captured for lack of
+    """Return a row of *journal*. ``omitted`` identifies a file that was not captured for lack of
     room, see `JournalRecord`.
     """
     fields = (
@@ -317,29 +317,29 @@ def pack_journal(
         _text(origin.host),
         _text(origin.scanner),
         origin.cgroup_id,
-        _fields(origin.identity) if noted else None,
+        _fields(origin.identity) if omitted else None,
         origin.owner,
     )
     row = JournalRow(*fields) if removed is None else RemovedRow(*fields, removed)
     return TIMES.pack(first, last) + _encode(row)
 
 
-def mark_removed(value: bytes, removed: Removal, noted: FileIdentity | None) -> bytes:
-    """Return a row of *journal* with a removal; ``noted`` is a file of the host that has the bytes
-    still.
+def mark_removed(value: bytes, removed: Removal, omitted: FileIdentity | None) -> bytes:
+    """Return a row of *journal* with a removal; ``omitted`` is a file of the host that has the
+    bytes still.
     """
     old = _decode_journal(memoryview(value)[TIMES.size :])
     row = msgspec.structs.replace(
         old,
-        noted=old.noted if noted is None else _fields(noted),
+        omitted=old.omitted if omitted is None else _fields(omitted),
         removed=removed | old.removed,
     )
     return value[: TIMES.size] + _encode(row)
 
 
-def is_noted(value: bytes) -> bool:
+def is_omitted(value: bytes) -> bool:
     """Return True if a row of *journal* is for a file that was not captured for lack of room."""
-    return _decode_journal(memoryview(value)[TIMES.size :]).noted is not None
+    return _decode_journal(memoryview(value)[TIMES.size :]).omitted is not None
 
 
 def removal_in(value: bytes) -> Removal | None:
@@ -373,7 +373,7 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
         first,
         last,
         row.cgroup_id,
-        None if row.noted is None else FileIdentity(*row.noted),
+        None if row.omitted is None else FileIdentity(*row.omitted),
         row.removed,
         row.owner,
     )

@@ -68,7 +68,7 @@ last one below 2**28. ``announced`` counts the announced commits. "format": vers
 u32, in case the file ``format`` has a lower one. "evicted": the blobs removed to make room, see
 `Evictions`. "floor" and a build ID: trust u8, standing u8, check, see `pack_floor`. Debuginfo of
 that build ID with less belief is withheld. The row is written for an executable of the host or of a
-package that is evicted or noted, and for debuginfo that names a dwz file by its build ID. It is
+package that is evicted or omitted, and for debuginfo that names a dwz file by its build ID. It is
 removed when the store gets an executable with as much belief, or when the operator removes the
 files of the build ID. At most 2**18 rows: each further row replaces the lowest of a few.
 

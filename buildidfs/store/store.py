@@ -355,7 +355,7 @@ class Store:
         return eviction.lacks(self._opened(), self._files, policy)
 
     def evictions(self) -> Evictions:
-        """Return the counts of the blobs removed to make room and of the noted files, since the
+        """Return the counts of the blobs removed to make room and of the omitted files, since the
         store was made.
         """
         from buildidfs.store.retention import tally

@@ -78,24 +78,24 @@ class NewSeen(msgspec.Struct, frozen=True):
     """A journal entry: a file with this build ID was seen. The store need not have its bytes.
 
     ``boot`` is the boot ID (16 bytes) of the system on which the file was seen; None for the
-    running one. ``noted`` is True if there was no room for the bytes, and the file is recapturable.
-    ``removed`` is the removal of its bytes by a limit.
+    running one. ``omitted`` is True if there was no room for the bytes, and the file is
+    recapturable. ``removed`` is the removal of its bytes by a limit.
     """
 
     sighting: Sighting
     build_id: BuildId
     boot: bytes | None = None
-    noted: bool = False
+    omitted: bool = False
     removed: Removal | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """The result of committing one `NewCapture`.
 
-    ``refused`` is the reason if nothing was recorded, or empty. ``noted`` is True if its bytes were
-    dropped for lack of room, because the file is recapturable. ``gone`` is True if the content was
-    given as a digest, but the store has removed those bytes meanwhile. Then nothing was recorded,
-    and the file has to be read again.
+    ``refused`` is the reason if nothing was recorded, or empty. ``omitted`` is True if its bytes
+    were dropped for lack of room, because the file is recapturable. ``gone`` is True if the content
+    was given as a digest, but the store has removed those bytes meanwhile. Then nothing was
+    recorded, and the file has to be read again.
     """
 
     ordinal: int
@@ -105,7 +105,7 @@ class Outcome(msgspec.Struct, frozen=True):
     new_origin: bool = False
     refused: str = ""
     gone: bool = False
-    noted: bool = False
+    omitted: bool = False
 
 
 class CommitResult(msgspec.Struct, frozen=True):

@@ -145,12 +145,12 @@ class Upstreams:
         *,
         hops: int = 0,
         via: str = "",
-        again: bool = False,
+        retry_absent: bool = False,
     ) -> Fetched:
         """Fetch a file, unless the store serves it. Errors of servers are not raised.
 
-        With ``again``, servers are asked even if they did not have the file a while ago. For the
-        other arguments see `RequestedFile`.
+        With ``retry_absent``, servers are asked even if they did not have the file a while ago. For
+        the other arguments see `RequestedFile`.
         """
         if self.is_held(build_id, kind):
             return Fetched(build_id, kind, FetchState.HELD)
@@ -159,7 +159,7 @@ class Upstreams:
         with alone(self._directory, key, self._patience_s) as was_busy:
             done = self._known(build_id, kind) if was_busy else None
             if done is None:
-                done = self._fetch(wanted, again=again)
+                done = self._fetch(wanted, retry_absent=retry_absent)
             why = done.why or done.server
             log.debug("%s, %s: %s (%s)", build_id, kind.name.lower(), done.state, why)
             if done.state in (FetchState.UNAVAILABLE, FetchState.FAILED):
@@ -184,14 +184,14 @@ class Upstreams:
             return Fetched(build_id, kind, FetchState.UNAVAILABLE, why=why)
         return None
 
-    def _fetch(self, wanted: RequestedFile, *, again: bool) -> Fetched:
+    def _fetch(self, wanted: RequestedFile, *, retry_absent: bool) -> Fetched:
         """Ask the servers, while no other thread or process fetches this file."""
         build_id, kind = wanted.build_id, wanted.kind
         if self.is_held(build_id, kind):  # another process was faster
             return Fetched(build_id, kind, FetchState.HELD)
         if not self._servers:
             return Fetched(build_id, kind, FetchState.ABSENT, why="there is no server to ask")
-        if again:
+        if retry_absent:
             self._absent.forget(build_id, kind)
         elif self._absent.has(build_id, kind):
             return Fetched(build_id, kind, FetchState.ABSENT, why=_ABSENT)

@@ -62,7 +62,7 @@ SLOT_SECTION: Final = 24
 """A section of a file; `layouts.id_dir.SectionDir` defines the detail."""
 SLOT_README: Final = 25
 """The text in the directory of a build ID that unrelated programs share."""
-SLOT_NOTED: Final = 26
+SLOT_STAMPED: Final = 26
 """A file with the note of its adopted ID; `layouts.id_dir` defines the detail."""
 SLOT_WANTED: Final = 27
 """A missing file that may be fetched when it is opened; the detail is its kind."""

@@ -84,7 +84,7 @@ POLL_S: Final = 2.0
 """Seconds between two scans if the kernel refuses events."""
 
 _TURN_S: Final = 0.25
-_TOLD_S: Final = 2.0
+_REPORT_S: Final = 2.0
 _SWITCH_INTERVAL_S: Final = 0.0005
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
@@ -145,7 +145,7 @@ def run(
         signal.signal(number, lambda *_: stop.set())
     notifier = Notifier(os.environ)
     with contextlib.ExitStack() as at_end, opened() as store:
-        watch = Watch(store, options, tell=observer.event)
+        watch = Watch(store, options, on_event=observer.event)
         at_end.callback(_end_in_time(watch, stop).set)
         try:
             with (
@@ -212,15 +212,15 @@ def _follow(
     notifier: Notifier,
 ) -> None:
     """Report the state to the observer, the run file and systemd until ``stop`` is set."""
-    told = alive = -math.inf
+    reported_at = alive = -math.inf
     while True:
         watch.tend()
         now = time.monotonic()
         state = watch.state()
         observer.turn(state, now)
-        if now - told >= _TOLD_S:
-            told = now
-            presence.update(told=now, **as_facts(state))
+        if now - reported_at >= _REPORT_S:
+            reported_at = now
+            presence.update(reported_at=now, **as_facts(state))
             notifier.status(observer.line(state))
         if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
             alive = now
@@ -233,7 +233,7 @@ class Watch(ResultListener):
     """Captures the files that processes map into ``store``, from `start` to `close`.
 
     The caller must call `tend` a few times a second, in the thread that called `start`.
-    ``tell`` is called for each capture, in threads of this object. Raises `CapabilityError` if
+    ``on_event`` is called for each capture, in threads of this object. Raises `CapabilityError` if
     /proc does not show the processes of the events.
     """
 
@@ -242,12 +242,12 @@ class Watch(ResultListener):
         store: Store,
         options: WatchOptions,
         *,
-        tell: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         if machine.view() == "foreign" and (spot := machine.blind_spot()) is not None:
             raise CapabilityError(f"cannot follow what is mapped: {spot.unseen}; {spot.remedy}")
         self._store = store
-        self._tell = tell
+        self._on_event = on_event
         self._options = options
         self._memo = StoreMemo(store)
         self._slow = SlowMounts()
@@ -555,13 +555,13 @@ class Watch(ResultListener):
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
         origin = sighting.origin
         self._sources.add(container.reported(origin), origin.identity.size, share_at(origin))
-        self._tell(Event("captured", sighting, build_id))
+        self._on_event(Event("captured", sighting, build_id))
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         origin = sighting.origin
         shown = container.reported(origin)
         self._lose(sighting, reason, build_id)
-        self._tell(Event("not captured", sighting, build_id, reason))
+        self._on_event(Event("not captured", sighting, build_id, reason))
         now = time.monotonic()
         if now - self._named_since > 60:
             self._named_since, self._named = now, 0

@@ -329,7 +329,7 @@ _COUNTERS: Final = (
     ("new_build_ids", "new_build_ids", "Build IDs that the store had not."),
     ("held_files", "held", "Files whose bytes the store had already."),
     ("absent_files", "absent", "Files without a build ID."),
-    ("noted_files", "noted", "Files that were only noted for lack of room."),
+    ("omitted_files", "omitted", "Files that were omitted for lack of room."),
     ("retried_files", "retried", "Attempts to capture that were put off."),
     ("kernel_events", "records", "Events of the kernel that were read."),
     ("lost_kernel_events", "records_lost", "Events that the kernel could not deliver."),
@@ -397,8 +397,9 @@ def _of_store(store: Store) -> Iterator[Metric]:
         "buildidfs_evicted_bytes", "Bytes of these blobs.", labels=["recapturable"]
     )
     for label, count, size in (
-        ("true", gone.again, gone.again_bytes), ("false", gone.losses, gone.lost_bytes),
-    ):  # fmt: skip
+        ("true", gone.recapturable, gone.recapturable_bytes),
+        ("false", gone.losses, gone.lost_bytes),
+    ):
         blobs.add_metric([label], count)
         sizes.add_metric([label], size)
     yield blobs

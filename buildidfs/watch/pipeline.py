@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.backoff import Backoff
 from buildidfs.capture import elf_file
-from buildidfs.capture.base import Found, PinnedFile, Unreadable, seen_again
+from buildidfs.capture.base import Found, PinnedFile, Unreadable, resighted
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import StoreError
@@ -58,8 +58,8 @@ _POLL_S: Final = 0.01
 _SLOW_END_S: Final = 1.0
 # If a file is being written to, attempts are frequent at first, because most writers end soon.
 _DELAYS: Final = Backoff(0.1, 1.0)
-# Seconds between two checks if a noted file still exists.
-_NOTED_S: Final = 1.0
+# Seconds between two checks if an omitted file still exists.
+_OMITTED_CHECK_S: Final = 1.0
 # Errors of reading a file that may pass.
 _PASSING: Final = frozenset((errno.ETXTBSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
@@ -169,9 +169,9 @@ class Live(Pipeline):
         """
         for item in gone:
             pending, reason = item.pending, item.reason
-            if pending.noted:
+            if pending.omitted:
                 if self._store.recapturable_place(pending.sighting.origin):
-                    self._count(noted=1)
+                    self._count(omitted=1)
                     continue
                 reason = "there was no room, and it was deleted before the next look"
             self._count(let_go=1)
@@ -179,7 +179,7 @@ class Live(Pipeline):
             self._keep_id(pending.file, pending)
             if self.counters.store_error:
                 self._committer.lost()
-            self._tell_failed(pending.sighting, pending, reason)
+            self._report_failure(pending.sighting, pending, reason)
 
     def flush(self, timeout: float) -> bool:
         """Wait until all files that can be captured now are durable and visible.
@@ -188,7 +188,7 @@ class Live(Pipeline):
         room in the store, are not waited for.
         """
         until = time.monotonic() + timeout
-        self._pending.look_again()
+        self._pending.recheck()
         while self._scanned or not self._pending.at_rest:
             self.check()
             if time.monotonic() >= until:
@@ -315,7 +315,7 @@ class Live(Pipeline):
     def _captured(self, job: Job, capture: NewCapture, outcome: Outcome) -> None:
         if outcome.refused:
             self._count(unreadable=1)
-            self._tell_failed(job.sighting, job.pending, outcome.refused)
+            self._report_failure(job.sighting, job.pending, outcome.refused)
         else:
             self._count_captured(capture, outcome)
             if outcome.new_blob:
@@ -326,7 +326,7 @@ class Live(Pipeline):
     def _gone(self, job: Job, build_id: BuildId) -> None:
         self._not_committed([job], StoreError("the store has removed its bytes meanwhile"))
 
-    def _noted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
+    def _omitted(self, jobs: list[Job], build_id: BuildId, *, is_recorded: bool = False) -> None:
         """Record only the sightings of files that still exist, because the store has no room for
         their bytes.
 
@@ -335,16 +335,16 @@ class Live(Pipeline):
         """
         for job in jobs:
             pending = job.pending
-            _log.debug("%s: only noted, for want of room", job.sighting.origin.path)
+            _log.debug("%s: omitted for lack of room", job.sighting.origin.path)
             is_known = is_recorded and job is jobs[0]
-            if not is_known and (pending is None or not pending.noted):
-                self._committer.see(job.sighting, build_id, noted=True)
+            if not is_known and (pending is None or not pending.omitted):
+                self._committer.see(job.sighting, build_id, omitted=True)
             if pending is not None and is_fresh(job.sighting.origin):
-                pending.noted = True
+                pending.omitted = True
                 reason = "there is no room, and it is still there"
-                self._pending.give_back(pending, _NOTED_S, reason)
+                self._pending.give_back(pending, _OMITTED_CHECK_S, reason)
                 continue
-            self._count(noted=1)
+            self._count(omitted=1)
             self._release([job])
 
     def _absent(self, jobs: list[Job], outcome: NewAbsence) -> None:
@@ -361,7 +361,7 @@ class Live(Pipeline):
                 continue
             self._count(unreadable=1)
             self._keep_id(job.file, job.pending)
-            self._tell_failed(job.sighting, job.pending, why.reason)
+            self._report_failure(job.sighting, job.pending, why.reason)
             self._release([job])
 
     def _try_later(self, job: Job, reason: str) -> None:
@@ -401,7 +401,7 @@ class Live(Pipeline):
         recapturable.
         """
         if self._store.recapturable_place(sighting.origin):
-            self._count(noted=1)
+            self._count(omitted=1)
         else:
             self._listener.failed(sighting, "the store has forgotten it")
 
@@ -413,7 +413,7 @@ class Live(Pipeline):
             if not outcome.remember and job.pending is not None:
                 self._listener.forget(job.pending.key)
 
-    def _tell_failed(self, sighting: Sighting, pending: PendingFile | None, reason: str) -> None:
+    def _report_failure(self, sighting: Sighting, pending: PendingFile | None, reason: str) -> None:
         if pending is not None:
             self._listener.forget(pending.key)
         self._listener.failed(sighting, reason, pending.build_id if pending is not None else None)
@@ -519,8 +519,8 @@ class CaughtFiles:
                 return self._sightings.reached(each, caught, fd)
 
             _log.debug("%s: known, build ID %s", caught.path, known.build_id)
-            again = seen_again(self._memo, sighting, known, at_new_place)
-            self._live.seen(again.sighting, known.build_id)
+            found = resighted(self._memo, sighting, known, at_new_place)
+            self._live.seen(found.sighting, known.build_id)
         self._closer.close([fd])
         return True
 

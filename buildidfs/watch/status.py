@@ -119,7 +119,7 @@ def of_store(store: Store, retention: RetentionSettings, *, public: bool = False
         free_bytes=held.free_bytes,
         pins=held.pins,
         evicted=Removed.of(evictions, evictions.last),
-        noted=evictions.noted,
+        omitted=evictions.omitted,
         **msgspec.structs.asdict(limits),
         configured=None if configured == limits else configured,
         verdict=verdict,
@@ -297,9 +297,9 @@ def _is_silent(watch: Present) -> bool:
     """Return True if the last update of a watch's state is older than it can be in a
     working watch.
     """
-    told = watch.facts.get("told")
-    if isinstance(told, int | float) and watch.is_here:
-        return time.monotonic() - told > _SILENT_S
+    reported_at = watch.facts.get("reported_at")
+    if isinstance(reported_at, int | float) and watch.is_here:
+        return time.monotonic() - reported_at > _SILENT_S
     is_starting = watch.facts.get("mode", "starting") == "starting"
     # A report that cannot be read has no start.
     return is_starting and watch.since > 0 and _age_s(watch.since) > _STARTING_S

@@ -98,9 +98,13 @@ class SupervisedProgram:
             self._failed(str(error))
         else:
             self._process = process
-            again = self.part.restarts + (self.part.since > 0)
+            restarts = self.part.restarts + (self.part.since > 0)
             self._change(
-                state="starting", pid=process.pid, since=time.time_ns(), restarts=again, due=0
+                state="starting",
+                pid=process.pid,
+                since=time.time_ns(),
+                restarts=restarts,
+                due=0,
             )
         finally:
             os.close(writing)
@@ -110,7 +114,7 @@ class SupervisedProgram:
         if self._process is not None:
             self._process.send(number, group=number == signal.SIGKILL)
 
-    def not_again(self) -> None:
+    def disable_restart(self) -> None:
         """Do not start the program again; if it runs, it continues."""
         if self._process is None:
             self._change(state="ended", due=0)
@@ -141,14 +145,14 @@ class SupervisedProgram:
         """Return the descriptors to wait for, each with the function to call when it is
         readable.
         """
-        found: dict[int, Callable[[], None]] = {self._inbox.fileno(): self._told}
+        found: dict[int, Callable[[], None]] = {self._inbox.fileno(): self._read_messages}
         if self._process is not None:
             found[self._process.fileno()] = self._ended
             if self._output >= 0:
-                found[self._output] = self._said
+                found[self._output] = self._relay_output
         return found
 
-    def _told(self) -> None:
+    def _read_messages(self) -> None:
         while (message := self._inbox.receive()) is not None:
             if self._process is None:
                 continue  # the last output of an ended process
@@ -158,7 +162,7 @@ class SupervisedProgram:
             if "STATUS" in message:
                 self._change(status=message["STATUS"])
 
-    def _said(self) -> None:
+    def _relay_output(self) -> None:
         """Pass on the output of the program, line by line."""
         if self._output < 0:
             return  # it ended just now, and all its output was read
@@ -193,8 +197,8 @@ class SupervisedProgram:
         process.send(signal.SIGKILL, group=True)  # processes left in its group end with it
         self.code = process.wait()
         assert self.code is not None
-        self._told()
-        self._said()  # all of it: one read takes the whole content of a pipe
+        self._read_messages()
+        self._relay_output()  # all of it: one read takes the whole content of a pipe
         self._pass_on(self._line)
         self._close_output()
         if self.code in _ENDED_WELL:
@@ -306,7 +310,7 @@ class Supervisor:
     def _end_all(self) -> None:
         self._loop.signals.clear()
         for child in self._children:
-            child.not_again()
+            child.disable_restart()
             self._end(child)
             child.program.cleanup()
         for child in self._children:
@@ -324,7 +328,7 @@ class Supervisor:
                 self._loop.signals.clear()
             self._wait(deadline)
             for each in self._children:
-                each.not_again()
+                each.disable_restart()
 
 
 def _is_settled(child: SupervisedProgram) -> bool:

@@ -112,7 +112,7 @@ def test_every_damage_is_found_and_healed(buildidfs: BuildIdFs, originals: Path)
         assert summary["faults"] == len(WRONG)
     code, faults, summary = _check(buildidfs, "--repair")
     assert code == 0
-    assert summary["captured_again"] == summary["faults"] == len(WRONG)
+    assert summary["recaptured"] == summary["faults"] == len(WRONG)
     assert summary["lost"] == 0
     assert _check(buildidfs, "--verify-data")[:2] == (0, [])
     for build_id in IDS:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from buildidfs.capture.base import SeenAgain
+from buildidfs.capture.base import Resighting
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.ingest import StoreMemo
 from buildidfs.model import BuildId, NamespaceSet
@@ -272,18 +272,18 @@ def test_journal_of_real_processes(
     place = scratch / "definitions"
     program = BuildIdFs(directory)
 
-    def seen_again() -> list[NewSeen]:
+    def resighted() -> list[NewSeen]:
         """Capture and scan; return nothing while a file is too young to be recognized."""
         capture_all(program, processes)
         with Store.open(program.store) as store:
             found = list(ProcScanner(StoreMemo(store), pids=[*processes.values()]))
-        known = [each for each in found if isinstance(each, SeenAgain) and each.known.build_id]
+        known = [each for each in found if isinstance(each, Resighting) and each.known.build_id]
         names = {os.path.basename(os.fsdecode(each.sighting.origin.path)) for each in known}
         if not names.issuperset(processes):
             return []
         return [NewSeen(each.sighting, BuildId(each.known.build_id)) for each in known]
 
-    entries = until(seen_again, "a scan that recognizes all programs")
+    entries = until(resighted, "a scan that recognizes all programs")
     with Store.open(program.store) as store:
         store.note_seen(entries)
 

@@ -154,7 +154,7 @@ def test_one_file_that_will_never_fit(buildidfs: BuildIdFs, directory: Path, sma
     ((unreadable),) = summary["unreadable"]
     assert unreadable["path"].endswith("/huge")
     assert "more than the store may ever take" in unreadable["reason"]
-    assert summary["noted"] == 1, "the one that this host has"
+    assert summary["omitted"] == 1, "the one that this host has"
     assert held(buildidfs.store) == {*range(10), 78}, "nothing was removed for it"
 
 
@@ -194,23 +194,23 @@ def test_what_this_host_has_is_only_noted_where_it_would_displace_what_is_gone(
     done = buildidfs("scan", "tree", "--json", here, check=False)
     assert done.rc == 14
     first = json.loads(done.out)
-    assert f"{first['noted']} files not stored" in done.err
+    assert f"{first['omitted']} files not stored" in done.err
     assert held(buildidfs.store) >= before
     assert first["evicted"]["lost"] == 0
-    assert first["noted"] + first["captured"] == 20
-    assert first["noted"] >= 14
+    assert first["omitted"] + first["captured"] == 20
+    assert first["omitted"] >= 14
     text = buildidfs("scan", "tree", here, check=False).out
-    assert f"{first['noted']} only noted" in text
+    assert f"{first['omitted']} omitted" in text
     second = json.loads(buildidfs("scan", "tree", "--json", here, check=False).out)
-    assert (second["captured"], second["noted"]) == (0, first["noted"]), "it comes to the same"
+    assert (second["captured"], second["omitted"]) == (0, first["omitted"]), "it comes to the same"
 
     rows = objects(buildidfs("journal", "--json").out)
-    noted = {row["build_id"]: row for row in rows if row["noted"]}
-    assert len(noted) == first["noted"]
-    for row in noted.values():
+    omitted = {row["build_id"]: row for row in rows if row["omitted"]}
+    assert len(omitted) == first["omitted"]
+    for row in omitted.values():
         status = Path(row["path"]).stat()
-        assert (row["noted"]["ino"], row["noted"]["size"]) == (status.st_ino, status.st_size)
-    assert "only noted" in buildidfs("status", check=False).out
+        assert (row["omitted"]["ino"], row["omitted"]["size"]) == (status.st_ino, status.st_size)
+    assert "omitted" in buildidfs("status", check=False).out
 
 
 @pytest.mark.host
@@ -229,8 +229,8 @@ def test_hosts_file_in_another_mount_namespace_displaces_nothing_that_is_gone(
     with here.open("ab") as file:
         file.write(os.urandom(16 * MIB))
     before = held(buildidfs.store)
-    noted = json.loads(buildidfs("scan", "tree", "--json", here, check=False).out)
-    assert (noted["captured"], noted["noted"]) == (0, 1)
+    omitted = json.loads(buildidfs("scan", "tree", "--json", here, check=False).out)
+    assert (omitted["captured"], omitted["omitted"]) == (0, 1)
 
     with running([tool("unshare"), "-m", here]) as service:
         done = buildidfs("scan", "proc", "--json", "--pid", str(service.pid), check=False)
@@ -240,7 +240,7 @@ def test_hosts_file_in_another_mount_namespace_displaces_nothing_that_is_gone(
         after = buildidfs("scan", "proc", "--json", "--pid", str(service.pid), check=False)
     assert done.rc == 14
     summary = json.loads(done.out)
-    assert (summary["noted"], summary["evicted"]["lost"]) == (1, 0)
+    assert (summary["omitted"], summary["evicted"]["lost"]) == (1, 0)
     assert kept >= before
     assert json.loads(after.out)["captured"] > 0, "the host does not have it any more"
     assert 100 in held(buildidfs.store)

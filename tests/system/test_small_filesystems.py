@@ -57,7 +57,7 @@ def test_sparse_files_count_as_what_they_take(buildidfs: BuildIdFs, directory: P
     with small_filesystem(directory, "ext4", 40 * MIB) as point:
         buildidfs.store = point / "store"
         summary = json.loads(buildidfs("scan", "tree", "--json", directory / "odd").out)
-        assert (summary["captured"], summary["noted"], summary["unreadable"]) == (408, 0, [])
+        assert (summary["captured"], summary["omitted"], summary["unreadable"]) == (408, 0, [])
         with Store.open(buildidfs.store, read_only=True) as store:
             stats = store.stats()
         assert stats.blob_bytes > 8 * SPARSE
@@ -80,4 +80,4 @@ def test_what_is_gone_outlives_what_can_be_had_again(directory: Path, seed: int)
     found = crowd.verdict()
     assert found.made == 40
     assert found.is_sound, found
-    assert found.noted > 0, "there was more than fits"
+    assert found.omitted > 0, "there was more than fits"

@@ -446,7 +446,7 @@ def test_status_of_nothing(up: Up) -> None:
     assert 0 < found.pop("free_bytes") <= disk.f_blocks * disk.f_frsize
     assert found == {
         "store": str(up.store), "build_ids": 1, "blob_bytes": 5,
-        "stored_bytes": held.stored_bytes, "noted": 0, "configured": None,
+        "stored_bytes": held.stored_bytes, "omitted": 0, "configured": None,
         "evicted": {
             "recapturable": 0, "recapturable_bytes": 0, "lost": 0, "lost_bytes": 0, "named": []
         },

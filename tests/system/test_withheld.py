@@ -107,7 +107,7 @@ def test_a_container_names_no_functions_of_the_hosts(
         assert "exe_static_hot" in buildidfs("symbolize", wanted).out
 
 
-@pytest.mark.parametrize("how", ["evicted", "noted"])
+@pytest.mark.parametrize("how", ["evicted", "omitted"])
 def test_a_container_names_no_functions_of_a_program_that_there_is_no_room_for(
     buildidfs: BuildIdFs, program: Program, directory: Path, how: str
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_container_names_no_functions_of_a_program_that_there_is_no_room_for(
             limits.write_text(f"[retention]\nmax-size = {taken(buildidfs) + (1 << 19)}\n")
             done = buildidfs("--config", limits, "scan", "tree", "--json", host, check=False)
             assert done.rc == 14
-            assert json.loads(done.out)["noted"] == 1
+            assert json.loads(done.out)["omitted"] == 1
         held = json.loads(buildidfs("show", "--json", build_id).out)["variants"]
         assert [each["sha256"] for each in held] == [digest], "this is the case in question"
         for path in names(mount, build_id):

@@ -123,10 +123,10 @@ def test_process_that_generates_code_is_reported_now_and_then(
 
 def test_container_with_many_compilers_uses_up_its_share(state: CatcherState, sent: Sent) -> None:
     for pid in range(GONE + 1, GONE + 5001):
-        state.tell_generated(pid, 1, home(mnt=4242))
+        state.report_generated(pid, 1, home(mnt=4242))
     state.send_reports()
     assert len(sent.pids) < 2000
-    state.tell_generated(os.getpid(), 1, home(mnt=state.host))
+    state.report_generated(os.getpid(), 1, home(mnt=state.host))
     state.send_reports()
     assert sent.pids[-1] == os.getpid()
 
@@ -140,7 +140,7 @@ def test_user_of_the_host_with_many_compilers_uses_up_a_share(
         assert process.stdout is not None
         process.stdout.readline()
         for second in range(0, 20_000, 10):
-            state.tell_generated(process.pid, second * 1_000_000_000, home(mnt=state.host))
+            state.report_generated(process.pid, second * 1_000_000_000, home(mnt=state.host))
         state.send_reports()
         process.kill()
     assert 100 < len(sent.pids) < 1500

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Found, Known, PinnedFile, Resighting, Unreadable
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.errors import IntegrityError, Interrupted, StoreFull, UsageError
@@ -218,7 +218,7 @@ def test_bytes_that_are_removed_before_they_are_recorded(store: Watched, tmp_pat
     assert (held(store, A), held(store, B)) == ([], [ELF_B])
 
     with pin(first) as pinned:
-        known = SeenAgain(pinned.sighting, Known(A, None))
+        known = Resighting(pinned.sighting, Known(A, None))
     summary = ingest(store, known)
     assert (summary.files, summary.held) == (1, 0)
     assert summary.unreadable == [Unreadable(os.fsencode(first), pipeline.REMOVED)]
@@ -232,11 +232,11 @@ def test_files_that_made_way_meanwhile_and_are_still_there_are_noted(
     digests = [Digest(hashlib.sha256(ELF_A).digest())]
     store.before_committing = lambda: store.remove(digests) and None
     summary = ingest(store, _here(pin(write(tmp_path / "copy", ELF_A))))
-    assert (summary.held, summary.noted, summary.unreadable) == (0, 1, [])
+    assert (summary.held, summary.omitted, summary.unreadable) == (0, 1, [])
     with _here(pin(first)) as pinned:
-        known = SeenAgain(pinned.sighting, Known(A, None))
+        known = Resighting(pinned.sighting, Known(A, None))
     summary = ingest(store, known)
-    assert (summary.held, summary.noted, summary.unreadable) == (0, 1, [])
+    assert (summary.held, summary.omitted, summary.unreadable) == (0, 1, [])
 
 
 def _here(pinned: PinnedFile) -> PinnedFile:
@@ -272,10 +272,10 @@ def test_another_name_of_a_file_that_is_being_stored(
         return Sighting(origin, time.time_ns())
 
     pinned = PinnedFile(named(b"/app"), first.fd)
-    links = [SeenAgain(named(b"/link%d" % number), Known(A)) for number in range(3)]
+    links = [Resighting(named(b"/link%d" % number), Known(A)) for number in range(3)]
     summary = ingest(store, pinned, *links)
     assert (summary.files, summary.captured, summary.held) == (4, 1, 3)
-    later = ingest(store, SeenAgain(named(b"/later"), Known(A)))
+    later = ingest(store, Resighting(named(b"/later"), Known(A)))
     assert (later.files, later.held) == (1, 1)
     names = {origin.path for origin in origins(store, A)}
     assert names == {b"/app", b"/link0", b"/link1", b"/link2", b"/later"}
@@ -306,7 +306,7 @@ def test_absence_is_remembered(store: Watched) -> None:
 
 def test_absence_that_the_scanner_knows_is_counted(store: Watched, tmp_path: Path) -> None:
     fd = os.open(write(tmp_path / "x", b""), os.O_RDONLY)
-    summary = ingest(store, SeenAgain(sighting(b"/x", fd), Known(absence=Absence.EMPTY)))
+    summary = ingest(store, Resighting(sighting(b"/x", fd), Known(absence=Absence.EMPTY)))
     os.close(fd)
     assert (summary.files, summary.absent) == (1, {Absence.EMPTY: 1})
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from buildidfs.capture.archive.elf_members import MemberSpool
-from buildidfs.capture.base import Found, PinnedFile, SeenAgain
+from buildidfs.capture.base import Found, PinnedFile, Resighting
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.formats.elf.minidebug import completed, dynamic_symbols
 from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, staging
@@ -303,7 +303,7 @@ def test_whoever_meets_the_file_again_knows_it_as_executable(
     ingest(store, mini.shipped, Trust.HOST)
     scanner = TreeScanner(StoreMemo(store), [os.fsencode(mini.shipped)])
     (again,) = scanner
-    assert isinstance(again, SeenAgain)
+    assert isinstance(again, Resighting)
     assert str(again.known.build_id) == build_id_of(mini.shipped)
 
 

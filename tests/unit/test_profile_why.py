@@ -137,7 +137,7 @@ def test_file_that_a_watch_lost(store: Store) -> None:
 
 
 def test_file_that_there_was_no_room_for(store: Store) -> None:
-    store.commit([], [], [NewSeen(sighting(b"/noted"), ID, noted=True)])
+    store.commit([], [], [NewSeen(sighting(b"/noted"), ID, omitted=True)])
     assert reasons(store) == ["no-room"]
 
 

@@ -126,12 +126,14 @@ def test_first_of_sightings_within_a_minute_describes_the_row(store: Store, at_o
 
 def test_earlier_sighting_of_a_noted_file(store: Store) -> None:
     """The identity of a file without room stays in its row, and comes in with an earlier one."""
-    store.note_seen([NewSeen(seen(at=SECOND).sighting, ID, noted=True), seen(at=0)])
+    store.note_seen([NewSeen(seen(at=SECOND).sighting, ID, omitted=True), seen(at=0)])
     (row,) = store.journal.since()
-    assert (row.noted is not None, row.first_seen_ns) == (True, NOW)
-    store.note_seen([seen(b"/other", at=SECOND), NewSeen(seen(b"/other").sighting, ID, noted=True)])
+    assert (row.omitted is not None, row.first_seen_ns) == (True, NOW)
+    store.note_seen(
+        [seen(b"/other", at=SECOND), NewSeen(seen(b"/other").sighting, ID, omitted=True)]
+    )
     (row,) = store.journal.at(1, b"/other")
-    assert (row.noted is not None, row.first_seen_ns) == (True, NOW)
+    assert (row.omitted is not None, row.first_seen_ns) == (True, NOW)
 
 
 def test_rows_come_in_order_of_last_seen(store: Store) -> None:
@@ -397,11 +399,11 @@ def test_rows_are_the_documented_ones() -> None:
         location_rows.unpack_journal(key, row[:16] + msgspec.msgpack.encode(array[:-2]))
     longer = row[:16] + msgspec.msgpack.encode([*array, None, "later"])
     assert location_rows.unpack_journal(key, longer) == location_rows.unpack_journal(key, row)
-    assert location_rows.unpack_journal(key, row).noted is None
-    noted = location_rows.pack_journal(origin, ID, 1, 2, noted=True)
-    assert location_rows.unpack_journal(key, noted).noted == origin.identity
-    assert location_rows.removal_in(noted) is None
-    assert location_rows.build_id_in(noted) == ID
+    assert location_rows.unpack_journal(key, row).omitted is None
+    omitted = location_rows.pack_journal(origin, ID, 1, 2, omitted=True)
+    assert location_rows.unpack_journal(key, omitted).omitted == origin.identity
+    assert location_rows.removal_in(omitted) is None
+    assert location_rows.build_id_in(omitted) == ID
 
 
 def test_row_of_removed_bytes_keeps_the_kinds_of_all_removals() -> None:
@@ -412,5 +414,5 @@ def test_row_of_removed_bytes_keeps_the_kinds_of_all_removals() -> None:
     both = Removal(7, 1 << Kind.DEBUGINFO | 1 << Kind.EXECUTABLE)
     assert location_rows.removal_in(row) == both
     record = location_rows.unpack_journal(location_rows.journal_key(origin, ID, BOOT, ""), row)
-    assert (record.removed, record.noted) == (both, origin.identity)
+    assert (record.removed, record.omitted) == (both, origin.identity)
     assert (record.first_seen_ns, record.last_seen_ns) == (1, 2)

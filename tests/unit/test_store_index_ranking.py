@@ -279,7 +279,7 @@ def _evict(store: Store, kind: Kind = Kind.EXECUTABLE) -> None:
 def _note(store: Store, trust: Trust = Trust.HOST, build_id: bytes = ID) -> None:
     """Have an executable of the host noted, for which there is no room."""
     at = sighting(b"/usr/bin/program", trust=trust, standing=Standing.SYSTEM)
-    store.note_seen([NewSeen(at, BuildId(build_id), noted=True)])
+    store.note_seen([NewSeen(at, BuildId(build_id), omitted=True)])
 
 
 def _assert_withheld(store: Store, build_id: bytes = ID) -> None:
@@ -295,7 +295,7 @@ def _assert_withheld(store: Store, build_id: bytes = ID) -> None:
 
 
 @pytest.mark.parametrize("first", ["before", "after"])
-@pytest.mark.parametrize("how", ["evicted", "noted"])
+@pytest.mark.parametrize("how", ["evicted", "omitted"])
 def test_an_executable_that_is_not_here_withholds_debuginfo(
     tmp_path: Path, how: str, first: str
 ) -> None:
@@ -378,7 +378,7 @@ def test_only_so_many_floors_are_kept_and_the_lowest_go(
             _note(store, build_id=bytes((number, 1)))
         for number in range(100):
             at = sighting(b"/srv/program", trust=Trust.HOST, standing=Standing.ELSEWHERE)
-            store.note_seen([NewSeen(at, BuildId(bytes((number, 2))), noted=True)])
+            store.note_seen([NewSeen(at, BuildId(bytes((number, 2))), omitted=True)])
         assert all(store.index.floor(bytes((number, 1))) for number in range(4))
         assert sum(1 for number in range(100) if store.index.floor(bytes((number, 2)))) <= 4
 

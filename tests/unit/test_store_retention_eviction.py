@@ -158,7 +158,7 @@ def test_program_that_was_just_made_is_not_given_up_as_recapturable(
     assert _ids(store) == {2, 10}
     (tmp_path / "built").unlink()
     _add(store, 11)
-    assert store.tally.again == 0, "its removal is named as a loss"
+    assert store.tally.recapturable == 0, "its removal is named as a loss"
 
 
 def test_a_use_is_what_counts(store: Store, exact: None) -> None:
@@ -324,8 +324,8 @@ def test_no_file_is_lost_for_a_recapturable_one_that_is_staged(
     _add(store, 100)
     assert _ids(store) == {0, 1, 2, 3, 100}
     result = store.commit([spare])
-    assert result.outcomes[0].noted
-    assert all(row.noted for row in store.journal.of(_id(50)))
+    assert result.outcomes[0].omitted
+    assert all(row.omitted for row in store.journal.of(_id(50)))
     assert _ids(store) == {0, 1, 2, 3, 100}
     _add(store, 101)
     assert len(_ids(store) & {0, 1, 2, 3}) == 3, "a loss is due"

@@ -65,10 +65,10 @@ def test_what_a_reader_opens_is_known_to_the_next_writer(store: Store, tmp_path:
 
 def test_nothing_is_written_for_a_second_use_within_the_hour(store: Store) -> None:
     digest = _digests(store)[0]
-    for noted in (1, 0):
+    for omitted in (1, 0):
         store.open_blob(digest).close()
         store.flush_uses()
-        assert store.fold_uses() == noted
+        assert store.fold_uses() == omitted
 
 
 def test_bytes_that_are_gone_are_passed_over(store: Store) -> None:

@@ -160,7 +160,7 @@ def test_absence_is_remembered_for_a_while(store: Store) -> None:
         assert server.requests[PATH] == 1
         assert fetched(store, server.url, absent_s=0).state is FetchState.ABSENT
         with asking(store, server.url) as upstreams:
-            assert upstreams.fetch(ID, Kind.DEBUGINFO, again=True).state is FetchState.ABSENT
+            assert upstreams.fetch(ID, Kind.DEBUGINFO, retry_absent=True).state is FetchState.ABSENT
         assert server.requests[PATH] == 2
 
 
@@ -581,7 +581,8 @@ def test_threads_that_want_one_file_in_vain_cause_one_request(
     with upstream(slow) as server, asking(store, server.url) as upstreams:
         with ThreadPoolExecutor(4) as pool:
             futures = [
-                pool.submit(upstreams.fetch, ID, Kind.DEBUGINFO, again=True) for _ in range(4)
+                pool.submit(upstreams.fetch, ID, Kind.DEBUGINFO, retry_absent=True)
+                for _ in range(4)
             ]
             assert begun.wait(20)
             until(lambda: open_locks(store) == 4, "the other threads at the lock")
@@ -679,7 +680,9 @@ def test_offline_leaves_only_directories(store: Store, tmp_path: Path) -> None:
         file.write_bytes(DEBUG)
         assert fetched(store, *urls, offline=True, absent_s=0).state is FetchState.ABSENT
         with asking(store, *urls, offline=True) as upstreams:
-            assert upstreams.fetch(ID, Kind.DEBUGINFO, again=True).state is FetchState.FETCHED
+            assert (
+                upstreams.fetch(ID, Kind.DEBUGINFO, retry_absent=True).state is FetchState.FETCHED
+            )
         assert not server.requests
 
 

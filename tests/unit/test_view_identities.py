@@ -96,9 +96,9 @@ def test_perf_alone_gets_a_note(store: Store, tmp_path: Path) -> None:
     captured(store, tmp_path, data, "app")
     view, name = View(store), str(htl(data))
     for place in (f"perf{tmp_path}/app/{name}/elf", f"perf/.build-id/{name[:2]}/{name[2:]}/elf"):
-        noted = read(view, place)
-        assert identify(noted[:4096], FileReader(noted), len(noted)) == htl(data)
-        assert noted[64 : len(data)] == data[64:]
+        stamped = read(view, place)
+        assert identify(stamped[:4096], FileReader(stamped), len(stamped)) == htl(data)
+        assert stamped[64 : len(data)] == data[64:]
     assert read(view, f"{name}/elf") == data
     assert read(view, f"debug/.build-id/{name[:2]}/{name[2:]}") == data
 
@@ -113,8 +113,8 @@ def test_perf_gets_a_note_where_the_path_is_not_for_all(store: Store, tmp_path: 
         pinned = PinnedFile(Sighting(origin, time.time_ns()), os.dup(file.fileno()))
         assert Ingest(store).run([pinned]).captured == 1
     view, name = View(store), str(htl(data))
-    noted = read(view, f"perf/.build-id/{name[:2]}/{name[2:]}/elf")
-    assert identify(noted[:4096], FileReader(noted), len(noted)) == htl(data)
+    stamped = read(view, f"perf/.build-id/{name[:2]}/{name[2:]}/elf")
+    assert identify(stamped[:4096], FileReader(stamped), len(stamped)) == htl(data)
     bucket = find(view, f"perf/.build-id/{name[:2]}")
     link = view.child(bucket, name[2:].encode())
     assert view.readlink(link) == f"../../{name}".encode(), "which tells of no path"

@@ -32,7 +32,8 @@ def look(
     ]
     return Status(
         store="/s", build_ids=0, blob_bytes=0, stored_bytes=stored, jit_bytes=0, index_bytes=0,
-        free_bytes=0, pins=0, evicted=Removed(0, 0, 0, 0, []), noted=0, max_size=None, keep_free=0,
+        free_bytes=0, pins=0, evicted=Removed(0, 0, 0, 0, []),
+        omitted=0, max_size=None, keep_free=0,
         max_age=None, min_age=0, configured=None, verdict=Verdict.HEALTHY, well=True, findings=[],
         processes=processes,
     )  # fmt: skip

@@ -62,7 +62,7 @@ class Caughts:
         self.events: list[Event] = []
         self.forgotten: list[bytes] = []
         self.scanned: list[int | str] = []
-        self.watch = Watch(store, WatchOptions(**options), tell=self.events.append)
+        self.watch = Watch(store, WatchOptions(**options), on_event=self.events.append)
         monkeypatch.setattr(self.watch._watcher, "forget", self.forgotten.extend)
         monkeypatch.setattr(
             self.watch._scans, "process", lambda pid, share="": self.scanned.append(pid)
@@ -610,11 +610,11 @@ class Looked:
         self.scans = Scans(self._look)
 
     def _look(self, pids: Sequence[int] | None, ending: threading.Event) -> None:
-        noted = None if pids is None else list(pids)
+        omitted = None if pids is None else list(pids)
         self.begun.append(time.monotonic())
-        self.looks.append(noted)
+        self.looks.append(omitted)
         try:
-            self.during(noted, ending)
+            self.during(omitted, ending)
         finally:
             self.ended.append(time.monotonic())
 

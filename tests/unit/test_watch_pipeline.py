@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from buildidfs.backoff import Backoff
-from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Known, PinnedFile, Resighting, Unreadable
 from buildidfs.errors import StoreError, StoreFull
 from buildidfs.ingest import committer
 from buildidfs.ingest.pending_files import PendingFile, PendingFiles
@@ -228,7 +228,7 @@ def test_file_that_made_way_and_is_still_there_is_no_loss(watch: Watch, tmp_path
     pin = _here(pinned(path))
     os.close(pin.file.fd)
     watch.live.seen(pin.sighting, A)
-    until(lambda: watch.live.counters.noted == 1, "the note")
+    until(lambda: watch.live.counters.omitted == 1, "the note")
     assert watch.failures == []
     path.unlink()
     watch.live.seen(pin.sighting, A)
@@ -332,7 +332,7 @@ def test_a_new_file_without_room_is_captured_once_it_is_deleted(
         path = program(tmp_path / "new", B, 1 << 20)
         watch.put(_here(pinned(path)))
         until(lambda: (place(path), B) in watch.journal(), "the note")
-        assert watch.store.evictions().noted == 1
+        assert watch.store.evictions().omitted == 1
         assert watch.has(A)
         assert not watch.has(B), "there is no room, and it is still there"
         if not stays:
@@ -340,7 +340,7 @@ def test_a_new_file_without_room_is_captured_once_it_is_deleted(
             until(lambda: watch.has(B), "the capture")
             assert watch.store.evictions().losses == 1
             return
-        until(lambda: watch.live.counters.noted == 1, "the end of its time")
+        until(lambda: watch.live.counters.omitted == 1, "the end of its time")
         assert (watch.live.counters.let_go, watch.failures) == (0, [])
         assert watch.has(A)
         assert not watch.has(B)
@@ -349,9 +349,9 @@ def test_a_new_file_without_room_is_captured_once_it_is_deleted(
 def test_new_file_without_room_that_is_deleted_just_before_the_end_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_NOTED_S", 3600.0)
+    monkeypatch.setattr(pipeline, "_OMITTED_CHECK_S", 3600.0)
     with watching(tmp_path / "store") as watch:
-        path = _noted(watch, tmp_path)
+        path = _omitted(watch, tmp_path)
         path.unlink()
         assert watch.live.flush(20)
         assert watch.has(B)
@@ -361,19 +361,19 @@ def test_new_file_without_room_that_is_deleted_just_before_the_end_is_captured(
 def test_new_file_without_room_that_is_deleted_just_before_its_time_is_over_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_NOTED_S", 3600.0)
+    monkeypatch.setattr(pipeline, "_OMITTED_CHECK_S", 3600.0)
     with watching(tmp_path / "store", PendingFiles(seconds=2.0)) as watch:
-        path = _noted(watch, tmp_path)
+        path = _omitted(watch, tmp_path)
         path.unlink()
         until(lambda: watch.failures, "the end of its time")
         assert [reason for _, reason in watch.failures] == [
             "there was no room, and it was deleted before the next look"
         ]
         counters = watch.live.counters
-        assert (counters.noted, counters.let_go) == (0, 1)
+        assert (counters.omitted, counters.let_go) == (0, 1)
 
 
-def _noted(watch: Watch, tmp_path: Path) -> Path:
+def _omitted(watch: Watch, tmp_path: Path) -> Path:
     """A new file that there is no room for beside one that is gone."""
     watch.put(pinned(program(tmp_path / "gone", A, 1 << 20)))
     until(lambda: watch.has(A), "the first")
@@ -395,7 +395,7 @@ def test_scans_are_taken_in(watch: Watch, tmp_path: Path) -> None:
     for number in range(count):
         watch.live.take(scanned(program(tmp_path / str(number), numbered(number))))
     known = sighting(b"/none", scope=b"")
-    watch.live.take(SeenAgain(known, Known(absence=Absence.EMPTY)))
+    watch.live.take(Resighting(known, Known(absence=Absence.EMPTY)))
     watch.live.take(Unreadable(b"/secret", "no", errno.EACCES))
     assert watch.live.flush(60)
     assert watch.has(*map(numbered, range(count)))

@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _status(root: Path, **facts: object) -> Status:
-    with Presence(root, WATCH, **{**WELL, "told": time.monotonic(), **facts}):
+    with Presence(root, WATCH, **{**WELL, "reported_at": time.monotonic(), **facts}):
         return status.take(root, RetentionSettings())
 
 
@@ -80,7 +80,12 @@ def test_recent_losses_name_container_and_reason(root: Path) -> None:
             "kill -CONT 7",
         ),
         ({"degraded": ["half blind: no"]}, Verdict.DEGRADED, "half blind: no", "doctor"),
-        ({"mode": "starting", "told": None}, Verdict.DEGRADED, "being started", "look again"),
+        (
+            {"mode": "starting", "reported_at": None},
+            Verdict.DEGRADED,
+            "being started",
+            "look again",
+        ),
     ],
 )
 def test_what_a_watch_says_is_judged(
@@ -101,7 +106,7 @@ def test_blind_spot_comes_with_its_own_remedy(root: Path, monkeypatch: pytest.Mo
 
 
 def test_watch_that_tells_nothing_any_more_does_not_answer(root: Path) -> None:
-    found = _status(root, told=time.monotonic() - 60)
+    found = _status(root, reported_at=time.monotonic() - 60)
     assert found.processes[0].state == "not answering"
     assert found.verdict is Verdict.DOWN
     assert "does not answer" in found.findings[0].reason

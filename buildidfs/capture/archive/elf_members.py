@@ -24,7 +24,7 @@ import msgspec
 from buildidfs import names as spellings
 from buildidfs.capture import debug_files, elf_file
 from buildidfs.capture.archive.stream import CannotDecompress, decompressed
-from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Known, PinnedFile, Resighting, Unreadable
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
@@ -284,7 +284,7 @@ class Members(NamedMembers):
                 del sightings[0]
         self._note(names[0], _Elf(number, member, known))
         for sighting in sightings:
-            yield SeenAgain(sighting, known)
+            yield Resighting(sighting, known)
 
     def _pinned(
         self,
@@ -356,7 +356,7 @@ class Members(NamedMembers):
         sightings = self._sightings(elf.number, elf.member, [path])
         if elf.known is not None:
             for sighting in sightings:
-                yield SeenAgain(sighting, elf.known)
+                yield Resighting(sighting, elf.known)
         elif sightings:
             self.missed.setdefault(elf.number, []).append(path)
 

@@ -55,7 +55,7 @@ class PackageScanner:
     """One pass over the packages at or below ``paths``; see `capture.base`.
 
     A package is recognised by its first bytes; other files in directories are skipped. A package
-    that the memo knows (see `whole`) is read only with ``again``. Members that are too large for
+    that the memo knows (see `whole`) is read only with ``reread``. Members that are too large for
     memory go to files in ``spool_directory``.
     """
 
@@ -66,7 +66,7 @@ class PackageScanner:
         *,
         spool_directory: bytes | None = None,
         limits: ArchiveLimits = DEFAULT_LIMITS,
-        again: bool = False,
+        reread: bool = False,
         measured: bool = False,
         workers: int | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class PackageScanner:
         self._paths = dict.fromkeys(paths)
         self._spool_directory = spool_directory
         self._limits = limits
-        self._again = again
+        self._reread = reread
         self._workers = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
         self.packages = 0
         """Number of packages found."""
@@ -131,7 +131,7 @@ class PackageScanner:
             identity = statx.identity(file.fd)
             access = access_of(file.fd)
             mark = _mark(identity, access)
-            if not self._again and mark is not None and self._memo.recall(mark) is not None:
+            if not self._reread and mark is not None and self._memo.recall(mark) is not None:
                 yield _Done(unchanged=True)
                 return
             package = open_package(file.fd, identity.size, self._limits)

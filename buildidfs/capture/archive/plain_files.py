@@ -66,7 +66,7 @@ class PlainFiles(NamedMembers):
         self._access = access
         self.missed: dict[bytes, list[bytes]] = {}
         """Wanted names of files whose bytes came before, under another name; the key is that other
-        name. `again` reads these files.
+        name. `later` reads these files.
         """
 
     def read(self, members: Iterable[Member], stream: LimitedStream) -> Iterator[PlainFile]:
@@ -83,7 +83,7 @@ class PlainFiles(NamedMembers):
                     self.missed.setdefault(installed(member.target), []).append(path)
                 yield PlainFile(path)
 
-    def again(self, members: Iterable[Member], stream: LimitedStream) -> Iterator[PlainFile]:
+    def later(self, members: Iterable[Member], stream: LimitedStream) -> Iterator[PlainFile]:
         """Yield the missed files, under their wanted names."""
         for member in members:
             names = self.missed.pop(installed(member.name), [])
@@ -148,5 +148,5 @@ def _in_package(file: WalkedFile, is_wanted: IsWanted) -> Iterator[PackagedFile]
         yield PackagedFile(container, each)
     if found.missed:
         package = packages.open_package(file.fd, size, DEFAULT_LIMITS)
-        for each in found.again(package.members, package.stream):
+        for each in found.later(package.members, package.stream):
             yield PackagedFile(container, each)

@@ -16,7 +16,7 @@ from buildidfs.capture import elf_file, walk
 from buildidfs.capture.archive.elf_members import Closed, Members
 from buildidfs.capture.archive.plain_files import PlainFile, PlainFiles, is_readable
 from buildidfs.capture.archive.stream import PlainStream, Region, unpacked
-from buildidfs.capture.base import Known, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Known, PinnedFile, Resighting, Unreadable
 from buildidfs.capture.origin.builder import access_of, own_root
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.errors import IntegrityError
@@ -142,8 +142,8 @@ class TarLayer:
             stream = unpacked(region, context.limits.unpacked_bytes)
             yield from members.scan(tar.members(stream), stream)
             if members.missed:
-                again = unpacked(region, context.limits.unpacked_bytes)
-                yield from members.scan(tar.members(again), again, members.missed)
+                blob = unpacked(region, context.limits.unpacked_bytes)
+                yield from members.scan(tar.members(blob), blob, members.missed)
             self._require_unchanged(region)
 
     def plain_files(
@@ -155,8 +155,8 @@ class TarLayer:
             stream = unpacked(region, context.limits.unpacked_bytes)
             yield from files.read(tar.members(stream), stream)
             if files.missed:
-                again = unpacked(region, context.limits.unpacked_bytes)
-                yield from files.again(tar.members(again), again)
+                blob = unpacked(region, context.limits.unpacked_bytes)
+                yield from files.later(tar.members(blob), blob)
             self._require_unchanged(region)
 
     def _require_unchanged(self, region: Region) -> None:
@@ -260,7 +260,7 @@ class DirectoryLayer:
                     yield PinnedFile(sighting, os.dup(file.fd))
                 del sightings[:count]
         for sighting in sightings:
-            yield SeenAgain(sighting, known)
+            yield Resighting(sighting, known)
 
     def _unreadable(self, item: Unreadable) -> Unreadable:
         return Unreadable(self._path + b"!" + item.path, item.reason, item.errno)

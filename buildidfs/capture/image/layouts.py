@@ -382,8 +382,8 @@ class Storage:
                 yield self._written(container)
 
     def _notes(
-        self, path: bytes, kind: type[engine_records.Noted]
-    ) -> Sequence[engine_records.Noted]:
+        self, path: bytes, kind: type[engine_records.EngineRecord]
+    ) -> Sequence[engine_records.EngineRecord]:
         try:
             data = image_files.content(self._files, path, engine_records.NOTES_MAX)
         except _NOT_THERE:

@@ -76,7 +76,7 @@ class ImageScanner:
 
     A path leads to a layout, an archive or the storage of an engine. If an image exists for several
     platforms, only that for ``platform`` is read, or all of them if it is None. An image that the
-    memo knows (see `whole`) is skipped, unless ``again``. Members that are too large for memory go
+    memo knows (see `whole`) is skipped, unless ``reread``. Members that are too large for memory go
     to ``spool_directory``. Iterating raises `UsageError` for a reference that selects nothing.
     """
 
@@ -90,7 +90,7 @@ class ImageScanner:
         platform: Platform | None = None,
         spool_directory: bytes | None = None,
         limits: ArchiveLimits = DEFAULT_LIMITS,
-        again: bool = False,
+        reread: bool = False,
     ) -> None:
         self._paths = list(paths)
         self._references = list(references)
@@ -98,7 +98,7 @@ class ImageScanner:
         self._platform = platform
         self._spool = MemberSpool(spool_directory)
         self._context = Context(memo, self._spool, limits)
-        self._again = again
+        self._reread = reread
         self._layers: dict[bytes, Layer] = {}
         self._verified: dict[bytes, Exception | None] = {}
         self.images = 0
@@ -214,7 +214,7 @@ class ImageScanner:
 
     def _is_new(self, stack: _Stack) -> bool:
         stack.mark = _mark(stack.image)
-        if self._again or stack.mark is None:
+        if self._reread or stack.mark is None:
             return True
         known = self._context.memo.recall(stack.mark) is not None
         self.unchanged += known

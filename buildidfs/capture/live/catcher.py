@@ -149,8 +149,8 @@ class Catcher:
         if self._rings.cpus_changed():
             self._follow_cpus()
         with state.lock:
-            self._tell_dropped()
-            self._tell_silent()
+            self._report_dropped()
+            self._report_silent()
             if state.counts != self._reported:
                 self._reported = msgspec.structs.replace(state.counts)
                 self._outbox.put(self._reported)
@@ -270,7 +270,7 @@ class Catcher:
                 if self._state.touches is not None:
                     self._state.touches.forget(message.keys)
 
-    def _tell_silent(self) -> None:
+    def _report_silent(self) -> None:
         """Report the processes and files that threads have waited for, if they have changed."""
         silent = self._state.silent
         rows = silent.rows(STUCK_S)
@@ -282,7 +282,7 @@ class Catcher:
             self._silent = message
             self._outbox.put(message)
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         """Report the shares whose mappings were dropped, with their counts."""
         state = self._state
         for dropped in state.shares.take_dropped():

@@ -130,7 +130,7 @@ _BUSY_S: Final = 0.01
 _POLL_S: Final = 0.025
 # A process that keeps generating code is reported again after this time, because it may run another
 # program by then.
-_GENERATED_AGAIN_NS: Final = 10_000_000_000
+_GENERATED_INTERVAL_NS: Final = 10_000_000_000
 _MOST_GENERATED: Final = 1 << 14
 # Names of memory that is mapped as a file: memfds, and shared anonymous memory.
 _MEMORY: Final = (b"/memfd:", b"/dev/zero")
@@ -204,7 +204,7 @@ class CatcherState:
             self.tasks.entered(record.pid, record.namespaces, record.time)
         elif isinstance(record, ExecutableMemory):
             home = self.tasks.home_at(record.pid, record.time)
-            self.tell_generated(record.pid, record.time, home)
+            self.report_generated(record.pid, record.time, home)
         elif isinstance(record, LostRecords):
             self.counts.lost += record.count
             # A lost record may have been a setns(2) or unshare(2), so no home is certain any more.
@@ -213,12 +213,12 @@ class CatcherState:
         else:
             assert isinstance(record, Mapped | GroupMade | Output)
 
-    def tell_generated(self, pid: int, time: int, home: Home) -> None:
+    def report_generated(self, pid: int, time: int, home: Home) -> None:
         """Report soon that a process generates code, once in a while because JIT compilers change
         their memory all the time.
         """
         reported_ns = self._generated.get(pid)
-        if reported_ns is not None and time - reported_ns < _GENERATED_AGAIN_NS:
+        if reported_ns is not None and time - reported_ns < _GENERATED_INTERVAL_NS:
             return
         # The exit of a process removes its entry, unless the record of the exit was lost. To report
         # some processes twice costs less than to search for the dead ones.
@@ -373,7 +373,7 @@ class Lookout:
                     # Some JIT compilers (that of .NET) map their code from a memfd: a mapping with
                     # a path, of which no record of anonymous code is made.
                     if record.path.startswith(_MEMORY):
-                        state.tell_generated(record.pid, record.time, home)
+                        state.report_generated(record.pid, record.time, home)
                 # A runtime makes the control group before it starts the container's first process.
                 elif isinstance(record, GroupMade):
                     self._is_woken = True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture.base import Known, Memo, SeenAgain, reached, seen_again
+from buildidfs.capture.base import Known, Memo, Resighting, reached, resighted
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach, Root
@@ -213,11 +213,11 @@ class Here:
         with own_root() as root:
             return reached(sighting, self._reach.of(fd, sighting.origin.identity, root))
 
-    def seen_again(self, memo: Memo, sighting: Sighting, known: Known, fd: int) -> SeenAgain:
+    def resighted(self, memo: Memo, sighting: Sighting, known: Known, fd: int) -> Resighting:
         """Return the record of an open file that the memo knows, with its reach if the place is
         new.
         """
-        return seen_again(memo, sighting, known, lambda each: self.reached(each, fd))
+        return resighted(memo, sighting, known, lambda each: self.reached(each, fd))
 
 
 def is_foreign(fd: int) -> bool:

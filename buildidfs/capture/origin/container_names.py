@@ -64,7 +64,7 @@ _LISTED_MAX: Final = 256
 _LIST_MAX: Final = 8 << 20
 
 _REMEMBERED: Final = 4096
-_AGAIN_S: Final = 60.0
+_RETRY_S: Final = 60.0
 _WAIT_S: Final = 5.0
 # Pseudo device numbers, so that a filesystem that did not answer is not asked again. A user's
 # engines have another one than root's, with the user's number.
@@ -105,7 +105,7 @@ class EngineNames:
         self._lock = threading.Lock()
         self._known: FairTable[bytes, tuple[ContainerNames, float]] = FairTable(_REMEMBERED)
         self._lists: _Lists = {}
-        self._met: FairTable[bytes, None] = FairTable(_REMEMBERED)
+        self._seen_places: FairTable[bytes, None] = FairTable(_REMEMBERED)
         self._waiting: FairQueue[bytes] = FairQueue(_REMEMBERED)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -117,10 +117,14 @@ class EngineNames:
         Does not wait. Call it in one thread only, for each file that the thread sees.
         """
         place = cgroup.place(origin.cgroup)
-        if place in self._met or not origin.container or not cgroup.container_id(origin.cgroup):
+        if (
+            place in self._seen_places
+            or not origin.container
+            or not cgroup.container_id(origin.cgroup)
+        ):
             return
         share = _share(origin.cgroup)
-        self._met.put(place, share, None)
+        self._seen_places.put(place, share, None)
         with self._changed:
             self._waiting.put(share, origin.cgroup)
             self._changed.notify()
@@ -173,7 +177,7 @@ class EngineNames:
 
     def _remember(self, place: bytes, cgroup_path: bytes, names: ContainerNames) -> None:
         self._known.pop(place)
-        until = math.inf if names != NO_NAMES else self._clock() + _AGAIN_S
+        until = math.inf if names != NO_NAMES else self._clock() + _RETRY_S
         self._known.put(place, _share(cgroup_path), (names, until))
 
     def _look(self, container: str, owner: int) -> ContainerNames:
@@ -244,9 +248,9 @@ class _Host:
     def _by_docker(self, name: bytes, roots: Iterator[bytes]) -> Iterator[ContainerNames]:
         note = b"/containers/" + name + b"/config.v2.json"
         for root in roots:
-            yield self._noted(root + note, engine_records.DockerContainer)
+            yield self._record_at(root + note, engine_records.DockerContainer)
             for mapped in self._names_in(root, _MAPPED):
-                yield self._noted(root + b"/" + mapped + note, engine_records.DockerContainer)
+                yield self._record_at(root + b"/" + mapped + note, engine_records.DockerContainer)
 
     def _docker(self) -> Iterator[bytes]:
         yield from _DOCKER
@@ -261,7 +265,7 @@ class _Host:
         for state in _CONTAINERD:
             for namespace in self._names_in(state + _TASKS, _NAMESPACE):
                 path = b"%s%s/%s/%s/config.json" % (state, _TASKS, namespace, name)
-                yield self._noted(path, engine_records.RuntimeConfig)
+                yield self._record_at(path, engine_records.RuntimeConfig)
 
     def _by_storage(self, name: bytes, roots: list[bytes]) -> Iterator[ContainerNames]:
         """Yield the names in the state files of CRI-O and Podman: the container's own, then the
@@ -273,7 +277,9 @@ class _Host:
             for driver in _DRIVERS
         ]
         for place in places:
-            yield self._noted(place + name + b"/userdata/config.json", engine_records.RuntimeConfig)
+            yield self._record_at(
+                place + name + b"/userdata/config.json", engine_records.RuntimeConfig
+            )
         for place in places:
             for file in _LISTS:
                 yield self._list(place + file).get(name, NO_NAMES)
@@ -303,7 +309,7 @@ class _Host:
 
     # --- state files --------------------------------------------------------------------------
 
-    def _noted(
+    def _record_at(
         self,
         path: bytes,
         kind: type[engine_records.DockerContainer] | type[engine_records.RuntimeConfig],

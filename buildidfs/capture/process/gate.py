@@ -51,7 +51,7 @@ REMEDY: Final = "end them, or the server of the filesystem that they wait for"
 """The remedy for processes that do not answer."""
 
 _BUSY_S: Final = 5.0
-_AGAIN_S: Final = 0.02
+_CHECK_S: Final = 0.02
 """Seconds after which a thread that the kernel holds is looked at a second time."""
 _SHORT_S: Final = ANSWER_S / 10
 _MOST_SHORT: Final = 16
@@ -268,7 +268,7 @@ class ProcessGate:
         first = min(seconds, SLOW_S)
         is_slow = not attempt.finished(first) and threads.is_held(worker.thread)
         was_held = False
-        while not attempt.finished(_AGAIN_S if was_held else seconds - first):
+        while not attempt.finished(_CHECK_S if was_held else seconds - first):
             # On a busy host the thread may only lack a CPU, or a page of memory for a moment, which
             # is not the fault of the process.
             is_held = threads.is_held(worker.thread)

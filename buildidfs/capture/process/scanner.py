@@ -23,10 +23,10 @@ from buildidfs.capture.base import (
     Known,
     Memo,
     PinnedFile,
-    SeenAgain,
+    Resighting,
     Unreadable,
     reached,
-    seen_again,
+    resighted,
 )
 from buildidfs.capture.debug_files import (
     DEBUG_ROOT,
@@ -202,7 +202,7 @@ class _Scan:
         self._container_namespaces = container_namespaces
         self._ways = ways
         self._vdso = VdsoFinder(memo, host, initial)
-        self._met: set[_FileKey] = set()
+        self._seen_files: set[_FileKey] = set()
         self._seen_names: set[tuple[int, str, bytes]] = set()
         self._failed: FairTable[_FileKey, Unreadable] = FairTable(_MOST_FAILED)
         self._seen_companions: set[tuple[int, str, FileIdentity, Trust]] = set()
@@ -307,7 +307,7 @@ class _Scan:
         where = process.mount_namespace, process.container
         for mapping in mappings:
             key = (*where, mapping.dev, mapping.inode, fingerprint(mapping.path))
-            if key in self._met or not self._may_be_opened(mapping):
+            if key in self._seen_files or not self._may_be_opened(mapping):
                 continue
             try:
                 path_fd, identity = self._pin(process, mapping)
@@ -327,7 +327,7 @@ class _Scan:
                 refused = self._refused(process, mapping, error)
                 self._failed.put(key, process.share(self._initial), refused)
                 continue
-            self._met.add(key)
+            self._seen_files.add(key)
             self._failed.pop(key)
 
     def _links(self, process: PinnedProcess, mappings: list[Mapping]) -> Iterator[Found]:
@@ -414,7 +414,7 @@ class _Scan:
         sighting = self._sighting(process, path, identity, path_fd, trust)
         known = self._memo.recall(identity)
         if known is not None:
-            yield self._seen_again(sighting, process, path_fd, known)
+            yield self._resighted(sighting, process, path_fd, known)
             if known.build_id is not None:
                 yield from self._debug_files(process, path, known.build_id, trust)
             return
@@ -447,13 +447,11 @@ class _Scan:
         )
         return Sighting(origin, time.time_ns())
 
-    def _seen_again(
+    def _resighted(
         self, sighting: Sighting, process: PinnedProcess, fd: int, known: Known
-    ) -> SeenAgain:
+    ) -> Resighting:
         """Return the record of a file that the memo knows, with its reach if the place is new."""
-        return seen_again(
-            self._memo, sighting, known, lambda each: self._reached(each, process, fd)
-        )
+        return resighted(self._memo, sighting, known, lambda each: self._reached(each, process, fd))
 
     def _reached(self, sighting: Sighting, process: PinnedProcess, fd: int) -> Sighting:
         """Return the sighting with the reach of the file."""
@@ -556,7 +554,7 @@ class _Scan:
                 self._seen_companions.add(key)
                 sighting = self._sighting(process, item.path, item.identity, item.path_fd, trust)
                 if item.known is not None:
-                    yield self._seen_again(sighting, process, item.path_fd, item.known)
+                    yield self._resighted(sighting, process, item.path_fd, item.known)
                 else:
                     sighting = self._reached(sighting, process, item.path_fd)
                     yield PinnedFile(
@@ -642,12 +640,12 @@ class VdsoFinder:
         self._initial = initial
         self._seen: set[BuildId] = set()
 
-    def own(self) -> PinnedFile | SeenAgain | None:
+    def own(self) -> PinnedFile | Resighting | None:
         """Return the vDSO of this process. Raises OSError."""
         with PinnedProcess(os.getpid(), Ways()) as process:
             return self.of(process, Trust.HOST)
 
-    def of(self, process: PinnedProcess, trust: Trust) -> PinnedFile | SeenAgain | None:
+    def of(self, process: PinnedProcess, trust: Trust) -> PinnedFile | Resighting | None:
         """Return the vDSO of a process; None if it has none or it was found before. Raises OSError.
 
         A process can write to its copy of the vDSO, so the vDSO gets ``trust``, the trust in the
@@ -680,7 +678,7 @@ def captured_vdso(
     trust: Trust,
     scanner: str,
     access: Access = PUBLIC_ACCESS,
-) -> PinnedFile | SeenAgain:
+) -> PinnedFile | Resighting:
     """Return the sighting of a vDSO with these bytes, in a file for ``access``. Raises OSError."""
     # There is no file with an identity, so the identity is made from the bytes.
     scope = b"vdso:" + fingerprint(data)
@@ -694,7 +692,7 @@ def captured_vdso(
     sighting = Sighting(origin, time.time_ns())
     known = memo.recall(identity)
     if known is not None and known.build_id == build_id:
-        return SeenAgain(sighting, known)
+        return Resighting(sighting, known)
     return PinnedFile(sighting, memory_file(VDSO_PATH, data), Kind.VDSO)
 
 

@@ -24,10 +24,10 @@ from buildidfs.capture.base import (
     Found,
     Memo,
     PinnedFile,
-    SeenAgain,
+    Resighting,
     Unreadable,
     reached,
-    seen_again,
+    resighted,
 )
 from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
@@ -178,7 +178,7 @@ class WantedScanner:
         return is_like is not None and isinstance(each, PinnedFile) and is_like(each.fd)
 
     def _has_wanted_id(self, each: Found) -> bool:
-        if isinstance(each, SeenAgain):
+        if isinstance(each, Resighting):
             build_id = each.known.build_id
         elif isinstance(each, PinnedFile):
             answer = files.identify(each.fd)
@@ -278,8 +278,7 @@ class _Elsewhere:
         known = self._memo.recall(identity)
         if known is not None and known.build_id == build_id:
             with closing_fd(fd):
-                again = seen_again(self._memo, sighting, known, reach)
-            yield again
+                yield resighted(self._memo, sighting, known, reach)
             return
         yield PinnedFile(reach(sighting), fd)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from buildidfs.capture import elf_file, walk
 from buildidfs.capture.archive import stream
 from buildidfs.capture.archive.elf_members import MemberSpool
-from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, Unreadable
 from buildidfs.capture.debug_files import DEBUG_ROOT, path_by_id
 from buildidfs.capture.origin.builder import Here, Surroundings, is_foreign
 from buildidfs.errors import InvalidBuildId
@@ -116,7 +116,7 @@ class KernelScanner:
             sighting = Sighting(origin, time.time_ns())
             known = self._memo.recall(origin.identity)
             if known is not None and known.build_id == build_id:
-                return SeenAgain(sighting, known)
+                return Resighting(sighting, known)
             return PinnedFile(sighting, _open_if_shown(path), Kind.KALLSYMS, build_id)
         except OSError as error:
             return Unreadable.of(path, error)
@@ -514,13 +514,13 @@ class KernelFiles:
         sighting = self._here.sighting(path, fd, foreign=foreign)
         known = self._memo.recall(sighting.origin.identity)
         if known is not None:
-            return known.build_id, self._here.seen_again(self._memo, sighting, known, fd)
+            return known.build_id, self._here.resighted(self._memo, sighting, known, fd)
         head = os.pread(fd, identify.HEAD_SIZE, 0)
         answer = elf_file.adopted(identify.identify(head, elf_file.reader(fd)), fd)
         packed = _packed(path, fd, head) if answer is Absence.NOT_ELF else None
         if packed is None:
             if isinstance(answer, Absence):
-                return answer, SeenAgain(sighting, Known(absence=answer))
+                return answer, Resighting(sighting, Known(absence=answer))
             return answer, PinnedFile(self._here.reached(sighting, fd), os.dup(fd))
         pieces = _limited(fd, packed)
         pinned = self._spool.pin(self._here.reached(sighting, fd), packed.limit, pieces)
@@ -532,7 +532,7 @@ class KernelFiles:
         if isinstance(inside, ElfFile):
             return inside.build_id, pinned
         pinned.close()
-        return inside, SeenAgain(sighting, Known(absence=inside))
+        return inside, Resighting(sighting, Known(absence=inside))
 
 
 def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from buildidfs.capture import debug_files, elf_file, walk
 from buildidfs.capture.archive.elf_members import MemberSpool
-from buildidfs.capture.base import Found, Known, Memo, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, Unreadable
 from buildidfs.capture.elf_file import reader
 from buildidfs.capture.origin.builder import Here, is_foreign
 from buildidfs.capture.scan.kernel import KALLSYMS_PATH, KernelFiles
@@ -102,8 +102,8 @@ class TreeScanner:
 
     A path may be a symbolic link; no link below it is followed. Mounts of other filesystems are
     entered, except those of kernel interfaces and our own. An unreadable file is yielded as
-    `Unreadable`. A file without a build ID is yielded as `SeenAgain`, because there is nothing left
-    to read. ``initial`` are the host's namespaces; the default is those of this machine.
+    `Unreadable`. A file without a build ID is yielded as `Resighting`, because there is nothing
+    left to read. ``initial`` are the host's namespaces; the default is those of this machine.
     ``container_namespaces`` define a container, in case we are in one. ``given`` is True if the
     operator chose the paths.
     """
@@ -157,10 +157,10 @@ class TreeScanner:
             answer, kind = _judged(file, open_at)
             sighting = self._here.sighting(file.path, file.fd, foreign=foreign)
             if isinstance(answer, Absence):
-                return SeenAgain(sighting, Known(absence=answer))
+                return Resighting(sighting, Known(absence=answer))
             known = self._memo.recall(sighting.origin.identity)
             if known is not None and known.build_id == answer:
-                return self._here.seen_again(self._memo, sighting, known, file.fd)
+                return self._here.resighted(self._memo, sighting, known, file.fd)
             sighting = self._here.reached(sighting, file.fd)
             keep = True
             return PinnedFile(sighting, file.fd, kind, answer if kind is not None else None)
@@ -238,7 +238,7 @@ class GivenFiles:
     def _file(self, path: bytes, shown: bytes, fd: int) -> Iterator[Found]:
         foreign = is_foreign(fd)
         found = self._found(path, shown, fd, foreign)
-        if isinstance(found, SeenAgain) and (absence := found.known.absence) is not None:
+        if isinstance(found, Resighting) and (absence := found.known.absence) is not None:
             found = Unreadable(path, _why_not(absence, fd))
         if isinstance(found, Unreadable):
             yield found
@@ -258,7 +258,7 @@ class GivenFiles:
                 sighting = self._here.sighting(shown, fd, foreign=foreign)
                 known = self._memo.recall(sighting.origin.identity)
                 if known is not None and known.build_id == kept_under:
-                    return self._here.seen_again(self._memo, sighting, known, fd)
+                    return self._here.resighted(self._memo, sighting, known, fd)
                 sighting = self._here.reached(sighting, fd)
                 return PinnedFile(sighting, os.dup(fd), kind, kept_under)
         return self._files.found(shown, os.dup(fd), kept_under, _ANOTHER, foreign=foreign)
@@ -279,7 +279,7 @@ class GivenFiles:
                     sighting = self._here.sighting(item.path, item.path_fd)
                     sighting = _changed(sighting, trust=min(trust, sighting.origin.trust))
                     if item.known is not None:
-                        yield self._here.seen_again(self._memo, sighting, item.known, item.path_fd)
+                        yield self._here.resighted(self._memo, sighting, item.known, item.path_fd)
                     else:
                         sighting = self._here.reached(sighting, item.path_fd)
                         yield PinnedFile(sighting, item.release(), item.kind, item.build_id)
@@ -291,7 +291,7 @@ class GivenFiles:
         known = self._memo.recall(sighting.origin.identity)
         # The name under which perf looks for a kernel's symbols.
         if known is not None and known.build_id == self._build_id:
-            return SeenAgain(_changed(sighting, path=KALLSYMS_PATH), known)
+            return Resighting(_changed(sighting, path=KALLSYMS_PATH), known)
         sighting = _changed(self._here.reached(sighting, fd), path=KALLSYMS_PATH)
         return PinnedFile(sighting, os.dup(fd), Kind.KALLSYMS, self._build_id)
 

@@ -217,7 +217,7 @@ class StoredContainer(msgspec.Struct, frozen=True):
 
 
 _Labels: Final = dict[str, str]
-Noted = TypeVar("Noted", StoredImage, StoredLayer, StoredContainer)
+EngineRecord = TypeVar("EngineRecord", StoredImage, StoredLayer, StoredContainer)
 _Value = TypeVar("_Value")
 
 

@@ -34,7 +34,7 @@ _NOTE_NAME: Final = BUILD_ID + b"\0"
 _NAMES_NAME: Final = b".shstrtab\0"
 
 
-class Noted(NamedTuple):
+class Stamped(NamedTuple):
     """The parts of the file of ``size`` bytes: ``head``, then the bytes of the original file, then
     ``tail``.
 
@@ -51,7 +51,7 @@ class Noted(NamedTuple):
         return self.at + len(self.tail)
 
 
-def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
+def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Stamped | None:
     """Return the parts that differ in a file with a note of ``build_id``; None if it cannot be
     added.
 
@@ -90,7 +90,7 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Noted | None:
     if layout.bits == 32 and at + len(tail.data) >= 1 << 32:
         return None
     head = read_at(0, 16) + layout.ehdr.pack(*fields)
-    return Noted(head, at, bytes(tail.data))
+    return Stamped(head, at, bytes(tail.data))
 
 
 def _without_note(shdr: Struct, sections: bytes, names: bytes) -> bytes:

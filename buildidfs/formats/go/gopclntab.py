@@ -59,7 +59,7 @@ _CANDIDATES: Final = 64
 _SEGMENTS_MAX: Final = 256
 _CHUNK: Final = 1 << 20
 # Records that are out of order are read at most this many times.
-_READ_AGAIN: Final = 4
+_READS_PER_CHUNK: Final = 4
 _ALIGN: Final = 4
 
 _NO_OFFSET: Final = 0xFFFFFFFF
@@ -144,7 +144,7 @@ class GoTable:
         form = short if header.version == GO_1_2 else record
         text, records, size = self._text, header.offsets.records, form.size
         window, start, last = b"", 0, -1
-        reads = _READ_AGAIN * (1 + self.size // _CHUNK)
+        reads = _READS_PER_CHUNK * (1 + self.size // _CHUNK)
         entry = text + rows[0]
         for at, following in zip(rows[1::2], rows[2::2], strict=True):
             following += text

@@ -46,7 +46,7 @@ MOST_FILES: Final = 200
 SPAN_S: Final = 30 * 86_400
 _STEPS: Final = 360
 _TREND_STEPS: Final = 60
-_AGAIN_S: Final = 3600.0
+_REREAD_S: Final = 3600.0
 _NS: Final = 1_000_000_000
 _NO_TRENDS: Final[Mapping[tuple[int, str], list[answers.Trend]]] = {}
 
@@ -199,12 +199,12 @@ class Trends:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: deque[HistoryRow] = deque()
-        self._read_at = -_AGAIN_S
+        self._read_at = -_REREAD_S
 
     def rows(self) -> Iterable[HistoryRow]:
         """Yield the rows of the last 30 days, in order of time. Raises `StoreError`."""
         begin = time.time_ns() - SPAN_S * _NS
-        if time.monotonic() - self._read_at > _AGAIN_S:  # older rows were merged
+        if time.monotonic() - self._read_at > _REREAD_S:  # older rows were merged
             self._rows.clear()
             self._read_at = time.monotonic()
         while self._rows and self._rows[0].time_ns < begin:

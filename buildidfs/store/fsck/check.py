@@ -49,7 +49,7 @@ class Checker:
             for count, suspicious in self._batches(table):
                 progress(count)
                 for key in suspicious:
-                    yield from self._look_again(table, key)
+                    yield from self._recheck(table, key)
         with self.env.read() as txn:
             yield from list(wrong_counts(Rows(self.env, txn)))
 
@@ -77,7 +77,7 @@ class Checker:
                 return
             start = key + b"\0"
 
-    def _look_again(self, table: str, key: bytes) -> list[StoreFault]:
+    def _recheck(self, table: str, key: bytes) -> list[StoreFault]:
         """Check one row again, and return its faults."""
         with self.env.read() as txn:
             moment = Rows(self.env, txn)

@@ -84,7 +84,7 @@ class Scrubber:
         self._mark = mark
         self._place = b""
         self._seen: dict[Digest, _Seen] = {}
-        self._noted_at = time.monotonic()
+        self._saved_at = time.monotonic()
         self._verity = not env.read_only
 
     def all(
@@ -191,14 +191,14 @@ class Scrubber:
 
     def _remember(self, digest: Digest, seen: _Seen) -> None:
         self._seen[digest] = seen
-        late = time.monotonic() - self._noted_at > _NOTE_SECONDS
+        late = time.monotonic() - self._saved_at > _NOTE_SECONDS
         if len(self._seen) >= _NOTES_AT_ONCE or late or seen.file is None:
             self.note()
 
     def note(self) -> None:
         """Record the results."""
         seen, self._seen = self._seen, {}
-        self._noted_at = time.monotonic()
+        self._saved_at = time.monotonic()
         if self._env.read_only or not (seen or self._mark):
             return
 

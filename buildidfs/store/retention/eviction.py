@@ -554,7 +554,7 @@ def _write_down(
         journal.add(entries.get(digest, ()))
     row = tally.load(env, txn)
     row.add(gone[digest] for digest in removed if digest in gone)
-    row.noted += journal.noted
+    row.omitted += journal.omitted
     tally.save(env, txn, row)
 
 
@@ -562,14 +562,14 @@ def _evicted(choice: Choice, now: int) -> Evicted:
     """Describe a blob that makes room."""
     each = choice.candidate
     build_id = bytes(each.build_ids[0]) if each.build_ids else b""
-    return Evicted(build_id, choice.path, each.size, now, each.again)
+    return Evicted(build_id, choice.path, each.size, now, each.copy_at)
 
 
 def _journal_entries(
     env: Environment, chosen: Sequence[Choice], now: int, *, damaged: bool = False
 ) -> dict[Digest, list[NewSeen]]:
     """Return the journal entries for the blobs of a plan: one for each place of a blob. The places
-    of a recapturable blob are noted.
+    of a recapturable blob are omitted.
     """
     index, journal = Index(env), Journal(env)
     entries: dict[Digest, list[NewSeen]] = {}
@@ -577,7 +577,7 @@ def _journal_entries(
         each = choice.candidate
         removed = Removal(now, sum({1 << kind for kind in each.kinds}), choice.aged, damaged)
         entries[each.digest] = [
-            _entry(journal, place, build_id, removed, bool(each.again))
+            _entry(journal, place, build_id, removed, bool(each.copy_at))
             for build_id in each.build_ids
             for place in index.origins(index.ordinal(build_id) or 0)
             if place.digest == each.digest
@@ -586,7 +586,7 @@ def _journal_entries(
 
 
 def _entry(
-    journal: Journal, place: OriginRecord, build_id: BuildId, removed: Removal, noted: bool
+    journal: Journal, place: OriginRecord, build_id: BuildId, removed: Removal, omitted: bool
 ) -> NewSeen:
     """Return the journal entry for a blob that was seen at a place: the one that exists, or a new
     one.
@@ -605,7 +605,7 @@ def _entry(
             )
             break
     sighting = Sighting(origin, place.last_seen_ns)
-    return NewSeen(sighting, build_id, boot=boot, noted=noted, removed=removed)
+    return NewSeen(sighting, build_id, boot=boot, omitted=omitted, removed=removed)
 
 
 def look(env: Environment, blobs: Blobs) -> Usage:
@@ -679,12 +679,12 @@ def _in_vain(planner: Planner) -> str:
 
 def _log_removed(gone: Sequence[Evicted]) -> None:
     """Name the losses in the log, and count the rest."""
-    again = [each for each in gone if each.again]
-    if again:
-        size = sum(each.size for each in again)
-        _log.info("removed %d blobs, %d bytes, that can be captured again", len(again), size)
+    recapturable = [each for each in gone if each.copy_at]
+    if recapturable:
+        size = sum(each.size for each in recapturable)
+        _log.info("removed %d blobs, %d bytes, that can be captured again", len(recapturable), size)
     for each in gone:
-        if not each.again:
+        if not each.copy_at:
             what = (each.build_id.hex(), printable(each.path), each.size)
             _log.info("removed %s %s, %d bytes, which cannot be captured again", *what)
 

@@ -80,8 +80,8 @@ NO_ROOM: Final = Room(0, 0)
 class RemovableBlob(msgspec.Struct, frozen=True):
     """A blob that may be removed.
 
-    ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``again`` is a place that still
-    has the same bytes, if known. If the blob must be kept, ``why_kept`` is the reason.
+    ``size`` is in bytes on disk, ``used`` in seconds of Unix time. ``copy_at`` is a place that
+    still has the same bytes, if known. If the blob must be kept, ``why_kept`` is the reason.
     """
 
     digest: Digest
@@ -89,7 +89,7 @@ class RemovableBlob(msgspec.Struct, frozen=True):
     used: int
     build_ids: tuple[BuildId, ...]
     kinds: tuple[Kind, ...]
-    again: str = ""
+    copy_at: str = ""
     why_kept: str = ""
 
     @property
@@ -117,7 +117,7 @@ class Choice(msgspec.Struct, frozen=True):
     @property
     def is_loss(self) -> bool:
         """Return True if the removed blob makes room, and cannot be captured again."""
-        return self.is_evicted and not self.aged and not self.candidate.again
+        return self.is_evicted and not self.aged and not self.candidate.copy_at
 
 
 def _shown(share: Share) -> str:
@@ -244,7 +244,7 @@ class Planner:
             return
         for candidate in self._recapturable():
             lack -= candidate.room
-            yield self._choice(candidate, f"{limit}; {candidate.again}")
+            yield self._choice(candidate, f"{limit}; {candidate.copy_at}")
             if (lack + beyond).is_none:
                 return
         if lack.is_none or recapturable_only:
@@ -256,7 +256,7 @@ class Planner:
         """Yield the recapturable blobs that may be removed, up to those used at ``before``."""
         self._begin()
         for candidate in self._recapturable(before):
-            yield self._choice(candidate, candidate.again)
+            yield self._choice(candidate, candidate.copy_at)
 
     def _recapturable(self, before: int | None = None) -> Iterator[RemovableBlob]:
         for used, digest in self._uses(0):
@@ -265,7 +265,7 @@ class Planner:
             candidate = self.look(digest, ask=True)
             if candidate is None or digest in self._chosen:
                 continue
-            if candidate.again:
+            if candidate.copy_at:
                 self._chosen.add(digest)
                 yield candidate
             elif candidate.is_pinned:
@@ -300,13 +300,13 @@ class Planner:
             return None
         named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
         build_ids = tuple(build_id for build_id in named if build_id is not None)
-        why_kept, again = self._pinned(row), ""
+        why_kept, copy_at = self._pinned(row), ""
         if ask and not why_kept:
-            again = recapturable_at(self._origins(digest, build_ids))
-        if not why_kept and not again and self._is_young(row.used):
+            copy_at = recapturable_at(self._origins(digest, build_ids))
+        if not why_kept and not copy_at and self._is_young(row.used):
             why_kept = "used within min-age"
         kinds = tuple(sorted({Kind(ref[1]) for ref in row.refs}))
-        return RemovableBlob(digest, row.taken, row.used, build_ids, kinds, again, why_kept)
+        return RemovableBlob(digest, row.taken, row.used, build_ids, kinds, copy_at, why_kept)
 
     def unplanned(self, candidate: RemovableBlob) -> Choice:
         """Return the choice of a blob that no limit removes."""

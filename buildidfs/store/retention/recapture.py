@@ -94,7 +94,7 @@ def _in_another_namespace(env: Environment, origin: Origin) -> str:
     The result is empty if the journal has no row for the file. Services with a mount namespace of
     their own, and containers that were given directories of the host, run the host's files. A
     sighting in such a namespace is not believed. The path must have been seen in the host's own
-    mount namespace and noted for lack of room, and statx(2) must find the same inode there.
+    mount namespace and omitted for lack of room, and statx(2) must find the same inode there.
     """
     seen = origin.identity
     if not origin.apart & APART_MNT or origin.host != machine.host_name():
@@ -104,8 +104,12 @@ def _in_another_namespace(env: Environment, origin: Origin) -> str:
     for row in Journal(env).at(_host_mnt_ns_id(), origin.path, statx.boot_id()):
         is_hosts = row.host == origin.host and not row.apart & APART_MNT
         # The scope names the mount, and each namespace has mounts of its own.
-        if row.noted is not None and is_hosts and _without_scope(row.noted) == _without_scope(seen):
-            return "this host has it" if _identity(row.path) == row.noted else ""
+        if (
+            row.omitted is not None
+            and is_hosts
+            and _without_scope(row.omitted) == _without_scope(seen)
+        ):
+            return "this host has it" if _identity(row.path) == row.omitted else ""
     return ""
 
 

@@ -20,13 +20,18 @@ _NAMED: Final = 32
 #: Number of evicted blobs that a summary names.
 _FOREMOST: Final = 10
 
+_SUMMED: Final = (
+    *("recapturable", "recapturable_bytes", "losses", "lost_bytes", "aged", "aged_bytes"),
+    "ids",
+)
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Evicted(msgspec.Struct, frozen=True, array_like=True):
     """A blob that was removed to make room: its file, its bytes on disk, and the time (s).
 
-    ``again`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
+    ``copy_at`` is a place that had the same bytes at that time; it is empty if the bytes are lost.
     ``damaged`` is True if the bytes were lost because the blob was damaged.
     """
 
@@ -34,24 +39,24 @@ class Evicted(msgspec.Struct, frozen=True, array_like=True):
     path: bytes
     size: int
     when: int
-    again: str = ""
+    copy_at: str = ""
     damaged: bool = False
 
 
 class _Counts(msgspec.Struct):
-    """Counts of blobs removed to make room: ``again`` of recapturable ones, ``losses`` of the
+    """Counts of blobs removed to make room: ``recapturable`` of such ones, ``losses`` of the
     others. Bytes are those on disk.
     """
 
-    again: int = 0
-    again_bytes: int = 0
+    recapturable: int = 0
+    recapturable_bytes: int = 0
     losses: int = 0
     lost_bytes: int = 0
 
     def _count(self, each: Evicted) -> None:
-        if each.again:
-            self.again += 1
-            self.again_bytes += each.size
+        if each.copy_at:
+            self.recapturable += 1
+            self.recapturable_bytes += each.size
         else:
             self.losses += 1
             self.lost_bytes += each.size
@@ -60,18 +65,18 @@ class _Counts(msgspec.Struct):
 class Evictions(_Counts, array_like=True):
     """Counts for the life of a store.
 
-    ``last`` are the latest losses, newest first. ``noted`` counts the files that were only noted
+    ``last`` are the latest losses, newest first. ``omitted`` counts the files that were omitted
     for lack of room. Stores of earlier versions have two more numbers.
     """
 
     last: list[Evicted] = msgspec.field(default_factory=list)
-    noted: int = 0
+    omitted: int = 0
 
     def add(self, gone: Iterable[Evicted]) -> None:
         """Count removed blobs, and keep the latest losses by name."""
         for each in gone:
             self._count(each)
-            if not each.again:
+            if not each.copy_at:
                 self.last = [each, *self.last][:_NAMED]
 
 
@@ -108,12 +113,12 @@ class Tally(_Counts):
     @property
     def blobs(self) -> int:
         """Return the number of all removed blobs."""
-        return self.again + self.losses + self.aged
+        return self.recapturable + self.losses + self.aged
 
     @property
     def bytes(self) -> int:
         """Return the number of bytes that the removed blobs took on disk."""
-        return self.again_bytes + self.lost_bytes + self.aged_bytes
+        return self.recapturable_bytes + self.lost_bytes + self.aged_bytes
 
     def add(self, gone: Iterable[Evicted]) -> None:
         """Count the blobs that were removed to make room."""
@@ -124,10 +129,18 @@ class Tally(_Counts):
 
     def merge(self, other: Tally) -> None:
         """Add the counts of another tally."""
-        for name in ("again", "again_bytes", "losses", "lost_bytes", "aged", "aged_bytes", "ids"):
+        for name in (
+            "recapturable",
+            "recapturable_bytes",
+            "losses",
+            "lost_bytes",
+            "aged",
+            "aged_bytes",
+            "ids",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.named = _foremost([*self.named, *other.named])
 
 
 def _foremost(named: list[Evicted]) -> list[Evicted]:
-    return sorted(named, key=lambda each: (each.again != "", -each.size))[:_FOREMOST]
+    return sorted(named, key=lambda each: (each.copy_at != "", -each.size))[:_FOREMOST]

@@ -436,7 +436,7 @@ class JournalWriter:
         self._boot = statx.boot_id()
         self._count: int = txn.stat(self._rows)["entries"]
         self._labels: dict[bytes, str | None] = {}
-        self.noted = 0
+        self.omitted = 0
         """Number of new entries for files for which the store had no room."""
 
     def add(self, entries: Iterable[NewSeen]) -> None:
@@ -451,39 +451,39 @@ class JournalWriter:
         old = self._txn.get(key, db=self._rows)
         if old is None:
             row = location_rows.pack_journal(
-                origin, new.build_id, seen, seen, noted=new.noted, removed=new.removed
+                origin, new.build_id, seen, seen, omitted=new.omitted, removed=new.removed
             )
             self._put(key, row, seen, origin)
             self._count += 1
-            self.noted += new.noted
+            self.omitted += new.omitted
             if self._count > schema.MAX_JOURNAL:
                 self._make_room()
             return
         if new.removed is not None:
-            noted = origin.identity if new.noted else None
-            self.noted += new.noted and not location_rows.is_noted(old)
-            row = location_rows.mark_removed(old, new.removed, noted)
+            omitted = origin.identity if new.omitted else None
+            self.omitted += new.omitted and not location_rows.is_omitted(old)
+            row = location_rows.mark_removed(old, new.removed, omitted)
             self._txn.put(key, row, db=self._rows)
             return
         removed = location_rows.removal_in(old)
         first, last = location_rows.TIMES.unpack_from(old)
-        newly = new.noted and not location_rows.is_noted(old)
-        self.noted += newly
+        newly = new.omitted and not location_rows.is_omitted(old)
+        self.omitted += newly
         if seen < first:
             # The first of the sightings within a minute describes the row. They are not committed
             # in their order: a scan of a process may overtake the catch that caused it.
             row = location_rows.TIMES.pack(seen, last) + old[location_rows.TIMES.size :]
             is_soon = last < seen + schema.LAST_SEEN_SLACK_NS
-            if newly or (is_soon and new.noted == location_rows.is_noted(old)):
+            if newly or (is_soon and new.omitted == location_rows.is_omitted(old)):
                 row = location_rows.pack_journal(
-                    origin, new.build_id, seen, last, noted=new.noted, removed=removed
+                    origin, new.build_id, seen, last, omitted=new.omitted, removed=removed
                 )
             self._txn.put(key, row, db=self._rows)
         elif seen >= last + schema.LAST_SEEN_SLACK_NS or newly:
             self._txn.delete(schema.U64.pack(last) + key, db=self._recent)
             seen = max(seen, last)
             row = location_rows.pack_journal(
-                origin, new.build_id, first, seen, noted=new.noted, removed=removed
+                origin, new.build_id, first, seen, omitted=new.omitted, removed=removed
             )
             self._put(key, row, seen, origin)
 

@@ -124,9 +124,9 @@ def places_in(data: bytes) -> tuple[OtherOrigin, ...]:
     return _decoded(data).places
 
 
-def names_of(told: Claim | OtherOrigin) -> ContainerNames:
+def names_of(record: Claim | OtherOrigin) -> ContainerNames:
     """Return the names of the container of a claim or place."""
-    return ContainerNames(*(text.decode("utf-8", "surrogateescape") for text in told.called))
+    return ContainerNames(*(text.decode("utf-8", "surrogateescape") for text in record.called))
 
 
 def _decoded(data: bytes) -> _Provenance:

@@ -121,14 +121,14 @@ def fold(env: Environment) -> int:
         stamp, digests = _read(name)
         for digest in digests:
             stamps[digest] = max(stamp, stamps.get(digest, 0))
-    noted = 0
+    recorded = 0
     items = iter(stamps.items())
     while batch := list(itertools.islice(items, _BATCH)):
-        noted += env.write(functools.partial(_note, env, batch))
+        recorded += env.write(functools.partial(_note, env, batch))
     for name in names:
         with contextlib.suppress(OSError):
             os.unlink(name)
-    return noted
+    return recorded
 
 
 def drafts(root: bytes) -> list[bytes]:
@@ -138,7 +138,7 @@ def drafts(root: bytes) -> list[bytes]:
 
 def _note(env: Environment, batch: list[tuple[Digest, int]], txn: Txn) -> int:
     uses, table = UseWriter(env, txn), env.tables["digests"]
-    noted = 0
+    recorded = 0
     for digest, stamp in batch:
         value = txn.get(digest, db=table)
         if value is None:
@@ -146,8 +146,8 @@ def _note(env: Environment, batch: list[tuple[Digest, int]], txn: Txn) -> int:
         row = schema.DigestRow.unpack(value)
         if uses.note(digest, row, stamp, Trust.UNKNOWN):
             txn.put(digest, row.pack(), db=table)
-            noted += 1
-    return noted
+            recorded += 1
+    return recorded
 
 
 def _listed(root: bytes) -> list[bytes]:

@@ -44,7 +44,7 @@ from buildidfs.view.attributes import (
     of_artifact,
     stale,
 )
-from buildidfs.view.layouts.noted import NotedFiles
+from buildidfs.view.layouts.stamped import StampedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _RECENT = 512
 _LINKS: Final = 16
 """The number of variants of an executable whose links are announced."""
-_NOTED_SHIFT: Final = 16  # for the kind, in the detail of a node with a note
+_STAMPED_SHIFT: Final = 16  # for the kind, in the detail of a node with a note
 _KINDS = tuple(Kind)
 _PACKAGE_NAMES: Final = frozenset(
     name + names.DWP_SUFFIX
@@ -96,7 +96,7 @@ class IdDirectories:
         self._variants = _Variants(store, self.node_of)
         self._packages = _Packages(store)
         self._sections = SectionDir(store)
-        self._noted = NotedFiles(store)
+        self._stamped = StampedFiles(store)
 
     def forget(self) -> None:
         """Forget cached modes and owners of files, because a commit may have changed them."""
@@ -232,8 +232,8 @@ class IdDirectories:
         if slot in (nodes.SLOT_PATH, nodes.SLOT_README):
             size = len(self.text(node, PUBLIC))
             return self._attributes_of_text(nodes.ordinal_of(node), size)
-        if slot == nodes.SLOT_NOTED:
-            return self._noted.attributes(self._of_noted(node))
+        if slot == nodes.SLOT_STAMPED:
+            return self._stamped.attributes(self._of_stamped(node))
         if nodes.slot_of(node) == nodes.SLOT_SECTION:
             return self._sections.attributes(node)
         if slot == nodes.SLOT_WANTED:
@@ -260,10 +260,10 @@ class IdDirectories:
         Raises OSError(ESTALE) if the file is gone from the store.
         """
         slot = nodes.slot_of(node)
-        if slot == nodes.SLOT_NOTED:
-            artifact = self._of_noted(node)
+        if slot == nodes.SLOT_STAMPED:
+            artifact = self._of_stamped(node)
             zeros = artifact.scripts if self.is_zeroed(artifact) else ()
-            return FileContent(b"", zeros, self._noted.open(artifact)) if wait else None
+            return FileContent(b"", zeros, self._stamped.open(artifact)) if wait else None
         if slot == nodes.SLOT_SECTION:
             zeroed = self.is_zeroed(self._sections.artifact(node))
             return self._sections.open(node, zeroed=zeroed) if wait else None
@@ -295,21 +295,21 @@ class IdDirectories:
             return _AMBIGUOUS
         return self._text(nodes.ordinal_of(node), viewer)
 
-    def noted(self, artifact: Artifact, *, wait: bool) -> int:
+    def stamped(self, artifact: Artifact, *, wait: bool) -> int:
         """Return the node of a file with the note of its adopted ID, for perf.
 
         Raises OSError and `IntegrityError`, and `NeedsReading` if the file has to be read but the
         caller cannot ``wait``.
         """
-        if not self._noted.is_known(artifact):
+        if not self._stamped.is_known(artifact):
             if not wait:
                 raise NeedsReading
-            self._noted.parts(artifact)
-        detail = artifact.kind << _NOTED_SHIFT | artifact.variant
-        return nodes.of_id(artifact.ordinal, nodes.SLOT_NOTED, detail)
+            self._stamped.parts(artifact)
+        detail = artifact.kind << _STAMPED_SHIFT | artifact.variant
+        return nodes.of_id(artifact.ordinal, nodes.SLOT_STAMPED, detail)
 
-    def _of_noted(self, node: int) -> Artifact:
-        kind, variant = divmod(node & nodes.DETAIL_MASK, 1 << _NOTED_SHIFT)
+    def _of_stamped(self, node: int) -> Artifact:
+        kind, variant = divmod(node & nodes.DETAIL_MASK, 1 << _STAMPED_SHIFT)
         found = None
         if kind in _KINDS:  # another number is invalid
             ordinal = nodes.ordinal_of(node)

@@ -31,7 +31,7 @@ these kinds.
 """
 
 _BUCKETS_NAME = b".build-id"
-_NOTED = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+_STAMPED = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 _ENTRIES = tuple(names.PERF_KIND_OF.items())
 
 # Offsets in a listing of a path: the fixed entry, then sub-directories by path number, then
@@ -124,14 +124,14 @@ class PerfTree:
             return nodes.ABSENT if found is None else self._ids.node_of(found)
         if kind is Kind.DEBUGINFO and not self._store.index.kinds(ordinal) & EXECUTABLE_BIT:
             return nodes.ABSENT
-        if kind in _NOTED and not self._store.aliases.is_adopted(ordinal):
+        if kind in _STAMPED and not self._store.aliases.is_adopted(ordinal):
             fits = placement.for_offsets(self._store, ordinal, kind)
             return nodes.ABSENT if fits is None else self._ids.node_of(fits)
-        if kind in _NOTED:
+        if kind in _STAMPED:
             executable = self._store.index.artifact(ordinal, Kind.EXECUTABLE)
             served = self._store.index.artifact(ordinal, kind)
             if executable is not None and executable.adopted and served is not None:
-                return self._ids.noted(served, wait=wait)
+                return self._ids.stamped(served, wait=wait)
         return self._ids.file(ordinal, kind)
 
     def _last_seen(self, path: int, ordinal: int, kind: Kind) -> Artifact | None:

@@ -46,7 +46,7 @@ class Verdict:
     lost: int
     recapturable: int
     losses: int
-    noted: int
+    omitted: int
     unseen: int
     displaced: int
 
@@ -200,9 +200,9 @@ class Crowd:
             rows = list(store.journal.since())
         recapturable = len(self.witness.kept)
         unseen = len(set(lost) - {str(row.build_id) for row in rows})
-        displaced = len(set(lost) & {str(row.build_id) for row in rows if row.noted is not None})
-        losses, noted = evictions.losses, evictions.noted
-        return Verdict(len(self.ids), len(lost), recapturable, losses, noted, unseen, displaced)
+        displaced = len(set(lost) & {str(row.build_id) for row in rows if row.omitted is not None})
+        losses, omitted = evictions.losses, evictions.omitted
+        return Verdict(len(self.ids), len(lost), recapturable, losses, omitted, unseen, displaced)
 
     def _made(self, size: int) -> Path:
         build_id = self.dice.randbytes(20)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from buildidfs.capture.base import Found, Known, PinnedFile, SeenAgain, Unreadable
+from buildidfs.capture.base import Found, Known, PinnedFile, Resighting, Unreadable
 from buildidfs.formats.elf import identify
 from buildidfs.linux import namespaces
 from buildidfs.model import Absence, BuildId, FileIdentity, NamespaceSet, Origin
@@ -53,7 +53,7 @@ class Scan(msgspec.Struct):
     """Everything one pass yielded, sorted by kind."""
 
     pinned: list[Seen]
-    again: list[SeenAgain]
+    again: list[Resighting]
     unreadable: list[Unreadable]
 
     def data(self, path: str | bytes | os.PathLike[str]) -> bytes:
@@ -73,7 +73,7 @@ def scan(found: Iterable[Found]) -> Scan:
         if isinstance(item, PinnedFile):
             with item:
                 result.pinned.append(Seen(item, _content(item.fd)))
-        elif isinstance(item, SeenAgain):
+        elif isinstance(item, Resighting):
             result.again.append(item)
         else:
             result.unreadable.append(item)

@@ -16,20 +16,20 @@ from buildidfs.store import Blob
 from buildidfs.view.attributes import Attributes, of_artifact
 
 if TYPE_CHECKING:
-    from buildidfs.formats.elf.added_note import Noted
+    from buildidfs.formats.elf.added_note import Stamped
     from buildidfs.model import Artifact, Digest
     from buildidfs.store import Store
 
 _REMEMBERED: Final = 64
 
 
-class NotedFiles:
+class StampedFiles:
     """Opens files with a note of their adopted ID."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         # One debug file may belong to several adopted IDs.
-        self._known: dict[tuple[Digest, int], Noted | None] = {}
+        self._known: dict[tuple[Digest, int], Stamped | None] = {}
 
     def is_known(self, artifact: Artifact) -> bool:
         """Return True if `attributes` and `open` need not read the headers of the file."""
@@ -47,9 +47,9 @@ class NotedFiles:
         """
         parts = self.parts(artifact)
         blob = self._store.open_blob(artifact.digest)
-        return blob if parts is None else NotedBlob(blob, parts)
+        return blob if parts is None else StampedBlob(blob, parts)
 
-    def parts(self, artifact: Artifact) -> Noted | None:
+    def parts(self, artifact: Artifact) -> Stamped | None:
         """Return the parts that differ from the exact bytes; None if the note cannot be added."""
         key = artifact.digest, artifact.ordinal
         if key not in self._known:
@@ -63,14 +63,14 @@ class NotedFiles:
         return self._known[key]
 
 
-class NotedBlob(Blob):
+class StampedBlob(Blob):
     """A blob that is read with another header and with an added tail; `close` also closes
     the blob.
     """
 
     __slots__ = ("_blob", "_parts")
 
-    def __init__(self, blob: Blob, parts: Noted) -> None:
+    def __init__(self, blob: Blob, parts: Stamped) -> None:
         self.fd = -1
         self.is_plain = False
         self.size = parts.size
