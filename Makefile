@@ -5,6 +5,7 @@
 # make uninstall  take them away again; the store is kept
 # make deb       build a package for the Debian release of this machine in $(DIST)
 # make test-deb  install, upgrade and purge that package in a new root with systemd
+# make test-kernels  boot Debian's kernels under QEMU and use that package there; KERNELS="6.1 5.10"
 # make release   build the sdist, the wheel and the package, with SHA256SUMS, in $(DIST)
 # make image     build an image for podman, Docker or Kubernetes from that package
 # make test-image  run it: capture this host, be killed, start anew
@@ -27,7 +28,8 @@ FUZZ_SECONDS ?= 600
 DIST ?= dist
 export STORE MOUNTPOINT FUZZ_SECONDS
 
-.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh deb test-deb release image test-image clean
+.PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh \
+	deb test-deb test-kernels release image test-image clean
 
 # What comes first is made when nothing is named: it must not be what starts to follow this host.
 help:
@@ -93,6 +95,10 @@ test-image:
 test-deb: deb
 	scripts/test-deb $(DIST)/buildidfs_*.deb
 
+test-kernels: deb
+	scripts/install-packages kernels
+	scripts/test-kernels $(DIST) $(KERNELS)
+
 # The stamps make every target work twice in a row without the network.
 $(VENV)/.user: pyproject.toml scripts/install-packages scripts/make-venv
 	scripts/install-packages run
@@ -110,4 +116,5 @@ $(VENV)/.fuzz: pyproject.toml scripts/install-packages scripts/make-venv
 	touch $(VENV)/.user $(VENV)/.dev $@
 
 clean:
-	scripts/clean $(VENV) .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	scripts/clean $(VENV) .fuzz .kernels .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		.import_linter_cache
