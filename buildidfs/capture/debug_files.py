@@ -119,7 +119,8 @@ class Companions:
 
     ``root_fd`` is the root (O_PATH suffices); the caller closes it. No file is opened on
     ``refused_devices`` (values of st_dev). ``opener`` opens files on filesystems that may not
-    answer, ``directories`` have debug files.
+    answer, ``directories`` have debug files. ``existing`` has the directories that exist in this
+    root, or do not, as far as this scan has looked.
     """
 
     def __init__(
@@ -129,7 +130,9 @@ class Companions:
         refused_devices: Collection[int] = (),
         opener: Opener | None = None,
         directories: Sequence[bytes] = DEFAULT_DIRECTORIES,
+        existing: dict[bytes, bool] | None = None,
     ) -> None:
+        self._existing = {} if existing is None else existing
         self._directories = directories
         self._root_fd = root_fd
         self._memo = memo
@@ -223,6 +226,8 @@ class Companions:
         """Yield the first of ``paths`` whose file passes the proof."""
         for path in paths:
             try:
+                if not self._exists(os.path.dirname(path)):
+                    continue
                 companion = self._candidate(path, proof)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
@@ -231,6 +236,18 @@ class Companions:
             if companion is not None:
                 yield companion
                 return
+
+    def _exists(self, directory: bytes) -> bool:
+        """Return False for a directory that does not exist, which most do not. Raises OSError."""
+        exists = self._existing.get(directory)
+        if exists is None:
+            try:
+                os.close(self._opener.open(self._root_fd, directory)[0])
+                exists = True
+            except FileNotFoundError:
+                exists = False
+            self._existing[directory] = exists
+        return exists
 
     def _candidate(self, path: bytes, proof: _Proof) -> Companion | None:
         """Return the file at ``path`` if it passes the proof. Raises OSError."""

@@ -7,3 +7,9 @@ results with `output`. `common` has the options and settings that commands share
 
 Outsiders use `main.main` only. No module here knows lmdb, pyfuse3 or trio.
 """
+
+import gc
+
+# A command ends before there is garbage to collect; the imports alone, which begin after this,
+# would cause dozens of collections.
+gc.set_threshold(100_000, 20, 20)

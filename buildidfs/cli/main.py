@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import io
 import os
 import sys
@@ -143,9 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     This is the one place where errors become exit codes (errors.py). With -vv the traceback of an
     unknown error is printed as well, for a bug report.
     """
-    # A command ends before there is garbage to collect; the imports alone would cause dozens of
-    # collections.
-    gc.set_threshold(20_000, 20, 20)
     try:
         _prepare_streams()
         result = cli.main(args=argv, prog_name="buildidfs", standalone_mode=False)

@@ -26,7 +26,6 @@ from buildidfs.errors import IntegrityError, Recapturable
 from buildidfs.formats.elf import minidebug, other_ids
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.minidebug import DynamicSymbols
-from buildidfs.formats.go import debug_file
 from buildidfs.linux.file_ops import closing_fd, on_error
 from buildidfs.model import Absence, Kind, Quality, Sighting, Standing, Trust
 from buildidfs.store import NewCapture, Store
@@ -188,11 +187,23 @@ def work(store: Store) -> None:
                 store.derived(digest)
 
 
+def is_at_work(store: Store) -> bool:
+    """Return True if a process makes the requested files at present. Raises OSError."""
+    with open(_lock_file(store.path), "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
     """Make the debug file of one executable, unless there is one that is as good.
 
     Raises `IntegrityError`, OSError, `StoreError`.
     """
+    from buildidfs.formats.go import debug_file  # large, and no scan needs it
+
     ordinal = store.index.ordinal(build_id)
     if ordinal is None:
         return
@@ -235,13 +246,17 @@ def _place(store: Store, ordinal: int, digest: Digest) -> OriginRecord | None:
     return max(records, key=lambda each: (each.origin.is_public, each.origin.trust), default=None)
 
 
+def _lock_file(path: bytes) -> bytes:
+    name = os.path.join(path, _LOCK)
+    os.makedirs(os.path.dirname(name), 0o700, exist_ok=True)
+    return name
+
+
 @contextlib.contextmanager
 def _alone(path: bytes) -> Iterator[None]:
     """Hold a lock, so that no other process does the same work; the kernel releases it when the
     process ends.
     """
-    name = os.path.join(path, _LOCK)
-    os.makedirs(os.path.dirname(name), 0o700, exist_ok=True)
-    with open(name, "ab") as file:
+    with open(_lock_file(path), "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

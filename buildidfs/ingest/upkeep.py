@@ -315,8 +315,14 @@ class Deriver:
 
     def resume(self) -> None:
         """Start making files whose requests were left by a killed process."""
-        if self._asked(1):
-            self.start()
+        if not self._asked(1):
+            return
+        from buildidfs.ingest import derived
+
+        with contextlib.suppress(OSError):  # `start` reports it
+            if derived.is_at_work(self._store):
+                return
+        self.start()
 
     def _asked(self, most: int) -> int:
         """Return the number of requested files, up to ``most``."""

@@ -13,7 +13,6 @@ a path is pinned first, and only a stored, regular file is ever opened for readi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import os
@@ -161,15 +160,9 @@ def _openat2_once(
     root_fd: int, path: bytes, flags: int, resolve: int = 0, *, in_root: bool = True
 ) -> int:
     resolve |= _RESOLVE_NO_MAGICLINKS | (_RESOLVE_IN_ROOT if in_root else 0)
-    how = ctypes.create_string_buffer(_OPEN_HOW.pack(flags, 0, resolve), _OPEN_HOW.size)
-    name = ctypes.create_string_buffer(syscalls.check_path(path))
+    how = _OPEN_HOW.pack(flags, 0, resolve)
     return syscalls.syscall(
-        syscalls.SYS_OPENAT2,
-        root_fd,
-        ctypes.addressof(name),
-        ctypes.addressof(how),
-        _OPEN_HOW.size,
-        filename=path,
+        syscalls.SYS_OPENAT2, root_fd, syscalls.check_path(path), how, len(how), filename=path
     )
 
 

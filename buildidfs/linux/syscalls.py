@@ -50,12 +50,14 @@ def last_error(filename: bytes | None = None) -> OSError:
     return OSError(number, os.strerror(number), filename)
 
 
-def syscall(number: int, *args: int, filename: bytes | None = None) -> int:
-    """Make a system call by number and return its result; pointers are given as addresses.
+def syscall(number: int, *args: int | bytes, filename: bytes | None = None) -> int:
+    """Make a system call by number and return its result; pointers are given as addresses, or as
+    bytes that the kernel only reads.
 
     Raises OSError.
     """
-    result: int = _syscall(ctypes.c_long(number), *(ctypes.c_ulong(arg) for arg in args))
+    words = [arg if isinstance(arg, bytes) else ctypes.c_ulong(arg) for arg in args]
+    result: int = _syscall(ctypes.c_long(number), *words)
     if result < 0:
         raise last_error(filename)
     return result

@@ -173,8 +173,10 @@ def test_one_process_at_a_time_makes_them(store: Store, tmp_path: Path) -> None:
         worker.start()
         until(lambda: not worker.is_alive() or _waits(other.fileno()), "the lock is waited for")
         assert debuginfo(store) == []
+        assert derived.is_at_work(store)
     worker.join()
     assert len(debuginfo(store)) == 1
+    assert not derived.is_at_work(store)
 
 
 def _waits(fd: int) -> bool:

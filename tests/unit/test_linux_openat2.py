@@ -293,12 +293,12 @@ def test_renames_elsewhere_do_not_keep_us_out(
     asked = 0
     real = syscalls.syscall
 
-    def disturbed(*args: int, filename: bytes | None = None) -> int:
+    def disturbed(call: int, *args: int | bytes, filename: bytes | None = None) -> int:
         nonlocal asked
         asked += 1
         if asked <= times:
             raise OSError(number, os.strerror(number), filename)
-        return real(*args, filename=filename)
+        return real(call, *args, filename=filename)
 
     monkeypatch.setattr(syscalls, "syscall", disturbed)
     assert _content(openat2.open_in_root, root_fd, b"a/../chain") == b"root"

@@ -11,7 +11,6 @@ import errno
 import itertools
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -487,6 +486,8 @@ class MemberSpool:
             self._changed.notify_all()
 
     def _unnamed(self) -> int:
+        import tempfile  # imports much that scans of processes do not need
+
         directory = self._directory or os.fsencode(tempfile.gettempdir())
         try:
             return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -10,6 +10,7 @@ package managers are not volumes of containers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -116,25 +117,24 @@ class Owners:
             found = Standing.SYSTEM
         else:
             return Standing.ELSEWHERE
-        directory = os.path.dirname(path)
-        while len(directory) > 1:
-            if not self._is_kept(directory):
-                return Standing.ELSEWHERE
-            directory = os.path.dirname(directory)
-        return found
+        with contextlib.suppress(OSError):
+            if self._is_kept(os.path.dirname(path)):
+                return found
+        return Standing.ELSEWHERE
 
     def _is_kept(self, directory: bytes) -> bool:
-        """Return True if only root can create entries in a directory."""
-        known = self._kept.get(directory)
-        if known is None:
-            if len(self._kept) >= _MOST_DIRECTORIES:
-                self._kept.clear()
-            try:
-                known = _is_roots(directory)
-            except OSError:
-                return False
-            self._kept[directory] = known
-        return known
+        """Return True if only root can create entries in a directory and in those above it. Raises
+        OSError.
+        """
+        below: list[bytes] = []
+        while (kept := self._kept.get(directory, len(directory) <= 1 or None)) is None:
+            below.append(directory)
+            directory = os.path.dirname(directory)
+        if len(self._kept) >= _MOST_DIRECTORIES:
+            self._kept.clear()
+        for each in reversed(below):
+            self._kept[each] = kept = kept and _is_roots(each)
+        return kept
 
     def _is_believed(self, fd: int) -> bool:
         # Its mount exists while the file is open, so no other mount has the number.

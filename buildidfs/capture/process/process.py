@@ -14,10 +14,10 @@ or not at all, and count as well: see `PinnedProcess.other_programs`.
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import re
 import stat
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from buildidfs.capture import elf_file
@@ -31,12 +31,12 @@ from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify, loaded_names
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC, parse_header
 from buildidfs.linux import credentials, machine, namespaces, openat2, procfs, statx
-from buildidfs.linux.file_ops import closing_fd, closing_on_error
+from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 from buildidfs.shares import Share, of_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from buildidfs.capture.origin.path_access import Reach
     from buildidfs.capture.unresponsive.filesystems import Patience
@@ -113,15 +113,15 @@ class PinnedProcess:
         self._all_mappings: list[Mapping] | None = None
         self.has_generated_code = False
         self._place = 0, b""
+        self._opened: dict[tuple[int, int], int | OSError] = {}
         self.fd = procfs.open_pid(pid)
 
     def __enter__(self) -> PinnedProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.close(self.fd)
-        if self._root_fd >= 0:
-            os.close(self._root_fd)
+        close_fds(self.fd, self._root_fd)
+        _close_opened(self._opened.values())
 
     def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
         """Read the namespaces, container and root of the process. Raises OSError."""
@@ -200,7 +200,7 @@ class PinnedProcess:
         root = Root(
             root_fd,
             self.root_path,
-            functools.partial(procfs.mountinfo, self.fd),
+            partial(procfs.mountinfo, self.fd),
             self.mount_namespace,
             self.namespaces.user,
             container.maker(self.fd, self.surroundings.apart),
@@ -297,10 +297,23 @@ class PinnedProcess:
 
         Raises OSError.
         """
-        name = procfs.map_file_name(mapping.start, mapping.end)
-        return self.ask(
-            lambda pid_fd: os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd), os.close
-        )
+        opened = self._opened.pop((mapping.start, mapping.end), None)
+        if opened is None:
+            opened = self.ask(partial(_open_map_file, mapping), close_fds)
+        if isinstance(opened, OSError):
+            raise opened
+        return opened
+
+    def open_ahead(self, mappings: Sequence[Mapping]) -> None:
+        """Do as `open_map_file` for all these mappings in one question, since asking takes more
+        time than opening; `open_map_file` then returns the results. Raises NoAnswer.
+        """
+        _close_opened(self._opened.values())
+        self._opened = {}
+        if self._ways.map_files:
+            opened = self.ask(partial(_open_map_files, mappings), _close_opened)
+            places = ((mapping.start, mapping.end) for mapping in mappings)
+            self._opened = dict(zip(places, opened, strict=True))
 
     def read_memory(self, address: int, size: int) -> bytes:
         """Return `procfs.read_memory` of the process. Raises OSError."""
@@ -455,6 +468,25 @@ class PinnedProcess:
         except OSError:
             return None
         return answer if isinstance(answer, BuildId) and not is_shared(answer) else None
+
+
+def _open_map_file(mapping: Mapping, pid_fd: int) -> int:
+    name = procfs.map_file_name(mapping.start, mapping.end)
+    return os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
+
+
+def _open_map_files(mappings: Sequence[Mapping], pid_fd: int) -> list[int | OSError]:
+    opened: list[int | OSError] = []
+    for mapping in mappings:
+        try:
+            opened.append(_open_map_file(mapping, pid_fd))
+        except OSError as error:
+            opened.append(error)
+    return opened
+
+
+def _close_opened(opened: Iterable[int | OSError]) -> None:
+    close_fds(*(each for each in opened if not isinstance(each, OSError)))
 
 
 def _queried(pid_fd: int) -> list[Mapping]:

@@ -40,7 +40,6 @@ from buildidfs.capture.debug_files import (
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.capture.origin import container
 from buildidfs.capture.origin.builder import Surroundings
-from buildidfs.capture.origin.container_names import names_of_cgroup
 from buildidfs.capture.origin.file_users import FileUsers
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
 from buildidfs.capture.origin.trust import Owners, trust_of
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
     from buildidfs.model import Mapping
     from buildidfs.shares import Share
 
+_OPENED_AHEAD: Final = 32  # mapped files
 _ATTEMPTS: Final = 3  # attempts to read the maps of a process that keeps mapping other files
 
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
@@ -216,6 +216,7 @@ class _Scan:
         self._mount_namespaces: set[int] = set()
         # By root: the directories with debug files, and True if some have them by build ID.
         self._debug_directories: dict[tuple[int, bytes], tuple[tuple[bytes, ...], bool]] = {}
+        self._existing_directories: dict[tuple[int, bytes], dict[bytes, bool]] = {}
         self._owners = Owners(mounts.initial_mountinfo)
         self._users = FileUsers()
         self._reach = Reach(keep_s=SCAN_KEEP_S)
@@ -223,6 +224,8 @@ class _Scan:
 
     def containers(self, pids: Sequence[int]) -> dict[str, ContainerNames]:
         """Return the labels of all visible containers, with their names."""
+        from buildidfs.capture.origin.container_names import names_of_cgroup
+
         found: dict[str, ContainerNames] = {}
         for pid in pids:
             try:
@@ -305,15 +308,19 @@ class _Scan:
 
     def _files(self, process: PinnedProcess, mappings: list[Mapping]) -> Iterator[Found]:
         where = process.mount_namespace, process.container
-        for mapping in mappings:
-            key = (*where, mapping.dev, mapping.inode, fingerprint(mapping.path))
-            if key in self._seen_files or not self._may_be_opened(mapping):
+        keys = [(*where, each.dev, each.inode, fingerprint(each.path)) for each in mappings]
+        new = [
+            (mapping, key)
+            for mapping, key in zip(mappings, keys, strict=True)
+            if key not in self._seen_files and self._may_be_opened(mapping)
+        ]
+        for mapping, key in self._opened_ahead(process, new):
+            if key in self._seen_files:
                 continue
             try:
                 path_fd, identity = self._pin(process, mapping)
                 with closing_fd(path_fd):
-                    # A runtime may move a process into its container at any time.
-                    if process.has_left():
+                    if not process.pins_unasked and process.has_left():
                         raise Moved
                     if stat.S_ISREG(identity.mode):
                         yield from self._file(process, mapping, path_fd, identity)
@@ -329,6 +336,18 @@ class _Scan:
                 continue
             self._seen_files.add(key)
             self._failed.pop(key)
+
+    def _opened_ahead(
+        self, process: PinnedProcess, new: list[tuple[Mapping, _FileKey]]
+    ) -> Iterator[tuple[Mapping, _FileKey]]:
+        """Yield the mappings of a process, and open a few of their files ahead. Raises `Moved`."""
+        for start in range(0, len(new), _OPENED_AHEAD):
+            few = new[start : start + _OPENED_AHEAD]
+            process.open_ahead([mapping for mapping, _ in few])
+            # A runtime may move a process into its container at any time.
+            if process.has_left():
+                raise Moved
+            yield from few
 
     def _links(self, process: PinnedProcess, mappings: list[Mapping]) -> Iterator[Found]:
         """Yield the files of a container at the names under which its dynamic linker loaded them,
@@ -503,7 +522,10 @@ class _Scan:
 
     def _companions(self, process: PinnedProcess, directories: Sequence[bytes]) -> Companions:
         opener = self._opener(process)
-        return Companions(process.root_fd, self._memo, self._own_devices(), opener, directories)
+        root = process.mount_namespace, process.root_path
+        existing = self._existing_directories.setdefault(root, {})
+        refused = self._own_devices()
+        return Companions(process.root_fd, self._memo, refused, opener, directories, existing)
 
     def _own_devices(self) -> set[int]:
         """Return the devices (st_dev) of the mounts of buildidfs."""
