@@ -248,14 +248,14 @@ class Removals:
         """Return the build IDs of a container of which a limit has once removed files."""
         return self._of.get(container.number, set())
 
-    def why_gone(self, text: str) -> str:
-        """Return the reason why a container that a user means has no files; empty if none fits."""
+    def why_gone(self, text: str) -> str | None:
+        """Return the reason why a container that a user means has no files; None if none fits."""
         from buildidfs.capture.origin.container import fits
 
         for label, removed in self.gone.items():
             if fits(text, label):
                 return f"all files of container {label} were {remedies.removed(removed)}"
-        return ""
+        return None
 
 
 def is_held(store: Store, build_id: BuildId) -> bool:

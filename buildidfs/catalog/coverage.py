@@ -169,17 +169,17 @@ class CoverageLookup:
             self._removals = self._store.journal.removals()
         return self._removals
 
-    def removed(self, build_id: BuildId | None, *kinds: Kind) -> str:
+    def removed(self, build_id: BuildId | None, *kinds: Kind) -> str | None:
         """Return the reason if a limit has removed bytes of a build ID, of any or of certain kinds;
-        else nothing.
+        else None.
 
         The journal is not read for a viewer, because it does not record who may read a file.
         """
         if self._viewer is not None or build_id is None:
-            return ""
+            return None
         found = self.removals().get(build_id)
         if found is None or (kinds and not any(found.kinds & 1 << kind for kind in kinds)):
-            return ""
+            return None
         return remedies.removed(found)
 
     def of(self, ordinal: int) -> tuple[bool, Quality, bool, str]:

@@ -89,13 +89,13 @@ def artifact(store: Store, build_id: BuildId, text: str, kind: str | None) -> Ar
     raise ArtifactMissing(shared or f"no {kind or 'file'} is kept for build ID {build_id}")
 
 
-def why_ambiguous(store: Store, build_id: BuildId) -> str:
-    """Return a note that unrelated programs share a build ID, with their other IDs; empty
+def why_ambiguous(store: Store, build_id: BuildId) -> str | None:
+    """Return a note that unrelated programs share a build ID, with their other IDs; None
     otherwise.
     """
     ordinal = store.index.ordinal(build_id)
     if ordinal is None or not store.aliases.is_ambiguous(ordinal):
-        return ""
+        return None
     kept = store.index.variants(ordinal, Kind.EXECUTABLE)
     adopted = [store.aliases.adopted_id(each.digest) for each in islice(kept, _MOST_SHOWN + 1)]
     shown = [str(each) for each in adopted if each is not None]

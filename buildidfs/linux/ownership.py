@@ -34,9 +34,9 @@ def weakness(status: os.stat_result) -> tuple[str, str]:
     return "", ""
 
 
-def weak_place(path: str | bytes | os.PathLike[str]) -> str:
+def weak_place(path: str | bytes | os.PathLike[str]) -> str | None:
     """Return a clause on the others who may change or replace a file or directory, with the remedy;
-    empty if there are none.
+    None if there are none.
 
     Who may change a directory above it, of the path as it is written or without its symbolic links,
     may replace it. Raises OSError.
@@ -57,11 +57,11 @@ def weak_place(path: str | bytes | os.PathLike[str]) -> str:
         if clause:
             where = f"is in {os.fsdecode(each)}, which " if number else ""
             return f"{where}{clause}: {command} {os.fsdecode(each)}"
-    return ""
+    return None
 
 
-def _writers(path: bytes, status: os.stat_result) -> str:
-    """Return a user or group whom an access control list allows to write; empty if none is named.
+def _writers(path: bytes, status: os.stat_result) -> str | None:
+    """Return a user or group whom an access control list allows to write; None if none is named.
 
     Raises OSError.
     """
@@ -69,7 +69,7 @@ def _writers(path: bytes, status: os.stat_result) -> str:
         users, groups = posix_acl.writers(os.getxattr(path, _ACCESS))
     except OSError as error:
         if error.errno in (errno.ENODATA, errno.ENOTSUP):
-            return ""
+            return None
         raise
     except ValueError:
         return "others"

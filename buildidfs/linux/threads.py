@@ -167,15 +167,15 @@ _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3
 
 
-def hurry(priority: int = 1) -> str:
-    """Give this thread real-time priority; return what is missing as a clause, empty for success.
+def hurry(priority: int = 1) -> str | None:
+    """Give this thread real-time priority; return what is missing as a clause, None for success.
 
     SCHED_RR needs CAP_SYS_NICE (or RLIMIT_RTPRIO); if it is refused, a low nice value is tried.
     Children do not inherit it.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
-        return ""
+        return None
     except OSError as error:
         refused = f"no real-time scheduling ({error.strerror}{_lacks_nice()})"
     try:

@@ -364,8 +364,8 @@ class Store:
         with env.read() as txn:
             return tally.load(env, txn)
 
-    def recapturable_place(self, origin: Origin) -> str:
-        """Return the place at which the host still has the file of an origin; empty if it may be
+    def recapturable_place(self, origin: Origin) -> str | None:
+        """Return the place at which the host still has the file of an origin; None if it may be
         gone.
         """
         from buildidfs.store.retention import recapture

@@ -34,27 +34,27 @@ _HEADER_BYTES: Final = 64
 _log = logging.getLogger(__name__)
 
 
-def unread(store: Store, build_id: BuildId) -> str:
+def unread(store: Store, build_id: BuildId) -> str | None:
     """Return the name of the symbolizer that finds no line at any of some addresses of a file whose
-    units have line tables; empty if it finds one, or if that cannot be tried.
+    units have line tables; None if it finds one, or if that cannot be tried.
     """
     ordinal = store.index.ordinal(build_id) or 0
     artifact = store.index.artifact(ordinal, Kind.DEBUGINFO)
     if artifact is None or artifact.quality < Quality.DEBUGINFO:
-        return ""
+        return None
     try:
         with store.open_blob(artifact.digest) as blob:
             addresses = list(islice(_addresses(blob.read_at, blob.size), _TRIED))
         if not addresses:
-            return ""
+            return None
         with Symbolizer(store) as symbolizer:
             answers = [symbolizer.at_address(build_id, each) for each in addresses]
             is_read = any(frame.line for each in answers for frame in each.frames)
             is_tried = any(each.why != NOT_LOADED for each in answers)
-            return symbolizer.name if is_tried and not is_read else ""
+            return symbolizer.name if is_tried and not is_read else None
     except (UsageError, BuildIdFsError, OSError) as error:
         _log.info("the symbolizer cannot be tried: %s", error)
-        return ""
+        return None
 
 
 def _addresses(read_at: ReadAt, size: int) -> Iterator[int]:

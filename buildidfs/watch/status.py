@@ -282,15 +282,15 @@ def _works(process: Process) -> bool:
     return process.state == "running"
 
 
-def _trouble(present: Present) -> str:
-    """Return one or two words on why a live process does not work; empty if it works."""
+def _trouble(present: Present) -> str | None:
+    """Return one or two words on why a live process does not work; None if it works."""
     if present.is_here and procfs.is_stopped(present.pid):
         return "stopped"
     if present.role == WATCH:
-        return "not answering" if _is_silent(present) else ""
+        return "not answering" if _is_silent(present) else None
     if present.role == MOUNT and not _answers(present.path("mountpoint")):
         return "not answering"
-    return ""
+    return None
 
 
 def _is_silent(watch: Present) -> bool:

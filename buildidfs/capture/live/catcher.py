@@ -106,7 +106,7 @@ class Catcher:
             self._look_out()
             threading.Thread(target=self._settle, daemon=True).start()
             threading.Thread(target=self._guard, daemon=True).start()
-            supervised.report_ready(self._socket, hurry)
+            supervised.report_ready(self._socket, hurry or "")
             if self._refusal:
                 self._outbox.put(Refused(self._refusal))
 

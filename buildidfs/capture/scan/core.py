@@ -72,7 +72,7 @@ class CoreFile(Fd):
         if damage:
             self.cut_off = f"cut off after {status.st_size} bytes: {damage}"
 
-    def _decompress(self) -> str:
+    def _decompress(self) -> str | None:
         """Replace the file by its content if it is compressed; return the reason if the content is
         not whole.
 
@@ -81,7 +81,7 @@ class CoreFile(Fd):
         """
         region = stream.Region(self.fd, 0, os.fstat(self.fd).st_size)
         if region.packing() is None:
-            return ""
+            return None
         with closing_on_error(scratch_file()) as copy:
             size, why = 0, ""
             try:

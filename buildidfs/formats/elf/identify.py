@@ -301,8 +301,8 @@ def classify(build_id: BuildId, head: bytes, read_at: ReadAt, size: int) -> ElfF
     )
 
 
-def _header_flaw(layout: ElfLayout, head: bytes, shnum: int, many_segments: int) -> str:
-    """Return what is wrong with an ELF header, or "".
+def _header_flaw(layout: ElfLayout, head: bytes, shnum: int, many_segments: int) -> str | None:
+    """Return what is wrong with an ELF header, or None.
 
     ``shnum`` is the number of sections, and ``many_segments`` that of segments in section 0.
     """
@@ -317,7 +317,7 @@ def _header_flaw(layout: ElfLayout, head: bytes, shnum: int, many_segments: int)
         return "malformed: its section headers are not where it says"
     if shoff and not shnum:
         return "malformed: e_shnum is 0, and section 0 has no other number"
-    return f"malformed: its ELF version is {head[6]}" if head[6] != EV_CURRENT else ""
+    return f"malformed: its ELF version is {head[6]}" if head[6] != EV_CURRENT else None
 
 
 def _dwo_ids(read_at: ReadAt, size: int) -> tuple[int, ...]:
@@ -346,7 +346,7 @@ class _Survey:
         self.links: dict[bytes, tuple[int, int]] = {}
         self.mini: ByteRange | None = None
         self.is_split = self.is_go = self._made = False
-        self.flaw = ""
+        self.flaw: str | None = None
         self._end = (0, "")
 
     def claim(self, what: str, end: int) -> None:
@@ -358,7 +358,7 @@ class _Survey:
         """Return the reason for `ElfFile.truncated`."""
         end, what = self._end
         if self.flaw or end <= self._size:
-            return self.flaw
+            return self.flaw or ""
         return f"truncated: {what} would end at byte {end}, and the file does at {self._size}"
 
     def section(

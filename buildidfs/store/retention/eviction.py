@@ -562,7 +562,7 @@ def _evicted(choice: Choice, now: int) -> Evicted:
     """Describe a blob that makes room."""
     each = choice.candidate
     build_id = bytes(each.build_ids[0]) if each.build_ids else b""
-    return Evicted(build_id, choice.path, each.size, now, each.copy_at)
+    return Evicted(build_id, choice.path, each.size, now, each.copy_at or "")
 
 
 def _journal_entries(

@@ -89,8 +89,8 @@ class RemovableBlob(msgspec.Struct, frozen=True):
     used: int
     build_ids: tuple[BuildId, ...]
     kinds: tuple[Kind, ...]
-    copy_at: str = ""
-    why_kept: str = ""
+    copy_at: str | None = None
+    why_kept: str | None = None
 
     @property
     def room(self) -> Room:
@@ -100,7 +100,7 @@ class RemovableBlob(msgspec.Struct, frozen=True):
     @property
     def is_pinned(self) -> bool:
         """True if a pin protects the blob."""
-        return self.why_kept.startswith(_PINNED)
+        return (self.why_kept or "").startswith(_PINNED)
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -256,7 +256,7 @@ class Planner:
         """Yield the recapturable blobs that may be removed, up to those used at ``before``."""
         self._begin()
         for candidate in self._recapturable(before):
-            yield self._choice(candidate, candidate.copy_at)
+            yield self._choice(candidate, candidate.copy_at or "")
 
     def _recapturable(self, before: int | None = None) -> Iterator[RemovableBlob]:
         for used, digest in self._uses(0):
@@ -300,7 +300,7 @@ class Planner:
             return None
         named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
         build_ids = tuple(build_id for build_id in named if build_id is not None)
-        why_kept, copy_at = self._pinned(row), ""
+        why_kept, copy_at = self._pinned(row), None
         if ask and not why_kept:
             copy_at = recapturable_at(self._origins(digest, build_ids))
         if not why_kept and not copy_at and self._is_young(row.used):
@@ -412,10 +412,10 @@ class Planner:
 
     # --- pins ------------------------------------------------------------------------------
 
-    def _pinned(self, row: schema.DigestRow) -> str:
-        """Return a text about the pin that protects a blob; empty if it has no pin."""
+    def _pinned(self, row: schema.DigestRow) -> str | None:
+        """Return a text about the pin that protects a blob; None if it has no pin."""
         if not self._has_pins:
-            return ""
+            return None
         for ordinal, kind, variant in row.refs:
             build_id = self._index.build_id(ordinal)
             if build_id is None:
@@ -426,7 +426,7 @@ class Planner:
                 return f"{_PINNED}: {os.fsdecode(name)}" if name else _PINNED
             if kind == Kind.DEBUGINFO and build_id in self._needed_by_pins():
                 return f"{_PINNED}: dwz file of what is pinned"
-        return ""
+        return None
 
     def _is_protected(self, ordinal: int, kind: int, variant: int) -> bool:
         if variant < _PINNED_VARIANTS:

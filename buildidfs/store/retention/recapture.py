@@ -36,18 +36,18 @@ _FRESH_NS: Final = 3600 * 1_000_000_000
 _NEW_NS: Final = 120 * 1_000_000_000
 
 
-def recapturable_at(places: list[OriginRecord]) -> str:
+def recapturable_at(places: list[OriginRecord]) -> str | None:
     """Return the place at which the host still has bytes that were seen at these places.
 
-    The result is empty if no such place is known, or if a file was just made at all of them.
+    The result is None if no such place is known, or if a file was just made at all of them.
     """
     believed = [each.origin for each in places if each.origin.trust >= Trust.PACKAGE]
     lasting = (origin for origin in believed[:MOST_PLACES] if not _is_recent(origin, _NEW_NS))
-    return next(filter(None, map(recapturable, lasting)), "")
+    return next(filter(None, map(recapturable, lasting)), None)
 
 
-def recapturable(origin: Origin) -> str:
-    """Return the place at which the host has the file of an origin; empty if it may be gone.
+def recapturable(origin: Origin) -> str | None:
+    """Return the place at which the host has the file of an origin; None if it may be gone.
 
     statx(2) is called for trusted places only, and no file is opened.
     """
@@ -64,12 +64,12 @@ def recapturable(origin: Origin) -> str:
         now = _identity(origin.path)
         if now is not None and is_part:
             now = msgspec.structs.replace(now, scope=None, mode=now.mode & ~0o111)
-        return "this host has it" if now == seen else ""
-    return ""
+        return "this host has it" if now == seen else None
+    return None
 
 
-def recapturable_place(env: Environment, origin: Origin) -> str:
-    """Return the place at which the host has the file of an origin; empty if it may be gone."""
+def recapturable_place(env: Environment, origin: Origin) -> str | None:
+    """Return the place at which the host has the file of an origin; None if it may be gone."""
     return recapturable(origin) or _in_another_namespace(env, origin)
 
 
@@ -88,19 +88,19 @@ def _is_recent(origin: Origin, most_ns: int) -> bool:
     return is_young and origin.scanner in IN_USE and not origin.archive
 
 
-def _in_another_namespace(env: Environment, origin: Origin) -> str:
+def _in_another_namespace(env: Environment, origin: Origin) -> str | None:
     """Return the place at which the host has a file that was seen in another mount namespace.
 
-    The result is empty if the journal has no row for the file. Services with a mount namespace of
+    The result is None if the journal has no row for the file. Services with a mount namespace of
     their own, and containers that were given directories of the host, run the host's files. A
     sighting in such a namespace is not believed. The path must have been seen in the host's own
     mount namespace and omitted for lack of room, and statx(2) must find the same inode there.
     """
     seen = origin.identity
     if not origin.apart & APART_MNT or origin.host != machine.host_name():
-        return ""
+        return None
     if seen.uid or seen.mode & _OTHERS_WRITE:
-        return ""
+        return None
     for row in Journal(env).at(_host_mnt_ns_id(), origin.path, statx.boot_id()):
         is_hosts = row.host == origin.host and not row.apart & APART_MNT
         # The scope names the mount, and each namespace has mounts of its own.
@@ -109,8 +109,8 @@ def _in_another_namespace(env: Environment, origin: Origin) -> str:
             and is_hosts
             and _without_scope(row.omitted) == _without_scope(seen)
         ):
-            return "this host has it" if _identity(row.path) == row.omitted else ""
-    return ""
+            return "this host has it" if _identity(row.path) == row.omitted else None
+    return None
 
 
 def _without_scope(identity: FileIdentity) -> FileIdentity:

@@ -310,8 +310,8 @@ class Recorder:
             for when in dict.fromkeys((first, last)):
                 self._see(digest, row, ordinal, named, Sighting(origin, when))
 
-    def _refused(self, number: int, ordinal: int, new: NewCapture) -> str:
-        """Return the reason why a build ID gets no variant with that number, empty if it does.
+    def _refused(self, number: int, ordinal: int, new: NewCapture) -> str | None:
+        """Return the reason why a build ID gets no variant with that number, None if it does.
 
         The numbers are never used again, so further ones go to owners with few places.
         """
@@ -321,7 +321,7 @@ class Recorder:
         is_shared = number > schema.UNDIVIDED_VARIANTS and origin.trust is not Trust.HOST
         if is_shared and self._places.fills(ordinal, origin):
             return f"build ID {new.build_id} has too many variants from the same owner"
-        return ""
+        return None
 
     def _origins_of(self, digest: Digest, ordinal: int) -> list[tuple[Origin, int, int]]:
         """Return the places of a blob under a build ID, each with the times of its sightings."""
@@ -360,7 +360,7 @@ class Recorder:
         # gives it under one of them must not pass to another.
         same = [ref for ref in row.refs if ref[0] == ordinal]
         like = self._variants.kept(*same[0]) if same else None
-        new_variant, refused = False, ""
+        new_variant, refused = False, None
         for kind in new.kinds:
             if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
                 continue
@@ -369,7 +369,7 @@ class Recorder:
             self._add_variant(row, named, ordinal, kind, digest, new, like)
             new_variant = True
         if not any(ref[0] == ordinal for ref in row.refs):
-            return Outcome(ordinal, refused=refused)
+            return Outcome(ordinal, refused=refused or "")
         if new_blob:
             self.counters.blobs += 1
             self.counters.blob_bytes += row.size
@@ -396,7 +396,7 @@ class Recorder:
                 self.note(new.supplement[1], new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         self._remember(new, digest)
-        return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
+        return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused or "")
 
     def _remember(self, new: NewCapture, digest: Digest) -> None:
         """Record the identity of a captured file, unless its bytes may have changed meanwhile."""
