@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from buildidfs import errors
-from buildidfs.formats.package_notes import Package
+from buildidfs.formats.package_databases import Package
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Unreadable
     from buildidfs.capture.process.mapped_by import Mapper, Successor
     from buildidfs.catalog.history import SeenPlace, SightedPath
-    from buildidfs.formats.package_notes import Package
+    from buildidfs.formats.package_databases import Package
     from buildidfs.watch import running
     from buildidfs.watch.running import FileNow, MappedFile
 

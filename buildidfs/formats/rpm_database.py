@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.archive.packages import RpmHeader
 from buildidfs.formats.budget import Spent
-from buildidfs.formats.package_notes import UNKNOWN, Package, shown
+from buildidfs.formats.package_databases import UNKNOWN, Package, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

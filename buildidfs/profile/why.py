@@ -14,12 +14,12 @@ import msgspec
 
 from buildidfs.answers import Explained, Finding, path_fields
 from buildidfs.capture.origin.container import reported
-from buildidfs.capture.process.package_notes import PackageNotes
+from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.catalog import remedies, requested_id
 from buildidfs.catalog.containers import Names, meant
 from buildidfs.catalog.coverage import BinaryCoverage, CoverageLookup
 from buildidfs.errors import ArtifactMissing
-from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.names import printable
@@ -74,7 +74,7 @@ class Explainer:
         self._viewer = viewer
         self._names = Names(store)
         self._holdings = CoverageLookup(store, viewer)
-        self._packages = PackageNotes()
+        self._packages = PackageDatabases()
         self._available: frozenset[str] | None = None
         self._lost: dict[str, LostFiles] | None = None
         self._scan = "perf-data"

@@ -24,7 +24,7 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.debug_files import Companions
 from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
-from buildidfs.formats import package_notes
+from buildidfs.formats import package_databases
 from buildidfs.formats.budget import Budget, Spent
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
@@ -288,22 +288,22 @@ def _huge_json() -> Iterator[bytes]:
 _PACKAGED: Final = (b"/usr/bin/true", b"/bin/true")
 
 
-def _check_package_notes(text: bytes) -> None:
-    lists = package_notes.dpkg_lists([(b"coreutils", text)])
-    sums = package_notes.dpkg_lists([(b"coreutils", package_notes.md5sums_as_list(text))])
+def _check_package_databases(text: bytes) -> None:
+    lists = package_databases.dpkg_lists([(b"coreutils", text)])
+    sums = package_databases.dpkg_lists([(b"coreutils", package_databases.md5sums_as_list(text))])
     for each in (lists, sums):
-        name = package_notes.dpkg_owner(each, _PACKAGED)
+        name = package_databases.dpkg_owner(each, _PACKAGED)
         assert b"\n" not in name
         assert len(name) <= len(text) + len(b"coreutils")
     for package in (
-        package_notes.dpkg_version(text, b"coreutils"),
-        package_notes.dpkg_version(text, b"coreutils:amd64"),
-        package_notes.apk_owner(text, _PACKAGED),
-        package_notes.from_note(text),
+        package_databases.dpkg_version(text, b"coreutils"),
+        package_databases.dpkg_version(text, b"coreutils:amd64"),
+        package_databases.apk_owner(text, _PACKAGED),
+        package_databases.from_note(text),
     ):
         _check_package(package)
-    before = package_notes.dpkg_version_before(text, 0.0, "coreutils", 0.0, 0.0)
-    _check_package(package_notes.Package("coreutils", before))
+    before = package_databases.dpkg_version_before(text, 0.0, "coreutils", 0.0, 0.0)
+    _check_package(package_databases.Package("coreutils", before))
     with contextlib.suppress(sqlite3.Error, Spent), opened(text) as connection:
         database = RpmDatabase(connection, Budget(1 << 20))
         _check_package(database.owner(_PACKAGED))
@@ -320,7 +320,7 @@ def opened(raw: bytes) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def _check_package(package: package_notes.Package) -> None:
+def _check_package(package: package_databases.Package) -> None:
     for part in (package.name, package.version):
         assert not part or part.isprintable()
         assert len(part) <= 128
@@ -369,7 +369,7 @@ COSTLY: Final = (
 )  # fmt: skip
 
 
-def _seed_package_notes() -> Iterator[bytes]:
+def _seed_package_databases() -> Iterator[bytes]:
     yield b"/.\n/usr/bin\n/usr/bin/true\n"
     yield b"0123456789abcdef  usr/bin/true\n"
     yield (
@@ -381,7 +381,7 @@ def _seed_package_notes() -> Iterator[bytes]:
     yield b"C:Q1\nP:bash\nV:5\nF:bin\nR:bash\n\nC:Q1\nP:coreutils\nV:9.4-r1\nF:bin\nR:true\n"
 
 
-def _huge_package_notes() -> Iterator[bytes]:
+def _huge_package_databases() -> Iterator[bytes]:
     for unit in (
         *(b"\nR:true", b"\nR:true\n", b"\nF:bin", b"\nF:bin\n", b"\nF:bin\nR:false"),
         *(b"\nF:lib\nR:true", b"\n\nF:bin\nR:tru", b"P:a\n", b"\0", b"\n", b"/usr/bin/tru\n"),
@@ -394,11 +394,11 @@ def _huge_package_notes() -> Iterator[bytes]:
 
 
 TARGETS: Final = {
-    "packagenotes": Target(
-        _check_package_notes,
-        _seed_package_notes,
-        _huge_package_notes,
-        ("package_notes", "rpm_database"),
+    "packagedatabases": Target(
+        _check_package_databases,
+        _seed_package_databases,
+        _huge_package_databases,
+        ("package_databases", "rpm_database"),
     ),
     "json": Target(_check_json, _seed_json, _huge_json, ()),
     "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.sections",)),

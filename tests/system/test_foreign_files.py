@@ -15,7 +15,7 @@ import pytest
 from buildidfs.capture.origin.container_names import EngineNames
 from buildidfs.capture.process import inventory
 from buildidfs.capture.process.jit_files import JitFinder
-from buildidfs.capture.process.package_notes import PackageNotes
+from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import InstalledKernels
@@ -184,7 +184,7 @@ def test_watch_opens_no_foreign_file_but_a_stored_one(
 
 def _read_as_why_and_watch_do(pid: int) -> None:
     with PinnedProcess(pid, Ways()) as process:
-        PackageNotes().owner(process, b"/bin/app")
+        PackageDatabases().owner(process, b"/bin/app")
     with FileHelper() as helper:
         for file in JitFinder(("mnt",), SlowMounts(), helper).find(pid):
             file.close()

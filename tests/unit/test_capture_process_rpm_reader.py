@@ -17,7 +17,7 @@ import pytest
 from buildidfs.capture.process import rpm_reader
 from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.formats.budget import Budget, Spent
-from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.formats.rpm_database import RpmDatabase
 from tests.fuzz.other_inputs import COSTLY, rpm_database
 from tests.support.harness.scans import open_descriptors

@@ -66,7 +66,7 @@ def test_file_that_others_may_replace_is_named_with_the_directory(tmp_path: Path
     file, link = above / "inner/file", tmp_path / "link"
     file.write_text("x")
     link.symlink_to(file)
-    assert ownership.weak_place(file) == ownership.weak_place(link) == ""
+    assert (ownership.weak_place(file), ownership.weak_place(link)) == (None, None)
     above.chmod(0o777)
     for path in (file, link, above / "inner"):
         assert ownership.weak_place(path) == (
@@ -76,7 +76,7 @@ def test_file_that_others_may_replace_is_named_with_the_directory(tmp_path: Path
             with pytest.raises(PermissionError, match=f"it is in {above}, which"):
                 ownership.read_own(path, 10)
     above.chmod(0o1777)  # as /tmp
-    assert ownership.weak_place(file) == ""
+    assert ownership.weak_place(file) is None
     os.chown(above, USER, 0)
     assert ownership.weak_place(file).startswith(f"is in {above}, which belongs to user {USER}")
 
@@ -101,6 +101,6 @@ def test_writers_in_an_access_control_list_are_named(
     with pytest.raises(PermissionError, match=f"{name} in its access control list: setfacl -b"):
         ownership.read_own(file, 10)
     os.setxattr(file, "system.posix_acl_access", acl(entry, mask=5))
-    assert ownership.weak_place(file) == ""
+    assert ownership.weak_place(file) is None
     os.setxattr(file, "system.posix_acl_access", acl((entry[0], 6, 0)))
-    assert ownership.weak_place(file) == ""
+    assert ownership.weak_place(file) is None

@@ -11,7 +11,7 @@ import pytest
 
 from buildidfs.catalog import remedies
 from buildidfs.errors import ArtifactMissing
-from buildidfs.formats.package_notes import Package
+from buildidfs.formats.package_databases import Package
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.profile.reading import coverage

@@ -18,7 +18,7 @@ import msgspec
 from buildidfs.capture import elf_file
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.process.gate import NoAnswer
-from buildidfs.capture.process.package_notes import PackageNotes
+from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.capture.process.process import (
     Moved,
     PinnedProcess,
@@ -28,10 +28,10 @@ from buildidfs.capture.process.process import (
     out_of_sight,
 )
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
-from buildidfs.formats import package_notes
+from buildidfs.formats import package_databases
 from buildidfs.formats.elf import identify as elf_identify
 from buildidfs.formats.elf import other_ids
-from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import mounts, namespaces, openat2, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, fingerprint
@@ -105,7 +105,7 @@ class Mappers:
     ) -> None:
         self._wanted = wanted
         self._nameless = nameless
-        self._packages = PackageNotes() if packages else None
+        self._packages = PackageDatabases() if packages else None
         self._container_namespaces = tuple(container_namespaces)
         self._initial = namespaces.initial()
         self._ways = ways or Ways()
@@ -217,7 +217,7 @@ class Mappers:
         )  # fmt: skip
 
     def _replaced(
-        self, packages: PackageNotes, process: PinnedProcess, mapping: Mapping, owner: Package
+        self, packages: PackageDatabases, process: PinnedProcess, mapping: Mapping, owner: Package
     ) -> Package:
         """Return the package of a deleted file that a process maps, of the version that it runs;
         `UNKNOWN` if it is in doubt. ``owner`` is the package that has its path now.
@@ -226,7 +226,7 @@ class Mappers:
             note, changed_ns = self._ask(mapping, lambda: _note_of(process, mapping))
         except (OSError, Moved):
             return UNKNOWN
-        package = package_notes.from_note(note)
+        package = package_databases.from_note(note)
         return packages.before(process, owner, changed_ns / 1e9) if package == UNKNOWN else package
 
     def _ask(self, mapping: Mapping, look: Callable[[], _T]) -> _T:

@@ -16,7 +16,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.formats.budget import Budget
-from buildidfs.formats.package_notes import UNKNOWN, Package, shown
+from buildidfs.formats.package_databases import UNKNOWN, Package, shown
 from buildidfs.formats.rpm_database import RpmDatabase
 from buildidfs.linux import child, file_ops, sandbox_helper
 from buildidfs.linux.file_ops import closing_fd, closing_on_error

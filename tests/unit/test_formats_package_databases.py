@@ -7,7 +7,7 @@ import calendar
 
 import pytest
 
-from buildidfs.formats.package_notes import (
+from buildidfs.formats.package_databases import (
     UNKNOWN,
     Package,
     apk_owner,

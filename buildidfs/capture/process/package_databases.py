@@ -22,8 +22,8 @@ from buildidfs import names
 from buildidfs.capture import elf_file
 from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.capture.unresponsive.filesystems import Patience
-from buildidfs.formats import package_notes
-from buildidfs.formats.package_notes import UNKNOWN, Package
+from buildidfs.formats import package_databases
+from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import openat2, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
@@ -53,7 +53,7 @@ _Root = tuple[int, int, int]
 _Owner: TypeAlias = "Callable[[list[bytes]], Package]"
 
 
-class PackageNotes:
+class PackageDatabases:
     """The package databases below the roots of processes, each read once."""
 
     def __init__(self) -> None:
@@ -106,7 +106,9 @@ class PackageNotes:
             started = procfs.start_ticks(process.fd) / _TICKS + _boot_time()
         except (OSError, TimeoutError, RuntimeError):
             return UNKNOWN
-        version = package_notes.dpkg_version_before(log, written, package.name, replaced, started)
+        version = package_databases.dpkg_version_before(
+            log, written, package.name, replaced, started
+        )
         return Package(package.name, version, package.manager) if version else UNKNOWN
 
     def _log(self, process: PinnedProcess) -> tuple[bytes, float]:
@@ -176,15 +178,15 @@ def _all(root_fd: int) -> list[_Owner]:
 
 
 def _dpkg(root_fd: int) -> Iterator[_Owner]:
-    lists = package_notes.dpkg_lists(
+    lists = package_databases.dpkg_lists(
         (name.removesuffix(b".list"), text) for name, text in _files(root_fd, _DPKG_LISTS, b".list")
     )
     if lists:
         yield functools.partial(_dpkg_owner, lists, _content(root_fd, _DPKG_STATUS))
     parts = dict(_files(root_fd, _DPKG_PARTS))
     if parts:
-        sums = package_notes.dpkg_lists(
-            (name.removesuffix(b".md5sums"), package_notes.md5sums_as_list(text))
+        sums = package_databases.dpkg_lists(
+            (name.removesuffix(b".md5sums"), package_databases.md5sums_as_list(text))
             for name, text in parts.items()
             if name.endswith(b".md5sums")
         )
@@ -192,15 +194,15 @@ def _dpkg(root_fd: int) -> Iterator[_Owner]:
 
 
 def _dpkg_owner(lists: bytes, status: bytes, paths: list[bytes]) -> Package:
-    name = package_notes.dpkg_owner(lists, paths)
-    return package_notes.dpkg_version(status, name) if name else UNKNOWN
+    name = package_databases.dpkg_owner(lists, paths)
+    return package_databases.dpkg_version(status, name) if name else UNKNOWN
 
 
 def _apk(root_fd: int) -> Iterator[_Owner]:
     for path in _APK:
         installed = _content(root_fd, path)
         if installed:
-            yield functools.partial(package_notes.apk_owner, installed)
+            yield functools.partial(package_databases.apk_owner, installed)
 
 
 def _rpm(root_fd: int) -> Iterator[_Owner]:
