@@ -83,7 +83,8 @@ if TYPE_CHECKING:
 POLL_S: Final = 2.0
 """Seconds between two scans if the kernel refuses events."""
 
-_TURN_S: Final = 0.25
+_TURN_S: Final = 1.0
+_RESTARTING_S: Final = 0.25  # while the catcher has ended
 _REPORT_S: Final = 2.0
 _SWITCH_INTERVAL_S: Final = 0.0005
 _NAMED_EACH_MINUTE: Final = 10
@@ -120,7 +121,7 @@ class WatchObserver(Protocol):
         """Called when something was captured, or could not be captured."""
 
     def turn(self, state: WatchState, now: float) -> None:
-        """Called a few times a second; ``now`` is monotonic time. An exception ends the watch."""
+        """Called about once a second; ``now`` is monotonic time. An exception ends the watch."""
 
     def line(self, state: WatchState) -> str:
         """Describe the state in one line."""
@@ -140,12 +141,17 @@ def run(
 
     ``metrics`` is a target of `metrics.target`, empty for none. Returns the state at the end.
     """
-    stop = threading.Event()
+    stop, woken = threading.Event(), threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        woken.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     notifier = Notifier(os.environ)
     with contextlib.ExitStack() as at_end, opened() as store:
-        watch = Watch(store, options, on_event=observer.event)
+        watch = Watch(store, options, on_event=observer.event, wake=woken.set)
         at_end.callback(_end_in_time(watch, stop).set)
         try:
             with (
@@ -162,7 +168,7 @@ def run(
             ):
                 watch.start()
                 notifier.ready(observer.line(watch.state()))
-                _follow(watch, stop, observer, presence, notifier)
+                _follow(watch, stop, woken, observer, presence, notifier)
                 notifier.stopping()
         finally:
             watch.close()
@@ -207,11 +213,15 @@ def _exporting(
 def _follow(
     watch: Watch,
     stop: threading.Event,
+    woken: threading.Event,
     observer: WatchObserver,
     presence: run_files.Presence,
     notifier: Notifier,
 ) -> None:
-    """Report the state to the observer, the run file and systemd until ``stop`` is set."""
+    """Report the state to the observer, the run file and systemd until ``stop`` is set; the next
+    report is due at once if ``woken`` is set.
+    """
+    turn_s = min(_TURN_S, notifier.watchdog_s or math.inf)
     reported_at = alive = -math.inf
     while True:
         watch.tend()
@@ -225,16 +235,18 @@ def _follow(
         if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
             alive = now
             notifier.alive()
-        if stop.wait(_TURN_S):
+        woken.wait(_RESTARTING_S if watch.is_interrupted else turn_s)
+        woken.clear()
+        if stop.is_set():
             return
 
 
 class Watch(ResultListener):
     """Captures the files that processes map into ``store``, from `start` to `close`.
 
-    The caller must call `tend` a few times a second, in the thread that called `start`.
-    ``on_event`` is called for each capture, in threads of this object. Raises `CapabilityError` if
-    /proc does not show the processes of the events.
+    The caller must call `tend` once a second, and when ``wake`` was called, in the thread that
+    called `start`. ``on_event`` is called for each capture, in threads of this object. Raises
+    `CapabilityError` if /proc does not show the processes of the events.
     """
 
     def __init__(
@@ -243,11 +255,13 @@ class Watch(ResultListener):
         options: WatchOptions,
         *,
         on_event: Callable[[Event], None] = lambda event: None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         if machine.view() == "foreign" and (spot := machine.blind_spot()) is not None:
             raise CapabilityError(f"cannot follow what is mapped: {spot.unseen}; {spot.remedy}")
         self._store = store
         self._on_event = on_event
+        self._wake = wake
         self._options = options
         self._memo = StoreMemo(store)
         self._slow = SlowMounts()
@@ -284,7 +298,8 @@ class Watch(ResultListener):
         self._flooding: set[str] = set()
         self._restarts = 0
         self._why_ended = ""
-        self._is_interrupted = False
+        self.is_interrupted = False
+        """True from the end of the catcher until `tend` starts it again."""
         self._named = 0
         self._named_since = 0.0
 
@@ -311,9 +326,9 @@ class Watch(ResultListener):
         self._live.check()
         self._log_losses()
         self._find_silent()
-        if not self._is_interrupted or not self._watcher.is_due:
+        if not self.is_interrupted or not self._watcher.is_due:
             return
-        self._is_interrupted = False
+        self.is_interrupted = False
         _log.warning("the catcher ended (%s): starting it again", self._why_ended)
         self._watcher.close()
         try:
@@ -386,7 +401,7 @@ class Watch(ResultListener):
 
         Safe to call twice. Does not raise.
         """
-        self._is_interrupted = False
+        self.is_interrupted = False
         self._watcher.close()
         self._scans.close()
         self._jit.close()
@@ -428,7 +443,8 @@ class Watch(ResultListener):
         self._earlier, self._counts = added(self._earlier, self._counts), Counts()
         self._silent = Silent((), 0)
         self._restarts += 1
-        self._is_interrupted = True
+        self.is_interrupted = True
+        self._wake()
 
     def _heard(self, message: Message, fd: int) -> None:
         if isinstance(message, Caught):

@@ -15,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from tests.support.elf.elfwriter import elf_file
 from tests.support.filesystems.silentfs import served
 from tests.support.harness.catches import Catches, Program, stepping
 from tests.support.harness.children import needs_root, private_cat
+from tests.support.harness.own_group import own_group
 from tests.support.harness.scans import own_namespaces
 from tests.support.harness.waiting import lines, until
 
@@ -165,6 +167,30 @@ def test_grabbers_run_on_the_cpus_of_their_events(catches: Catches) -> None:
     tasks = map(int, os.listdir(f"/proc/{catches.watcher.pid}/task"))
     bound = [cpus for each in tasks if len(cpus := os.sched_getaffinity(each)) < len(mine)]
     assert sorted(bound, key=min) == [{cpu} for cpu in sorted(mine) for _ in range(2)]
+
+
+def test_catcher_sleeps_while_nothing_is_mapped() -> None:
+    with own_group() as group:
+        (group / "idle").mkdir()
+        watcher = Watcher(lambda message, fd: os.close(fd), lambda reason: None, f"{group}/idle")
+        watcher.start()
+        try:
+            until(lambda: _wakes(watcher.pid, 2.0) <= 6, "two wake-ups a second", 30)
+        finally:
+            watcher.close()
+            (group / "idle").rmdir()
+
+
+def _wakes(pid: int, seconds: float) -> int:
+    """How often the threads of a process give up the CPU in a time."""
+    before = _switches(pid)
+    time.sleep(seconds)
+    return _switches(pid) - before
+
+
+def _switches(pid: int) -> int:
+    status = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status"))
+    return sum(map(int, re.findall(r"^voluntary_ctxt_switches:\t(\d+)", status, re.MULTILINE)))
 
 
 def test_a_library_that_is_loaded_late(catches: Catches, program: Program, tmp_path: Path) -> None:

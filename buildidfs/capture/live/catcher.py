@@ -24,6 +24,7 @@ import errno
 import functools
 import gc
 import logging
+import math
 import os
 import resource
 import select
@@ -56,6 +57,7 @@ from buildidfs.capture.live.touches import Touches
 from buildidfs.capture.process.gate import MOST, STUCK_S
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import credentials, supervised, syscalls, threads
+from buildidfs.linux.alarm import Alarm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,10 +69,10 @@ _TICK_S: Final = 1.0
 _FORGOTTEN_AT_ONCE: Final = 64
 # Threads for each CPU, because one may have to wait for a process in the middle of an exec.
 _LOOKOUTS: Final = 2
-# A thread that works on one process for so long is replaced. The guard looks that often.
+# A thread that works on one process for so long is replaced. The guard looks that often while a
+# thread works.
 _REPLACE_S: Final = 0.05
 _GUARD_S: Final = 0.02
-_IDLE_GUARD_S: Final = 0.1
 _LOG_S: Final = 1.0  # for the last lines of the log
 _URGENT: Final = 2  # above the identifier thread, which has 1
 
@@ -89,7 +91,8 @@ class Catcher:
         program, self._refusal = first_touch.start(cgroup_fd)
         self._rings = Rings(program, cgroup_fd=cgroup_fd)
         touches = None if program is None else Touches(program)
-        self._state = CatcherState(self._rings, self._outbox, RecentFiles(), touches)
+        self._alarm = Alarm(_GUARD_S)
+        self._state = CatcherState(self._rings, self._outbox, RecentFiles(), touches, self._alarm)
         self._pollers: set[select.epoll] = set()
         self._lookouts: dict[Lookout, select.epoll] = {}
         self._settler = Settler(self._state)
@@ -192,7 +195,7 @@ class Catcher:
         there.set()
         while not lookout.is_replaced:
             try:
-                poller.poll(lookout.pause)
+                poller.poll(None if lookout.pause == math.inf else lookout.pause)
             except (ValueError, OSError):  # the CPU was turned off
                 self._pollers.discard(poller)
                 del self._lookouts[lookout]
@@ -205,13 +208,12 @@ class Catcher:
     def _guard(self) -> None:
         """Replace each lookout whose thread waits for a process, until the end."""
         threads.hurry(_URGENT)
-        records = 0
         while not self._state.ended:
-            is_idle = records == self._state.counts.records
-            records = self._state.counts.records
-            time.sleep(_IDLE_GUARD_S if is_idle else _GUARD_S)
+            self._alarm.wait()
             for lookout, poller in list(self._lookouts.items()):
                 self._survives(functools.partial(self._replace_stuck, lookout, poller))
+            if any(lookout.is_asking for lookout in list(self._lookouts)):
+                self._alarm.set()
 
     def _replace_stuck(self, lookout: Lookout, poller: select.epoll) -> None:
         call = lookout.stuck(_REPLACE_S)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import resource
 import stat
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.live.protocol import Outbox
     from buildidfs.capture.live.touches import Touches
     from buildidfs.formats.perf.records import Record
+    from buildidfs.linux.alarm import Alarm
 
 
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
@@ -123,11 +125,13 @@ _FIRST_PAUSE_S: Final = 0.004
 # The looks are more frequent while a container starts, which takes a runtime some milliseconds.
 _STARTING_PAUSE_S: Final = 0.001
 _STARTING_S: Final = 0.05
-_IDLE_S: Final = 1.0
+# Nothing but an event wakes a thread that has looked often enough.
+_IDLE_S: Final = math.inf
+_RECEIVER_S: Final = 1.0  # between two looks whether the receiver has taken files
 # If the kernel's program wakes for unknown files, one thread reads the mappings of known files so
-# often: while there are some, and else.
+# often while there are some. Without any, each pause is twice as long, up to the second one.
 _BUSY_S: Final = 0.01
-_POLL_S: Final = 0.025
+_QUIET_S: Final = 1.0
 # A process that keeps generating code is reported again after this time, because it may run another
 # program by then.
 _GENERATED_INTERVAL_NS: Final = 10_000_000_000
@@ -148,7 +152,12 @@ class CatcherState:
     """
 
     def __init__(
-        self, rings: Rings, outbox: Outbox, recent: RecentFiles, touches: Touches | None = None
+        self,
+        rings: Rings,
+        outbox: Outbox,
+        recent: RecentFiles,
+        touches: Touches | None = None,
+        alarm: Alarm | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self.rings = rings
@@ -156,6 +165,7 @@ class CatcherState:
         self.recent = recent
         self.sent = RecentFiles()
         self.touches = touches
+        self.alarm = alarm
         self.host = namespaces.initial().mnt
         # The other descriptors are for lookups and for the rings.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -276,10 +286,10 @@ class Lookout:
     """Pins the mappings of ``cpu``; belongs to one thread. ``state`` is shared by all threads.
 
     ``thread`` is its native ID. ``pause`` is the time in seconds after which to call `work` if no
-    file is mapped before. A process that enters a new mount namespace wakes no thread. So the
-    thread looks for such processes a few times after each mapping, with growing delays, and more
-    often after a control group was made. If ``polls``, it also reads the mappings of known files,
-    which wake no thread if the kernel's program is there.
+    file is mapped before; it may be infinite. A process that enters a new mount namespace wakes no
+    thread. So the thread looks for such processes a few times after each mapping, with growing
+    delays, and more often after a control group was made. If ``polls``, it also reads the mappings
+    of known files, which wake no thread if the kernel's program is there.
     """
 
     def __init__(self, state: CatcherState, cpu: int) -> None:
@@ -295,6 +305,11 @@ class Lookout:
         self.polls = False
         self.thread = 0
         self.is_replaced = False
+
+    @property
+    def is_asking(self) -> bool:
+        """True while the thread works on one process."""
+        return self._call is not None
 
     def stuck(self, seconds: float) -> tuple[float, int] | None:
         """Return since when the thread works on one process, and its pid, if that takes longer than
@@ -330,13 +345,13 @@ class Lookout:
         state = self._state
         # While the receiver takes nothing, further mappings stay in the ring.
         if state.waiting() >= state.most_waiting:
-            self.pause = _IDLE_S
+            self.pause = _RECEIVER_S
             return
         # This order matters: `rings.mappings` returns mappings before `follow` reads the changes
         # that caused them. A process waits until the record of its change is written, so the cause
         # of each mapping that was read is in a ring by then.
         records = state.rings.mappings(self.cpu)
-        idle_s = _POLL_S if self.polls else _IDLE_S
+        idle_s = _QUIET_S if self.polls else _IDLE_S
         if records or self._found or state.rings.is_pressed(self.cpu):
             self._pin(records)
             if self.is_replaced:
@@ -402,6 +417,8 @@ class Lookout:
                 break
             begin = now()
             self._call = begin, record.pid
+            if state.alarm is not None:
+                state.alarm.set()
             self._grab(record, home)
             if now() - begin > SLOW_S:
                 self._charge(record.pid, now() - begin)
