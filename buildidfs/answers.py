@@ -7,7 +7,6 @@ not UTF-8 are replaced; each form escapes these texts in its own way.
 
 from __future__ import annotations
 
-import base64
 import enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from buildidfs import errors
 from buildidfs.formats.package_databases import Package
+from buildidfs.located import InContainer, Located, base64_of, raw, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,69 +44,6 @@ class Verdict(enum.Enum):
     def rank(self) -> int:
         """Return 0 for the best verdict, and a larger number for each worse one."""
         return list(Verdict).index(self)
-
-
-def utf8(raw: bytes) -> str:
-    """Return a path as text; bytes that are not UTF-8 are replaced."""
-    return raw.decode("utf-8", "replace")
-
-
-def base64_of(raw: bytes) -> str | UnsetType:
-    """Return a path in base64 if it is not UTF-8, else nothing."""
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return base64.b64encode(raw).decode()
-    return UNSET
-
-
-def text(raw: bytes | str) -> str:
-    """Return bytes or text of a stranger as text that can be encoded."""
-    return utf8(raw.encode("utf-8", "surrogateescape") if isinstance(raw, str) else raw)
-
-
-class Located(msgspec.Struct, frozen=True, kw_only=True):
-    """A path as text, and in base64 if its bytes are not UTF-8."""
-
-    path: str
-    path_b64: str | UnsetType = UNSET
-
-    @property
-    def raw_path(self) -> bytes:
-        """Return the path as bytes."""
-        if self.path_b64 is UNSET:
-            return self.path.encode()
-        return base64.b64decode(self.path_b64)
-
-
-def path_fields(raw: bytes, name: str = "path") -> dict[str, Any]:
-    """Return the field ``path``, and ``path_b64`` if the bytes are not UTF-8.
-
-    ``name`` is used in place of ``path`` if it is given.
-    """
-    encoded = base64_of(raw)
-    return {name: utf8(raw)} | ({} if encoded is UNSET else {f"{name}_b64": encoded})
-
-
-class InContainer(Located, frozen=True, kw_only=True):
-    """A file in a container; see `Names.fields`. The label is empty for the host."""
-
-    container: str
-    container_name: str | None
-    pod: str | None
-    pod_namespace: str | None
-    image: str | None
-
-    @property
-    def where(self) -> str:
-        """Return name, label and image, as far as they are known; ``the host`` for no label."""
-        if not self.container:
-            return "the host"
-        shown = "/".join(filter(None, (self.pod_namespace, self.pod, self.container_name)))
-        if shown:
-            image = f", {self.image}" if self.image else ""
-            return f"{shown} ({self.container}{image})"
-        return f"{self.container} ({self.image})" if self.image else self.container
 
 
 class EvictedFile(Located, frozen=True):
@@ -204,9 +141,7 @@ class Process(msgspec.Struct, frozen=True):
     @property
     def raw_mountpoint(self) -> bytes:
         """Return the path of a mount; empty for other processes."""
-        if self.mountpoint_b64 is not UNSET:
-            return base64.b64decode(self.mountpoint_b64)
-        return b"" if self.mountpoint is UNSET else self.mountpoint.encode()
+        return b"" if self.mountpoint is UNSET else raw(self.mountpoint, self.mountpoint_b64)
 
 
 _EXIT_CODES: Final = {
@@ -308,6 +243,12 @@ class IdShares(msgspec.Struct):
     executable: float = 1.0
     symbols: float = 1.0
     debuginfo: float = 1.0
+
+    @classmethod
+    def of(cls, whole: int, executable: int, symbols: int, debuginfo: int) -> Self:
+        """Return the shares for counts of ``whole`` build IDs."""
+        parts = (round(part / (whole or 1), 6) for part in (executable, symbols, debuginfo))
+        return cls(whole, *parts) if whole else cls()
 
 
 class Trend(msgspec.Struct):
@@ -617,7 +558,7 @@ class PinOf(msgspec.Struct, frozen=True):
     @property
     def raw_name(self) -> bytes:
         """Return the name as bytes."""
-        return self.name.encode() if self.name_b64 is UNSET else base64.b64decode(self.name_b64)
+        return raw(self.name, self.name_b64)
 
 
 class Facts(msgspec.Struct):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import os
 import re
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs import answers, names
+from buildidfs import answers, located, names
 from buildidfs.catalog import containers, remedies
 from buildidfs.errors import ArtifactMissing, IntegrityError
-from buildidfs.model import Absence, AliasType, Artifact, BuildId, Kind, Quality
+from buildidfs.model import Absence, AliasType, Artifact, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.names import printable
 from buildidfs.store import placement
 from buildidfs.store.index.locations import label_of
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.formats.elf.identify import ElfFile
-    from buildidfs.model import Alias, Digest
-    from buildidfs.store import CapturedContainer, OriginRecord, Pin, Store
+    from buildidfs.model import Alias
+    from buildidfs.store import CapturedContainer, OriginRecord, Store
     from buildidfs.store.location_rows import ContainerEntry, Removal
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
@@ -33,15 +32,17 @@ _FILES_SHOWN: Final = 10
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """A blob to be removed, one of its artifacts, and the place where it was last seen.
+    """A blob to be removed: one of its artifacts, and the path where it was last seen.
 
-    ``is_pinned`` is True if a pin keeps the build ID.
+    ``pinned`` is True if a pin keeps the build ID.
     """
 
     build_id: BuildId
-    artifact: Artifact
+    kind: Kind
+    sha256: Digest
+    size: int
+    pinned: bool
     path: bytes
-    is_pinned: bool
 
 
 def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
@@ -57,7 +58,7 @@ def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
     for text in wanted:
         found = _by_id(store, text) if _HEX.fullmatch(text) else _by_path(store, text)
         for each in found:
-            chosen.setdefault(each.artifact.digest, each)
+            chosen.setdefault(each.sha256, each)
     return list(chosen.values())
 
 
@@ -99,28 +100,13 @@ def _blobs(
     for kind in Kind:
         for artifact in store.index.variants(ordinal, kind):
             if pattern is None or artifact.digest in paths:
-                path = paths.get(artifact.digest, b"")
-                yield Chosen(build_id, artifact, path, is_pinned)
+                digest = artifact.digest
+                path = paths.get(digest, b"")
+                yield Chosen(build_id, kind, digest, artifact.size, is_pinned, path)
 
 
-class SplitDwarf(msgspec.Struct, frozen=True):
-    """Debug information in separate files.
-
-    ``units`` is the number of compilation units in them, ``files`` has the first few file names
-    that the compiler recorded, and ``package`` is the ID under which the .dwp file is kept, if it
-    was seen.
-    """
-
-    units: int
-    files: tuple[bytes, ...]
-    package: BuildId | None
-
-
-def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
-    """Return the split DWARF of a build ID; None if it has none.
-
-    Raises `IntegrityError`.
-    """
+def split_dwarf(store: Store, build_id: BuildId) -> answers.SplitFiles | None:
+    """Return the split DWARF of a build ID; None if it has none, or its blob is damaged."""
     from buildidfs.formats.elf import splitdwarf
 
     ordinal = store.index.ordinal(build_id) or 0
@@ -128,14 +114,19 @@ def split_dwarf(store: Store, build_id: BuildId) -> SplitDwarf | None:
         artifact = store.index.artifact(ordinal, kind)
         if artifact is None:
             continue
-        with store.blobs.open(artifact.digest) as blob:
-            found = list(splitdwarf.skeletons(blob.read_at, blob.size))
+        try:
+            with store.blobs.open(artifact.digest) as blob:
+                found = list(splitdwarf.skeletons(blob.read_at, blob.size))
+        except IntegrityError:  # `missing` says that
+            return None
         if found:
-            paths = [os.path.join(each.directory, each.name) for each in found[:_FILES_SHOWN]]
+            paths = (os.path.join(each.directory, each.name) for each in found[:_FILES_SHOWN])
             package = names.package_id(build_id)
             if package is not None and store.index.ordinal(package) is None:
                 package = None
-            return SplitDwarf(len(found), tuple(paths), package)
+            return answers.SplitFiles(
+                len(found), list(map(printable, paths)), None if package is None else package.hex()
+            )
     return None
 
 
@@ -174,18 +165,42 @@ def origin_filter(store: Store, asked: ArtifactQuery) -> Callable[[OriginRecord]
     return wanted
 
 
-def artifacts(
-    store: Store, asked: ArtifactQuery
-) -> Iterator[tuple[BuildId, Artifact, ArtifactPlace]]:
-    """Yield each artifact with its newest place that fits.
+class ListedArtifact(located.InContainer, frozen=True, kw_only=True):
+    """An artifact, and the place where it was last seen; a row of ``list``."""
+
+    build_id: BuildId
+    kind: Kind
+    sha256: Digest
+    size: int
+    adopted: bool
+    last_seen: float
+
+
+def artifacts(store: Store, asked: ArtifactQuery) -> Iterator[ListedArtifact]:
+    """Yield each artifact with its newest place that fits, those of a build ID together.
 
     The files of a container are those of its tree, as in `containers.contents`: a build ID has
     places in a limited number of containers. Raises `ArtifactMissing` for an unknown container.
     """
     kinds = list(Kind) if asked.kind is None else [Kind[asked.kind.upper()]]
-    if asked.container is not None:
-        yield from _of_containers(store, asked, kinds)
-        return
+    found = _of_all if asked.container is None else _of_containers
+    called = containers.Names(store)
+    for build_id, artifact, place in found(store, asked, kinds):
+        yield ListedArtifact(
+            build_id=build_id,
+            kind=artifact.kind,
+            sha256=artifact.digest,
+            size=artifact.size,
+            adopted=artifact.adopted,
+            **called.fields(place.container, place.cgroup),
+            last_seen=place.last_seen_ns / 1e9,
+            **located.path_fields(place.path),
+        )
+
+
+def _of_all(
+    store: Store, asked: ArtifactQuery, kinds: list[Kind]
+) -> Iterator[tuple[BuildId, Artifact, ArtifactPlace]]:
     wanted = origin_filter(store, asked)
     for ordinal, build_id in store.index.build_ids_from(0):
         records = store.index.origins(ordinal)
@@ -261,15 +276,26 @@ def _kinds_of(store: Store, entry: ContainerEntry) -> set[Kind]:
     return {Kind(kind) for kind, _ in store.index.variants_with(file.digest, entry.ordinal)}
 
 
-class Conflict(NamedTuple):
-    """An artifact with several variants: for each, the reason why it is served or not, and the
-    place where it was last seen, if known. ``served`` is the number of the served variant, or None.
+class ConflictVariant(located.InContainer, frozen=True, kw_only=True):
+    """A variant of an artifact that has several, the reason why it is served or not, and the place
+    where it was last seen. The path is empty if no place is known.
     """
+
+    sha256: Digest
+    size: int
+    quality: Quality
+    trust: Trust
+    first_seen: float
+    served: bool
+    why: str
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """An artifact with several variants, the best first."""
 
     build_id: BuildId
     kind: Kind
-    served: int | None
-    variants: list[tuple[Artifact, str, OriginRecord | None]]
+    variants: list[ConflictVariant]
 
 
 def conflicts(
@@ -278,6 +304,7 @@ def conflicts(
     """Yield the conflicts of which at least one variant was seen at a place that passes
     the filter.
     """
+    called = containers.Names(store)
     for ordinal, number in store.index.conflicts():
         build_id = store.index.build_id(ordinal)
         if build_id is None or (kind is not None and Kind[kind.upper()] != number):
@@ -285,18 +312,28 @@ def conflicts(
         records = store.index.origins(ordinal)
         if wanted is not None and not any(map(wanted, records)):
             continue
-        last: dict[bytes, OriginRecord] = {}
+        last: dict[bytes, ArtifactPlace] = {}
         for record in records:
-            last.setdefault(record.digest, record)
+            last.setdefault(record.digest, ArtifactPlace.of(record))
         kept = store.index.variants(ordinal, number)
-        reasons = reasons_of(store, ordinal, kept)
         served = store.index.artifact(ordinal, number)
-        yield Conflict(
-            build_id,
-            Kind(number),
-            None if served is None else served.variant,
-            [(each, why, last.get(each.digest)) for each, why in zip(kept, reasons, strict=True)],
-        )
+        variants = []
+        for each, why in zip(kept, reasons_of(store, ordinal, kept), strict=True):
+            place = last.get(each.digest, ArtifactPlace(b"", "", b"", 0))
+            variants.append(
+                ConflictVariant(
+                    sha256=each.digest,
+                    size=each.size,
+                    quality=each.quality,
+                    trust=each.trust,
+                    first_seen=each.first_seen_ns / 1e9,
+                    served=served is not None and each.variant == served.variant,
+                    why=why,
+                    **called.fields(place.container, place.cgroup),
+                    **located.path_fields(place.path),
+                )
+            )
+        yield Conflict(build_id, Kind(number), variants)
 
 
 def reasons_of(store: Store, ordinal: int, kept: list[Artifact]) -> list[str]:
@@ -351,86 +388,53 @@ def alias_texts(aliases: Iterable[Alias]) -> dict[str, str]:
     return found
 
 
-class BuildIdFacts(NamedTuple):
-    """Further facts about a build ID.
-
-    ``missing`` names the files that a debugger will miss; ``used`` is the last use of its bytes, in
-    seconds of Unix time; ``why`` has the reason why each variant is served or not; ``served`` are
-    the numbers of the served variants, ``truncated`` has the reasons why debuggers refuse files,
-    and ``aliases`` are the other names of each variant, by type.
-    ``removed`` is the removal of bytes by a limit.
-    """
-
-    missing: list[str]
-    split: SplitDwarf | None
-    used: dict[Digest, int]
-    pins: list[Pin]
-    why: dict[Kind, list[str]]
-    served: dict[Kind, int | None]
-    truncated: dict[Digest, str]
-    aliases: dict[Digest, dict[str, str]]
-    removed: Removal | None
-
-
-def known(store: Store, build_id: BuildId, variants: dict[Kind, list[Artifact]]) -> BuildIdFacts:
-
-    owner = names.package_owner(build_id)
-    removed = store.journal.removals().get(build_id)
-    missing = []
-    if owner is None:
-        missing = _missing(store, store.index.ordinal(build_id) or 0, removed)
-    split = None
-    with contextlib.suppress(IntegrityError):  # ``missing`` says that
-        split = split_dwarf(store, build_id)
+def missing(store: Store, build_id: BuildId, split: answers.SplitFiles | None) -> list[str]:
+    """Return descriptions of the files that a debugger will miss. Raises `StoreError`."""
+    found = []
+    if names.package_owner(build_id) is None:
+        removed = store.journal.removals().get(build_id)
+        found = _missing(store, store.index.ordinal(build_id) or 0, removed)
     if split is not None and split.package is None:
         units = f"{split.units} unit{'s' * (split.units != 1)}"
-        missing.append(
+        found.append(
             f"split DWARF: the .dwp file of {units}, the first of which was written to"
-            f" {printable(split.files[0])}; put them into one with dwp(1), and add that"
+            f" {split.files[0]}; put them into one with dwp(1), and add that"
         )
-    digests = {each.digest for kept in variants.values() for each in kept}
-    used = {digest: store.index.last_use(digest) for digest in digests}
+    return found
+
+
+def variants(
+    store: Store, build_id: BuildId, kept: dict[Kind, list[Artifact]]
+) -> list[answers.PrivateVariant]:
+    """Return the files ``kept`` of a build ID, those of a kind together, best first."""
+    found = []
     ordinal = store.index.ordinal(build_id) or 0
-    why = {kind: reasons_of(store, ordinal, kept) for kind, kept in variants.items()}
-    best = {kind: store.index.artifact(ordinal, kind) for kind in variants}
-    served = {kind: None if each is None else each.variant for kind, each in best.items()}
-    truncated = {
-        each.digest: _truncated(store, each)
-        for kept in variants.values()
-        for each in kept
-        if each.truncated
-    }
-    aliases = {digest: alias_texts(store.aliases.of(digest)) for digest in digests}
-    pins = store.pins.of(build_id)
-    return BuildIdFacts(missing, split, used, pins, why, served, truncated, aliases, removed)
-
-
-def variants(known: BuildIdFacts, kept: dict[Kind, list[Artifact]]) -> list[answers.PrivateVariant]:
-    """Return the files of a build ID, those of a kind together, best first."""
-    return [
-        answers.PrivateVariant(
-            kind=kind.name.lower(),
-            sha256=artifact.digest.hex(),
-            size=artifact.size,
-            quality=artifact.quality.name.lower(),
-            made_of=artifact.made_of,
-            trust=artifact.trust.name.lower(),
-            standing=artifact.standing.name.lower(),
-            first_seen=artifact.first_seen_ns / 1e9,
-            last_used=float(known.used[artifact.digest]),
-            served=artifact.variant == known.served[kind],
-            why=why,
-            truncated=known.truncated.get(artifact.digest, ""),
-            gdb_scripts=bool(artifact.scripts),
-            adopted=artifact.adopted,
-            aliases=known.aliases[artifact.digest],
-            mode=f"{artifact.mode:04o}",
-            uid=artifact.uid,
-            gid=artifact.gid,
-        )
-        for kind, files in kept.items()
-        for artifact, why in zip(files, known.why[kind], strict=True)
-    ]
+    for kind, files in kept.items():
+        served = store.index.artifact(ordinal, kind)
+        for artifact, why in zip(files, reasons_of(store, ordinal, files), strict=True):
+            found.append(
+                answers.PrivateVariant(
+                    kind=kind.name.lower(),
+                    sha256=artifact.digest.hex(),
+                    size=artifact.size,
+                    quality=artifact.quality.name.lower(),
+                    made_of=artifact.made_of,
+                    trust=artifact.trust.name.lower(),
+                    standing=artifact.standing.name.lower(),
+                    first_seen=artifact.first_seen_ns / 1e9,
+                    last_used=float(store.index.last_use(artifact.digest)),
+                    served=served is not None and artifact.variant == served.variant,
+                    why=why,
+                    truncated=_truncated(store, artifact) if artifact.truncated else "",
+                    gdb_scripts=bool(artifact.scripts),
+                    adopted=artifact.adopted,
+                    aliases=alias_texts(store.aliases.of(artifact.digest)),
+                    mode=f"{artifact.mode:04o}",
+                    uid=artifact.uid,
+                    gid=artifact.gid,
+                )
+            )
+    return found
 
 
 def facts(store: Store, build_id: BuildId, namespaces: tuple[str, ...] | None) -> answers.Facts:
@@ -443,12 +447,12 @@ def facts(store: Store, build_id: BuildId, namespaces: tuple[str, ...] | None) -
     ordinal = store.index.ordinal(build_id) or 0
     kept = {kind: files for kind in Kind if (files := store.index.variants(ordinal, kind))}
     origins = store.index.origins(ordinal)
-    about = known(store, build_id, kept)
     called = containers.Names(store)
-    split = about.split
+    removed = store.journal.removals().get(build_id)
+    split = split_dwarf(store, build_id)
     return answers.Facts(
         build_id=build_id.hex(),
-        variants=variants(about, kept),
+        variants=variants(store, build_id, kept),
         origins=[
             answers.OriginPlace(
                 **history.sighted_fields(each.origin, each, namespaces, called),
@@ -463,18 +467,12 @@ def facts(store: Store, build_id: BuildId, namespaces: tuple[str, ...] | None) -
             answers.Sighted(**history.sighted_fields(each, each, namespaces, called))
             for each in (() if origins else store.journal.of(build_id))
         ],
-        missing=about.missing,
-        removed=None if about.removed is None else about.removed.time,
-        split_dwarf=None
-        if split is None
-        else answers.SplitFiles(
-            split.units,
-            [printable(path) for path in split.files],
-            split.package.hex() if split.package else None,
-        ),
+        missing=missing(store, build_id, split),
+        removed=None if removed is None else removed.time,
+        split_dwarf=split,
         pins=[
-            answers.PinOf(**answers.path_fields(pin.name, "name"), pinned=pin.created_ns / 1e9)
-            for pin in about.pins
+            answers.PinOf(**located.path_fields(pin.name, "name"), pinned=pin.created_ns / 1e9)
+            for pin in store.pins.of(build_id)
         ],
     )
 

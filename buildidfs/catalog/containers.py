@@ -6,16 +6,16 @@ a name.
 from __future__ import annotations
 
 import heapq
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from buildidfs.answers import utf8
+from buildidfs.answers import IdShares
 from buildidfs.catalog import remedies
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.container import cgroup
+from buildidfs.located import name_or_label, utf8, without_suffix
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Digest, Quality
 from buildidfs.names import kept_for
 from buildidfs.store import CapturedContainer
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _MOST_LABELS = 5
 _USER: Final = "uid "
-_SUFFIX: Final = re.compile(r" (?:\(user \d+\)|in \S+)\Z")
 
 
 class Names:
@@ -64,12 +63,8 @@ class Names:
         return names
 
     def short(self, label: str, group: bytes = b"") -> str:
-        """Return the name of a container, or its label if no name is known.
-
-        The end of a label that tells an imitation stays, because engines of users choose names.
-        """
-        name, end = self.of(label, group).shown, _SUFFIX.search(label)
-        return name + (end[0] if end else "") if name else label
+        """Return the name of a container, or its label if no name is known."""
+        return name_or_label(self.of(label, group).shown, label)
 
     def fields(self, label: str, group: bytes = b"") -> dict[str, Any]:
         """Return the JSON fields for a container."""
@@ -89,7 +84,7 @@ def _kept(store: Store, label: str, group: bytes) -> CapturedContainer | None:
     found = store.containers.labelled(label)
     if found is not None and reported(found) == label:
         return found
-    plain = _SUFFIX.sub("", label)
+    plain = without_suffix(label)
     with_label = (each for each in store.containers.every() if each.label == plain)
     return next((each for each in with_label if reported(each) == label), None)
 
@@ -177,26 +172,15 @@ class ContainerFiles(msgspec.Struct, frozen=True):
     """A container and the files of it that the store has.
 
     ``build_ids`` is the number of their build IDs, ``size`` the total bytes of the different files.
-    ``removed`` is the number of its other build IDs, of which a limit has removed all bytes. The
-    shares (0 to 1) are the parts of all these build IDs with a readable executable, with symbols,
-    and with debuginfo.
+    ``removed`` is the number of its other build IDs, of which a limit has removed all bytes.
+    ``shares`` are the parts of all these build IDs.
     """
 
     container: CapturedContainer
     build_ids: int
     size: int
-    executable: float
-    symbols: float
-    debuginfo: float
-    removed: int = 0
-
-
-class ContainerShares(msgspec.Struct, frozen=True):
-    """Shares of the build IDs of a container, 0 to 1."""
-
-    executable: float
-    symbols: float
-    debuginfo: float
+    removed: int
+    shares: IdShares
 
 
 class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +200,7 @@ class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
     build_ids: int
     removed: int
     bytes: int
-    coverage: ContainerShares
+    coverage: IdShares
 
     @property
     def shown(self) -> str | None:
@@ -288,18 +272,15 @@ def contents(
         if (row := rows[ordinal]) is not None:
             each(entry, path, row)
     known = [row for row in rows.values() if row is not None]
-    counts = (
+    present = {row.build_id for row in known}
+    removed = len(removals.of(container) - present)
+    shares = IdShares.of(
+        len(rows) + removed,
         sum(row.executable for row in known),
         sum(row.symbols >= Quality.SYMTAB for row in known),
         sum(row.debuginfo for row in known),
     )
-    present = {row.build_id for row in known}
-    removed = len(removals.of(container) - present)
-    whole = len(rows) + removed or 1
-    executable, symbols, debuginfo = (count / whole for count in counts)
-    return ContainerFiles(
-        container, len(rows), sum(sizes.values()), executable, symbols, debuginfo, removed
-    )
+    return ContainerFiles(container, len(rows), sum(sizes.values()), removed, shares)
 
 
 def summary(row: ContainerFiles) -> ContainerSummary:
@@ -321,9 +302,7 @@ def summary(row: ContainerFiles) -> ContainerSummary:
         build_ids=row.build_ids,
         removed=row.removed,
         bytes=row.size,
-        coverage=ContainerShares(
-            round(row.executable, 6), round(row.symbols, 6), round(row.debuginfo, 6)
-        ),
+        coverage=row.shares,
     )
 
 

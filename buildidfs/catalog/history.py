@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from buildidfs import names
-from buildidfs.answers import InContainer, path_fields, utf8
+from buildidfs.answers import Sighted
 from buildidfs.capture.origin import container
 from buildidfs.catalog import containers
 from buildidfs.formats.container import cgroup
+from buildidfs.located import InContainer, path_fields, utf8
 from buildidfs.model import BuildId
 from buildidfs.store.location_rows import Removal
 from buildidfs.store.run_files import LostFiles
@@ -54,11 +55,6 @@ class SightedPath(msgspec.Struct):
     cgroup: bytes = b""
     removed: Removal | None = None
 
-    @property
-    def state(self) -> str:
-        """Return ``held``, ``removed`` or ``missing``."""
-        return "held" if self.held else "missing" if self.removed is None else "removed"
-
 
 class SeenPlace(InContainer, frozen=True, kw_only=True):
     """A build ID at a path of the machine ``host``; a row of ``which`` and ``where``.
@@ -67,12 +63,79 @@ class SeenPlace(InContainer, frozen=True, kw_only=True):
     them. Times are Unix time in seconds.
     """
 
-    build_id: str
+    build_id: BuildId
     host: str
     held: bool
     removed: int | None
     first_seen: float
     last_seen: float
+
+    @property
+    def state(self) -> str:
+        """Return ``held``, ``removed`` or ``missing``."""
+        return "held" if self.held else "missing" if self.removed is None else "removed"
+
+
+class JournalSighting(Sighted, frozen=True, kw_only=True):
+    """A file that a watch saw; a row of ``journal``.
+
+    ``omitted`` identifies a file for which the store had no room. The other fields are those of
+    `SeenPlace`.
+    """
+
+    build_id: BuildId
+    held: bool
+    removed: int | None
+    omitted: dict[str, int] | None
+    lost: None = None
+    boot_id: str
+
+    @property
+    def state(self) -> str:
+        """Return ``held``, ``removed``, ``omitted`` or ``missing``."""
+        if self.held:
+            return "held"
+        if self.removed is not None:
+            return "removed"
+        return "missing" if self.omitted is None else "omitted"
+
+
+class JournalLoss(InContainer, frozen=True, kw_only=True):
+    """Files that a watch saw and lost, for the reason ``lost``; a row of ``journal``."""
+
+    build_id: str | None
+    held: bool = False
+    lost: str
+    count: int
+    mnt_ns_id: int
+    host: str
+    last_seen: float
+
+    @property
+    def state(self) -> str:
+        """Return ``lost``."""
+        return "lost"
+
+
+JournalEntry: TypeAlias = JournalSighting | JournalLoss
+
+
+def seen_places(store: Store, found: Iterable[SightedPath]) -> list[SeenPlace]:
+    """Return places with the names of their containers."""
+    called = containers.Names(store)
+    return [
+        SeenPlace(
+            **path_fields(each.path),
+            **called.fields(each.container, each.cgroup),
+            build_id=each.build_id,
+            host=each.host,
+            held=each.held,
+            removed=None if each.removed is None else each.removed.time,
+            first_seen=each.first_seen_ns / 1e9,
+            last_seen=each.last_seen_ns / 1e9,
+        )
+        for each in found
+    ]
 
 
 def at_path(
@@ -264,6 +327,32 @@ def journal_filter(
 def row_container(row: JournalRow, names: tuple[str, ...] | None) -> str:
     """Return the label of the container of a row, see `container_of`."""
     return row.container if isinstance(row, LostFiles) else container_of(row, names)
+
+
+def journal_entry(
+    store: Store, row: JournalRow, names: tuple[str, ...] | None, called: containers.Names
+) -> JournalEntry:
+    """Return the answer for a row; see `sighted_fields` for ``names`` and ``called``."""
+    if isinstance(row, LostFiles):
+        return JournalLoss(
+            **path_fields(row.raw_path),
+            **called.fields(row.container),
+            build_id=row.build_id or None,
+            lost=row.reason,
+            count=row.count,
+            mnt_ns_id=row.mnt_ns_id,
+            host=row.host,
+            last_seen=row.time_ns / 1e9,
+        )
+    identity = ("dev", "ino", "size", "mtime_ns", "ctime_ns")
+    return JournalSighting(
+        **sighted_fields(row, row, names, called),
+        build_id=row.build_id,
+        held=containers.is_held(store, row.build_id),
+        removed=None if row.removed is None else row.removed.time,
+        omitted=None if row.omitted is None else {x: getattr(row.omitted, x) for x in identity},
+        boot_id=row.boot.hex(),
+    )
 
 
 def _path(row: JournalRow) -> bytes:

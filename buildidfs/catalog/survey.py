@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names
-from buildidfs.answers import Going, Lacking, text
+from buildidfs.answers import Going, IdShares, Lacking
 from buildidfs.capture.origin.container import reported
 from buildidfs.catalog import containers, remedies
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import BuildIdFsError
 from buildidfs.linux.threads import Background
+from buildidfs.located import text
 from buildidfs.model import BuildId, Digest, Kind, Quality, Trust
 from buildidfs.store.permissions import PUBLIC, is_public, may_see
 from buildidfs.store.retention.eviction import Policy
@@ -69,6 +70,11 @@ class Counted(msgspec.Struct):
         self.executable += executable
         self.symbols += symbols >= Quality.SYMTAB
         self.debuginfo += debuginfo
+
+    @property
+    def shares(self) -> IdShares:
+        """Return the counts as shares."""
+        return IdShares.of(self.build_ids, self.executable, self.symbols, self.debuginfo)
 
 
 class Survey(msgspec.Struct):

@@ -9,9 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
-from msgspec.structs import asdict
 
-from buildidfs.catalog.containers import Names
 from buildidfs.cli import table
 from buildidfs.cli.common import (
     AnyPath,
@@ -28,7 +26,6 @@ from buildidfs.cli.output import (
     json_line,
     moment,
     one_line,
-    path_fields,
     printable,
     report_scan,
     size,
@@ -37,46 +34,36 @@ from buildidfs.cli.table import Column
 from buildidfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from buildidfs.catalog.artifacts import ArtifactPlace, Conflict
+    from buildidfs.catalog.artifacts import Conflict, ListedArtifact
     from buildidfs.catalog.containers import ContainerSummary
-    from buildidfs.model import Artifact, BuildId, Kind, Origin
     from buildidfs.store import CapturedContainer
 
 
 class _Listed(NamedTuple):
-    """The artifacts of a build ID, each with its newest sighting; the executable is the first."""
+    """The artifacts of a build ID; the executable is the first."""
 
-    build_id: BuildId
-    artifacts: list[tuple[Artifact, ArtifactPlace]]
-
-    @property
-    def place(self) -> ArtifactPlace:
-        """Return the place of the executable, or else of the debug file."""
-        return self.artifacts[0][1]
+    artifacts: list[ListedArtifact]
 
     @property
-    def last_seen_ns(self) -> int:
-        return max(place.last_seen_ns for _, place in self.artifacts)
-
-    @property
-    def kinds(self) -> list[Kind]:
-        return [artifact.kind for artifact, _ in self.artifacts]
+    def first(self) -> ListedArtifact:
+        """Return the executable, or else the debug file."""
+        return self.artifacts[0]
 
     @property
     def size(self) -> int:
         """Return the number of bytes of all artifacts; a file of two kinds counts once."""
-        return sum({artifact.digest: artifact.size for artifact, _ in self.artifacts}.values())
+        return sum({each.sha256: each.size for each in self.artifacts}.values())
 
 
 _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
-    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
-    Column("kinds", "KINDS", lambda row: row.kinds, table.KINDS),
-    Column("size", "SIZE", lambda row: row.size, table.SIZE, 90),
-    Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
-    Column("container", "CONTAINER", lambda row: row.place.container, table.LABEL),
-    Column("path", "PATH", lambda row: row.place.path, table.PATH),
+    Column("build_id", "BUILD ID", table.BUILD_ID, value=lambda row: row.first.build_id),
+    Column("kinds", "KINDS", table.KINDS, value=lambda row: [x.kind for x in row.artifacts]),
+    Column("size", "SIZE", table.SIZE, 90),
+    Column(
+        "last_seen", "SEEN", table.AGE, value=lambda row: max(x.last_seen for x in row.artifacts)
+    ),
+    Column("container", "CONTAINER", table.LABEL, value=lambda row: row.first.container_called),
+    Column("path", "PATH", table.PATH, value=lambda row: row.first.raw_path),
 )
 
 
@@ -128,118 +115,51 @@ def list_(
     """
     from buildidfs.catalog import artifacts
 
-    shown = False
     with session.open_store() as store:
-        names = Names(store)
         asked = artifacts.ArtifactQuery(glob, container, kind, since)
         if conflicts:
             wanted = artifacts.origin_filter(store, asked)
+            shown = False
             for conflict in artifacts.conflicts(store, kind, wanted):
                 shown = True
-                (_conflict_as_json if layout.is_json else _conflict_as_text)(conflict, names)
+                (json_line if layout.is_json else _print_conflict)(conflict)
             sys.stdout.flush()
             if not shown:
                 session.explain_empty(artifacts.why_no_conflicts(store, asked))
             return
-        rows = _rows(artifacts.artifacts(store, asked))
-        columns = table.named(_COLUMNS, names.short, lambda row: row.place.cgroup)
-        if layout.is_json:
-            shown = _as_json(layout.choose(columns, rows), names)
-        else:
-            shown = layout.print(columns, rows) > 0
-        if not shown:
+        groups = groupby(artifacts.artifacts(store, asked), lambda each: each.build_id)
+        rows = (_Listed(list(group)) for _, group in groups)
+        if not layout.print(_COLUMNS, rows, lambda row: row.artifacts):
             session.explain_empty(artifacts.why_no_artifacts(store, asked))
 
 
-def _rows(found: Iterable[tuple[BuildId, Artifact, ArtifactPlace]]) -> Iterator[_Listed]:
-    for build_id, group in groupby(found, lambda each: each[0]):
-        yield _Listed(build_id, [(artifact, record) for _, artifact, record in group])
-
-
-def _as_json(rows: Iterable[_Listed], names: Names) -> bool:
-    """Print an object for each artifact; return True if there is any."""
-    shown = False
-    for row in rows:
-        for artifact, place in row.artifacts:
-            shown = True
-            json_line(
-                {
-                    "build_id": row.build_id.hex(),
-                    "kind": artifact.kind.name.lower(),
-                    "sha256": artifact.digest.hex(),
-                    "size": artifact.size,
-                    "adopted": artifact.adopted,
-                    **names.fields(place.container, place.cgroup),
-                    "last_seen": place.last_seen_ns / 1e9,
-                    **path_fields(place.path),
-                }
-            )
-    sys.stdout.flush()
-    return shown
-
-
-def _container_fields(names: Names, origin: Origin) -> dict[str, object]:
-    return names.fields(origin.container, origin.cgroup)
-
-
-def _conflict_as_json(conflict: Conflict, names: Names) -> None:
-    json_line(
-        {
-            "build_id": conflict.build_id.hex(),
-            "kind": conflict.kind.name.lower(),
-            "variants": [
-                {
-                    "sha256": artifact.digest.hex(),
-                    "size": artifact.size,
-                    "quality": artifact.quality.name.lower(),
-                    "trust": artifact.trust.name.lower(),
-                    "first_seen": artifact.first_seen_ns / 1e9,
-                    "served": artifact.variant == conflict.served,
-                    "why": why,
-                    **(
-                        {"container": None, "path": None}
-                        if record is None
-                        else {
-                            **_container_fields(names, record.origin),
-                            **path_fields(record.origin.path),
-                        }
-                    ),
-                }
-                for artifact, why, record in conflict.variants
-            ],
-        }
-    )
-
-
-def _conflict_as_text(conflict: Conflict, names: Names) -> None:
+def _print_conflict(conflict: Conflict) -> None:
     sys.stdout.write(f"{conflict.build_id.hex():40}  {conflict.kind.name.lower()}\n")
-    for artifact, why, record in conflict.variants:
-        where = "" if record is None else printable(record.origin.path)
-        if record is not None and record.origin.container:
-            name = names.short(record.origin.container, record.origin.cgroup)
-            where += f"  ({one_line(name)})"
+    for each in conflict.variants:
+        where = printable(each.raw_path)
+        if each.container:
+            where += f"  ({one_line(each.container_called)})"
         sys.stdout.write(
-            f"  {'' if artifact.variant == conflict.served else 'not '}served: {why}\n"
-            f"      {artifact.digest}  {size(artifact.size):>10}  {where}\n"
+            f"  {'' if each.served else 'not '}served: {each.why}\n"
+            f"      {each.sha256}  {size(each.size):>10}  {where}\n"
         )
 
 
 _SHOWN: Final = 50
-_NS: Final = 1_000_000_000
 _GONE: Final = 5  # containers without any file left that are named
 
 _CONTAINER_COLUMNS: Final[tuple[Column[ContainerSummary], ...]] = (
-    Column("name", "NAME", lambda row: row.shown, table.LABEL),
-    Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
-    Column("image", "IMAGE", lambda row: row.image, table.LABEL, 100),
-    Column("first_seen", "FIRST SEEN", lambda row: int(row.first_seen * _NS), table.AGE, 120),
-    Column("last_seen", "SEEN", lambda row: int(row.last_seen * _NS), table.AGE),
-    Column("build_ids", "IDS", lambda row: row.build_ids, table.COUNT),
-    Column("removed", "REMOVED", lambda row: row.removed, table.COUNT, 160),
-    Column("size", "SIZE", lambda row: row.bytes, table.SIZE),
-    Column("executable", "BINARIES", lambda row: row.coverage.executable, table.SHARE, 140),
-    Column("symbols", "SYMBOLS", lambda row: row.coverage.symbols, table.SHARE),
-    Column("debuginfo", "DEBUGINFO", lambda row: row.coverage.debuginfo, table.SHARE, 140),
+    Column("name", "NAME", table.LABEL, value=lambda row: row.shown),
+    Column("container", "CONTAINER", table.LABEL),
+    Column("image", "IMAGE", table.LABEL, 100),
+    Column("first_seen", "FIRST SEEN", table.AGE, 120),
+    Column("last_seen", "SEEN", table.AGE),
+    Column("build_ids", "IDS", table.COUNT),
+    Column("removed", "REMOVED", table.COUNT, 160),
+    Column("size", "SIZE", table.SIZE, value=lambda row: row.bytes),
+    Column("executable", "BINARIES", table.SHARE, 140, lambda row: row.coverage.executable),
+    Column("symbols", "SYMBOLS", table.SHARE, value=lambda row: row.coverage.symbols),
+    Column("debuginfo", "DEBUGINFO", table.SHARE, 140, lambda row: row.coverage.debuginfo),
 )
 
 
@@ -295,7 +215,7 @@ def containers(
 
         found, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN, removals)
         rows = [known.summary(each) for each in found]
-        layout.print(_CONTAINER_COLUMNS, rows, asdict)
+        layout.print(_CONTAINER_COLUMNS, rows)
         hidden = [counted(count - len(rows), "more container")] if count > len(rows) else []
         if unnamed:
             hidden.append(counted(unnamed, "namespace") + " without a container")
@@ -313,7 +233,7 @@ def containers(
             )
         if rows or unnamed:
             return
-        when = f" since {moment(since)}" if since else ""
+        when = f" since {moment(since / 1e9)}" if since else ""
         if why := next(filter(None, map(removals.why_gone, names)), ""):
             raise ArtifactMissing(why)
         if names:

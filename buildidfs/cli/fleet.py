@@ -9,7 +9,7 @@ import os
 import signal
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -36,21 +36,21 @@ _CODES: Final = {
     50: "the bucket is missing, refuses the request, or does not answer",
 }
 _HOSTS: Final[tuple[Column[Host], ...]] = (
-    Column("host", "HOST", lambda row: row.name, table.TEXT),
-    Column("files", "FILES", lambda row: row.files, table.COUNT),
-    Column("size", "SIZE", lambda row: row.bytes, table.SIZE),
-    Column("private", "PRIVATE", lambda row: row.private, table.COUNT),
-    Column("manifests", "MANIFESTS", lambda row: row.manifests, table.COUNT, 100),
-    Column("last_push", "PUSHED", lambda row: row.last_ns, table.AGE),
+    Column("host", "HOST", table.TEXT),
+    Column("files", "FILES", table.COUNT),
+    Column("size", "SIZE", table.SIZE, value=lambda row: row.bytes),
+    Column("private", "PRIVATE", table.COUNT),
+    Column("manifests", "MANIFESTS", table.COUNT, 100),
+    Column("last_push", "PUSHED", table.AGE),
 )
 _LOCATIONS: Final[tuple[Column[HostLocation], ...]] = (
-    Column("build_id", "BUILD ID", lambda row: row.build_id, table.HEX),
-    Column("kind", "KIND", lambda row: row.kind, table.TEXT),
-    Column("host", "HOST", lambda row: row.host, table.TEXT),
-    Column("container", "CONTAINER", lambda row: row.container or None, table.LABEL),
-    Column("last_seen", "SEEN", lambda row: row.last_ns, table.AGE),
-    Column("state", "STATE", lambda row: row.state, table.TEXT, 120),
-    Column("path", "PATH", lambda row: row.path, table.LABEL),
+    Column("build_id", "BUILD ID", table.BUILD_ID),
+    Column("kind", "KIND", table.TEXT),
+    Column("host", "HOST", table.TEXT),
+    Column("container", "CONTAINER", table.LABEL),
+    Column("last_seen", "SEEN", table.AGE),
+    Column("state", "STATE", table.TEXT, 120),
+    Column("path", "PATH", table.LABEL),
 )
 
 
@@ -75,19 +75,8 @@ def status(session: Session, layout: table.TableOptions) -> None:
     from buildidfs.fleet import questions
 
     rows = questions.status(questions.bucket_of(session.settings.remote))
-    if not layout.print(_HOSTS, rows, _host_fields):
+    if not layout.print(_HOSTS, rows):
         session.explain_empty("no host has pushed to the bucket yet: buildidfs push --all")
-
-
-def _host_fields(host: Host) -> dict[str, object]:
-    return {
-        "host": host.name,
-        "files": host.files,
-        "bytes": host.bytes,
-        "private": host.private,
-        "manifests": host.manifests,
-        "last_push": host.last_ns / 1e9,
-    }
 
 
 @fleet.command(
@@ -103,7 +92,7 @@ def which(session: Session, path: str, layout: table.TableOptions) -> None:
     from buildidfs.fleet import questions
 
     rows = questions.which(questions.bucket_of(session.settings.remote), path)
-    if not layout.print(_LOCATIONS, rows, _location_fields):
+    if not layout.print(_LOCATIONS, rows):
         session.explain_empty(f"no manifest of a host lists a file at {one_line(path)}")
 
 
@@ -124,14 +113,7 @@ def where(session: Session, id_: str, layout: table.TableOptions) -> None:
     from buildidfs.fleet import questions
 
     rows = questions.where(questions.bucket_of(session.settings.remote), id_)
-    layout.print(_LOCATIONS, rows, _location_fields)
-
-
-def _location_fields(location: HostLocation) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.structs.asdict(location)
-    fields["first_seen"] = fields.pop("first_ns") / 1e9
-    fields["last_seen"] = fields.pop("last_ns") / 1e9
-    return fields
+    layout.print(_LOCATIONS, rows)
 
 
 @fleet.command(
@@ -159,7 +141,7 @@ def why(session: Session, id_: str, json_: bool) -> int:
     reasons = questions.why(questions.bucket_of(session.settings.remote), id_)
     for reason in reasons:
         if json_:
-            json_line(msgspec.structs.asdict(reason))
+            json_line(reason)
             continue
         terminal.print_text(f"{reason.kind}: {one_line(reason.text)}", indent=2)
         if reason.remedy:
@@ -185,16 +167,14 @@ def filter_(session: Session, rebuild: bool, json_: bool) -> None:
 
     state = questions.filter_state(questions.bucket_of(session.settings.remote), rebuild=rebuild)
     if json_:
-        fields: dict[str, Any] = msgspec.structs.asdict(state)
-        fields["made"] = fields.pop("made_ns") / 1e9
-        json_line(fields)
+        json_line(state)
     elif not state.generation:
         click.echo("The bucket has no filter: buildidfs fleet filter --rebuild makes one.")
     else:
         click.echo(
             f"{counted(state.files, 'file')} in {counted(state.runs, 'run')} of"
             f" {size(state.bytes)}, generation {state.generation},"
-            f" made {moment(state.made_ns)}"
+            f" made {moment(state.made)}"
         )
 
 
@@ -279,9 +259,7 @@ def _report_push(session: Session, summary: PushSummary, *, json_: bool) -> int:
     for failure in summary.failed:
         terminal.complain(f"cannot push {one_line(failure)}")
     if json_:
-        names = ("pushed", "variants", "present", "private", "leased")
-        counts = {name: getattr(summary, name) for name in names}
-        json_line({**counts, "failed": len(summary.failed), "bytes": summary.bytes})
+        json_line({**msgspec.structs.asdict(summary), "failed": len(summary.failed)})
     elif not session.is_quiet:
         left_out = (
             (summary.private, "private and not pushed"),
@@ -356,8 +334,6 @@ def fetch(
     The command asks the servers in [upstream] urls of buildidfs.toml(5), then those in
     DEBUGINFOD_URLS, in this order. It keeps a file only if the file has the requested build ID.
     """
-    import msgspec
-
     from buildidfs.model import Kind
     from buildidfs.profile import fetch as fetching
     from buildidfs.upstream.options import of_settings
@@ -386,7 +362,7 @@ def _report_fetch(session: Session, done: list[Fetched], *, json_: bool) -> int:
             {
                 **{str(state): counts[state] for state in FetchState},
                 "bytes": total,
-                "files": [_fields(each) for each in done],
+                "files": done,
             }
         )
     else:
@@ -419,14 +395,3 @@ def _complain(lacking: Sequence[Fetched]) -> None:
         terminal.complain(f"no {' or '.join(named)} of {build_id}: {printable(os.fsencode(why))}")
     if (more := len(kinds) - _SHOWN) > 0:
         terminal.complain(f"nor of {counted(more, 'more build ID')}, see --json")
-
-
-def _fields(each: Fetched) -> dict[str, object]:
-    return {
-        "build_id": str(each.build_id),
-        "kind": each.kind.name.lower(),
-        "state": str(each.state),
-        "server": each.server,
-        "size": each.size,
-        "why": each.why,
-    }

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 
 from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
@@ -74,7 +73,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
         read = size(checked.read_bytes)
         raise Interrupted(f"{read} read; --verify-data goes on there") from error
     if json_:
-        json_line(msgspec.structs.asdict(checked))
+        json_line(checked)
     elif not session.is_quiet:
         _summary(checked, options)
     return 0 if checked.is_sound else IntegrityError.exit_code
@@ -110,8 +109,8 @@ def _as_json(result: Result) -> None:
         {
             "fault": fault.text,
             "state": result.state,
-            "sha256": None if fault.digest is None else str(fault.digest),
-            "build_id": None if fault.build_id is None else str(fault.build_id),
+            "sha256": fault.digest,
+            "build_id": fault.build_id,
         }
     )
 
@@ -168,7 +167,7 @@ def doctor(session: Session, json_: bool) -> int:
     alike: list[ProbeFinding] = []
     for finding in _shown(examine(session.unchecked_store_path()), failed, session.is_quiet):
         if json_:
-            json_line(msgspec.structs.asdict(finding))
+            json_line(finding)
             continue
         if alike and (finding.area != area or _general(finding) != _general(alike[0])):
             _print_remedy(alike)

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from buildidfs.answers import NOT_RUNNING
 from buildidfs.catalog import history
-from buildidfs.catalog.containers import Names, is_held
+from buildidfs.catalog.containers import Names
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
     AnyPath,
@@ -28,56 +27,41 @@ from buildidfs.cli.output import (
     limits,
     moment,
     one_line,
-    path_fields,
     printable,
     size,
 )
 from buildidfs.cli.table import Column
 from buildidfs.errors import needs_extra
-from buildidfs.store.run_files import LostFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.answers import Health, IdShares, Missing, Overview, Stats
-    from buildidfs.model import FileIdentity
-    from buildidfs.store import JournalRecord, Store
-
-    Row = JournalRecord | LostFiles
+    from buildidfs.catalog.history import JournalEntry, JournalRow
+    from buildidfs.store import Store
 
 
 _MOST_LABELS = 5
 
 
-class _Line(NamedTuple):
-    """A row of the journal in a table. ``files`` that were lost for the same reason share a row."""
-
-    row: Row
-    build_id: str | None
-    last_seen_ns: int
-    container: str
-    state: str
-    path: bytes
-    files: int
-    reason: str
+def _shown_path(row: JournalEntry) -> bytes:
+    if not isinstance(row, history.JournalLoss):
+        return row.raw_path
+    more = b" and %d more" % (row.count - 1) if row.count > 1 else b""
+    return (row.raw_path or b"(no names kept)") + more
 
 
-def _shown_path(line: _Line) -> bytes:
-    more = b" and %d more" % (line.files - 1) if line.files > 1 else b""
-    return (line.path or b"(no names kept)") + more
-
-
-def _columns(*, lost: bool) -> tuple[Column[_Line], ...]:
+def _columns(*, lost: bool) -> tuple[Column[JournalEntry], ...]:
     """Return the columns. If all rows are ``lost``, a narrow terminal shows their reasons instead
     of build IDs.
     """
     return (
-        Column("last_seen", "SEEN", lambda line: line.last_seen_ns, table.AGE),
-        Column("container", "CONTAINER", lambda line: line.container, table.LABEL),
-        Column("build_id", "BUILD ID", lambda line: line.build_id, table.HEX, 120 * lost),
-        Column("state", "BYTES", lambda line: line.state, table.TEXT, 120 * lost),
-        Column("path", "PATH", _shown_path, table.PATH),
-        Column("reason", "REASON", lambda line: line.reason, table.LABEL, 0 if lost else 120),
+        Column("last_seen", "SEEN", table.AGE),
+        table.CONTAINER,
+        Column("build_id", "BUILD ID", table.BUILD_ID, 120 * lost),
+        Column("state", "BYTES", table.TEXT, 120 * lost),
+        Column("path", "PATH", table.PATH, value=_shown_path),
+        Column("reason", "REASON", table.LABEL, 0 if lost else 120, lambda row: row.lost),
     )
 
 
@@ -134,43 +118,27 @@ def journal(
     labels = set[str]()
     with session.open_store() as store:
         called = Names(store)
-        columns = table.named(_columns(lost=lost), called.short, _group)
         wanted = history.journal_filter(store, globs, container, names)
-        lines = _lines(store, history.journal_rows(store, since, lost), wanted, names, labels)
-        if not layout.print(columns, lines, partial(_fields, names, called)):
+        rows = _wanted(history.journal_rows(store, since, lost), wanted, names, labels)
+        entries = (history.journal_entry(store, row, names, called) for row in rows)
+        if not layout.print(_columns(lost=lost), entries):
             session.explain_empty(
                 _why_empty(store, since, lost, {called.short(label) for label in labels})
             )
 
 
-def _lines(
-    store: Store,
-    rows: Iterable[Row],
-    wanted: Callable[[Row], bool],
+def _wanted(
+    rows: Iterable[JournalRow],
+    wanted: Callable[[JournalRow], bool],
     names: tuple[str, ...] | None,
     labels: set[str],
-) -> Iterator[_Line]:
+) -> Iterator[JournalRow]:
     """Yield the wanted rows; add the labels of a few containers of unwanted rows to ``labels``."""
     for row in rows:
-        label = history.row_container(row, names)
-        if not wanted(row):
-            if len(labels) < _MOST_LABELS:
-                labels.add(label)
-        elif isinstance(row, LostFiles):
-            yield _Line(
-                row, row.build_id or None, row.time_ns, label, "lost", row.raw_path, row.count,
-                row.reason,
-            )  # fmt: skip
-        else:
-            held = is_held(store, row.build_id)
-            state = "missing"
-            if held:
-                state = "held"
-            elif row.removed is not None:
-                state = "removed"
-            elif row.omitted is not None:
-                state = "omitted"
-            yield _Line(row, row.build_id.hex(), row.last_seen_ns, label, state, row.path, 1, "")
+        if wanted(row):
+            yield row
+        elif len(labels) < _MOST_LABELS:
+            labels.add(history.row_container(row, names))
 
 
 def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
@@ -192,47 +160,10 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
             f" {scans}"
         )
     what = "lost" if lost else "seen by a watch"
-    return f"nothing was {what} since {moment(since)}, the last time was {moment(last)}; {scans}"
-
-
-def _group(line: _Line) -> bytes:
-    return b"" if isinstance(line.row, LostFiles) else line.row.cgroup
-
-
-def _fields(names: tuple[str, ...] | None, called: Names, line: _Line) -> dict[str, object]:
-    row = line.row
-    if isinstance(row, LostFiles):
-        return {
-            "build_id": row.build_id or None,
-            **path_fields(row.raw_path),
-            "held": False,
-            "lost": row.reason,
-            "count": row.count,
-            **called.fields(row.container),
-            "mnt_ns_id": row.mnt_ns_id,
-            "host": row.host,
-            "last_seen": row.time_ns / 1e9,
-        }
-    return {
-        "build_id": row.build_id.hex(),
-        "held": line.state == "held",
-        "removed": None if row.removed is None else row.removed.time,
-        "omitted": None if row.omitted is None else _identity(row.omitted),
-        "lost": None,
-        **history.sighted_fields(row, row, names, called),
-        "boot_id": row.boot.hex(),
-    }
-
-
-def _identity(identity: FileIdentity) -> dict[str, int]:
-    """Return the JSON fields that identify a file; times in nanoseconds."""
-    return {
-        "dev": identity.dev,
-        "ino": identity.ino,
-        "size": identity.size,
-        "mtime_ns": identity.mtime_ns,
-        "ctime_ns": identity.ctime_ns,
-    }
+    return (
+        f"nothing was {what} since {moment(since / 1e9)}, the last time was {moment(last / 1e9)};"
+        f" {scans}"
+    )
 
 
 @click.command(
@@ -435,6 +366,6 @@ def _counts(health: Health) -> str:
     if health.since is None:
         return "" if health.mode != NOT_RUNNING else ", buildidfs up starts it"
     return (
-        f" since {moment(int(health.since * 1e9))}: {health.captured} captured,"
+        f" since {moment(health.since)}: {health.captured} captured,"
         f" {health.lost} lost, {health.waiting} waiting"
     )

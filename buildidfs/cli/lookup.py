@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from buildidfs.catalog.containers import Names
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
     BuildIdArgument,
@@ -21,55 +19,53 @@ from buildidfs.cli.common import (
     namespaces_option,
     since_option,
 )
-from buildidfs.cli.output import counted, json_line, moment, one_line, path_fields, printable, size
+from buildidfs.cli.output import counted, json_line, moment, one_line, printable, size
 from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
 
 if TYPE_CHECKING:
     from buildidfs.answers import Facts, PrivateVariant
     from buildidfs.capture.base import Unreadable
-    from buildidfs.capture.process.mapped_by import Mapper, Successor
-    from buildidfs.catalog.history import SeenPlace, SightedPath
-    from buildidfs.formats.package_databases import Package
+    from buildidfs.catalog.history import SeenPlace
     from buildidfs.watch import running
     from buildidfs.watch.running import FileNow, MappedFile
 
 
-def _package(row: Mapper) -> str | None:
+def _package(row: MappedFile) -> str | None:
     """Return the package of a mapped file, and that of the file that has replaced it."""
-    running, successor = _versioned(row.package), row.successor
-    if successor is None:
-        return running
-    now = _versioned(successor.package)
-    if successor.build_id == row.build_id:
-        same = f"same build ID as {now or 'the file'} now"
-        return f"{running} ({same})" if running else same
+    running, now = _versioned(row), row.now
     if now is None:
         return running
-    return f"{running or 'unknown version'} (now {now})"
+    successor = _versioned(now)
+    if now.build_id == row.build_id:
+        same = f"same build ID as {successor or 'the file'} now"
+        return f"{running} ({same})" if running else same
+    if successor is None:
+        return running
+    return f"{running or 'unknown version'} (now {successor})"
 
 
-def _versioned(package: Package) -> str | None:
-    return f"{package.name} {package.version}".rstrip() if package.name else None
+def _versioned(of: MappedFile | FileNow) -> str | None:
+    return f"{of.package} {of.package_version or ''}".rstrip() if of.package else None
 
 
-_PLACES: Final[tuple[Column[SightedPath], ...]] = (
-    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
-    Column("held", "BYTES", lambda row: row.state, table.TEXT),
-    Column("first_seen", "FIRST SEEN", lambda row: row.first_seen_ns, table.AGE, 100),
-    Column("last_seen", "SEEN", lambda row: row.last_seen_ns, table.AGE),
-    Column("host", "HOST", lambda row: row.host, table.LABEL, 140),
-    Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
-    Column("path", "PATH", lambda row: row.path, table.PATH),
+_PLACES: Final[tuple[Column[SeenPlace], ...]] = (
+    Column("build_id", "BUILD ID", table.BUILD_ID),
+    Column("held", "BYTES", table.TEXT, value=lambda row: row.state),
+    Column("first_seen", "FIRST SEEN", table.AGE, 100),
+    Column("last_seen", "SEEN", table.AGE),
+    Column("host", "HOST", table.LABEL, 140),
+    table.CONTAINER,
+    table.LOCATION,
 )
-_MAPPERS: Final[tuple[Column[Mapper], ...]] = (
-    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
-    Column("pid", "PID", lambda row: row.pid, table.COUNT),
-    Column("comm", "COMMAND", lambda row: row.comm, table.BYTES),
-    Column("deleted", "FILE", lambda row: "deleted" if row.deleted else "present", table.TEXT),
-    Column("package", "PACKAGE", _package, table.ANSWER),
-    Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
-    Column("path", "PATH", lambda row: row.path, table.PATH),
+_MAPPERS: Final[tuple[Column[MappedFile], ...]] = (
+    Column("build_id", "BUILD ID", table.BUILD_ID),
+    Column("pid", "PID", table.COUNT),
+    Column("comm", "COMMAND", table.TEXT),
+    Column("deleted", "FILE", table.TEXT, value=lambda x: "deleted" if x.deleted else "present"),
+    Column("package", "PACKAGE", table.ANSWER, value=_package),
+    table.CONTAINER,
+    table.LOCATION,
 )
 
 
@@ -110,41 +106,22 @@ def which(
 
     with session.open_store() as store:
         if is_glob:
-            places = history.at_paths(store, path, container)
+            found = history.at_paths(store, path, container)
         else:
             # The name that ldd prints is a link, and the kernel reports its target.
             here = [os.fsencode(os.path.realpath(path))] if container is None else []
-            places = history.at_path(store, os.fsencode(path), container, others=here)
-        recent = [place for place in places if place.last_seen_ns >= since]
-        _print_places(recent, layout, Names(store))
+            found = history.at_path(store, os.fsencode(path), container, others=here)
+        places = history.seen_places(store, found)
+        recent = [place for place in places if place.last_seen >= since / 1e9]
+        layout.print(_PLACES, recent)
     if not recent:
         where = "" if container is None else f" in container {container}"
         hint = "" if is_glob else f"; for a part of a path try --glob '*/{os.path.basename(path)}'"
         if places:
-            hint = f" since {moment(since)}; the last time was {moment(places[0].last_seen_ns)}"
+            hint = f" since {moment(since / 1e9)}; the last time was {moment(places[0].last_seen)}"
         ever = "" if places else "ever "
         text = printable(os.fsencode(f"nothing was {ever}seen at {path}{where}{hint}"))
         raise ArtifactMissing(text)
-
-
-def _print_places(places: list[SightedPath], layout: table.TableOptions, names: Names) -> None:
-    columns = table.named(_PLACES, names.short, lambda place: place.cgroup)
-    layout.print(columns, places, partial(_place_fields, names))
-
-
-def _place_fields(names: Names, place: SightedPath) -> SeenPlace:
-    from buildidfs.catalog.history import SeenPlace
-
-    return SeenPlace(
-        **path_fields(place.path),
-        **names.fields(place.container, place.cgroup),
-        build_id=place.build_id.hex(),
-        host=place.host,
-        held=place.held,
-        removed=None if place.removed is None else place.removed.time,
-        first_seen=place.first_seen_ns / 1e9,
-        last_seen=place.last_seen_ns / 1e9,
-    )
 
 
 @click.command(
@@ -218,7 +195,7 @@ def where(
 
     with session.open_store() as store:
         places = history.of_build_id(store, requested_id.build_id(store, id_, container))
-        _print_places(places, layout, Names(store))
+        layout.print(_PLACES, history.seen_places(store, places))
     return 0
 
 
@@ -228,38 +205,10 @@ def _print_mappers(
     """Print the processes that map the requested files, and return the exit status."""
     from buildidfs.watch import running
 
-    mappers, refused = running.who_maps(session.settings, asked)
-    names = Names(running=True)
-    columns = table.named(_MAPPERS, names.short, lambda mapper: mapper.cgroup)
-    if not layout.print(columns, mappers, partial(_mapper_fields, names)):
+    mapped, refused = running.who_maps(session.settings, asked)
+    if not layout.print(_MAPPERS, mapped):
         session.explain_empty(f"no process has {asked} mapped")
     return _report_refused(refused)
-
-
-def _mapper_fields(names: Names, mapper: Mapper) -> MappedFile:
-    from buildidfs.watch.running import MappedFile
-
-    return MappedFile(
-        **path_fields(mapper.path),
-        **names.fields(mapper.container, mapper.cgroup),
-        build_id=mapper.build_id.hex(),
-        pid=mapper.pid,
-        comm=mapper.comm.decode("utf-8", "replace"),
-        deleted=mapper.deleted,
-        package=mapper.package.name or None,
-        package_version=mapper.package.version or None,
-        now=None if mapper.successor is None else _now(mapper.successor),
-    )
-
-
-def _now(successor: Successor) -> FileNow:
-    from buildidfs.watch.running import FileNow
-
-    return FileNow(
-        None if successor.build_id is None else successor.build_id.hex(),
-        successor.package.name or None,
-        successor.package.version or None,
-    )
 
 
 _NAMED: Final = 4
@@ -347,11 +296,11 @@ def _print(facts: Facts, *, bounded: bool) -> None:
         click.echo(f"dwp        kept under {split.package}: {units} of split DWARF")
     for pin in facts.pins:
         for_whom = f" for {printable(pin.raw_name)}" if pin.name else ""
-        click.echo(f"pinned     {_moment(pin.pinned)}{for_whom}")
+        click.echo(f"pinned     {moment(pin.pinned)}{for_whom}")
     click.echo("seen")
     places = [*facts.origins, *facts.journal]
     for seen in places[: _MOST_PLACES if bounded else None]:
-        first, last = _moment(seen.first_seen), _moment(seen.last_seen)
+        first, last = moment(seen.first_seen), moment(seen.last_seen)
         when = first if first == last else f"{first} to {last}"
         where = f"in {one_line(seen.where)} on {one_line(seen.host)}, {when}"
         click.echo(f"  {printable(seen.raw_path)}")
@@ -359,10 +308,6 @@ def _print(facts: Facts, *, bounded: bool) -> None:
     _count_left_out(len(places) - _MOST_PLACES if bounded else 0, "place", "  ")
     for text in facts.missing:
         _print_line(text, "missing")
-
-
-def _moment(seconds: float) -> str:
-    return moment(int(seconds * 1_000_000_000))
 
 
 def _variant(each: PrivateVariant) -> None:
@@ -375,7 +320,7 @@ def _variant(each: PrivateVariant) -> None:
         f" mode {each.mode}{scripts}{made}{served}",
         each.kind,
     )
-    _print_line(f"used {_moment(each.last_used)}{reason}")
+    _print_line(f"used {moment(each.last_used)}{reason}")
     if each.truncated:
         _print_line(each.truncated)
     if each.adopted:

@@ -12,6 +12,7 @@ characters, and disappears when the command prints its answer.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 import sys
@@ -25,9 +26,9 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.answers import Removed
-from buildidfs.answers import path_fields as path_fields
 from buildidfs.cli import terminal
 from buildidfs.errors import IncompleteError, StoreFull
+from buildidfs.located import path_fields as path_fields
 from buildidfs.names import one_line as one_line
 from buildidfs.names import printable as printable
 
@@ -42,14 +43,45 @@ if TYPE_CHECKING:
 
 
 _encode = msgspec.json.Encoder().encode
+_SECOND: Final = 1e9
 _SHOWN_RECAPTURABLE = 3  # recapturable blobs that were evicted
 _SHOWN_UNREADABLE = 10  # unreadable files that are named one by one
 _SHOWN_NAMELESS: Final = 20  # files that are named one by one
 
 
-def json_line(values: Mapping[str, object] | msgspec.Struct) -> None:
+def json_line(value: object) -> None:
     """Print one JSON object on a line of its own, without characters that a terminal interprets."""
-    sys.stdout.buffer.write(names.json_escaped(_encode(values)) + b"\n")
+    sys.stdout.buffer.write(names.json_escaped(_encode(_plain(value))) + b"\n")
+
+
+def _plain(value: object) -> object:
+    """Return a value in the forms of buildidfs-json(5).
+
+    A struct is an object; a field whose encoded name begins with ``_`` is left out. Bytes of a path
+    or a name are text, with base64 beside it if they are not UTF-8; IDs and digests are
+    hexadecimal; times in nanoseconds (``NAME_ns``) are seconds.
+    """
+    if isinstance(value, msgspec.Struct):
+        fields: dict[str, object] = {}
+        named = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        for field, name in named:
+            each = getattr(value, field)
+            if name.startswith("_"):
+                continue
+            if type(each) is bytes:
+                fields |= path_fields(each, name)
+            elif name.endswith("_ns"):
+                fields[name.removesuffix("_ns")] = each / _SECOND
+            elif each is not msgspec.UNSET:
+                fields[name] = _plain(each)
+        return fields
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.name.lower() if isinstance(value, enum.IntEnum) else value
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -104,9 +136,9 @@ def limits(policy: Policy | Limits) -> str:
     return ", ".join(clauses) or "everything"
 
 
-def moment(nanoseconds: int) -> str:
-    """Return Unix time in nanoseconds as local time, ISO 8601 to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(nanoseconds // 1_000_000_000))
+def moment(seconds: float) -> str:
+    """Return Unix time as local time, ISO 8601 to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(seconds))
 
 
 def report_scan(

@@ -49,12 +49,12 @@ def _held(row: CoverageRow) -> str:
 def _columns(whole: int) -> tuple[Column[CoverageRow], ...]:
     """Return the columns; the shares in them refer to the weight ``whole``."""
     return (
-        Column("share", "SHARE", lambda row: row.weight / whole if whole else 0.0, table.SHARE),
-        Column("held", "HELD", _held, _HELD),
-        Column("build_id", "BUILD ID", lambda row: row.build_id, table.HEX),
-        Column("container", "CONTAINER", lambda row: row.container, table.LABEL),
-        Column("path", "PATH", lambda row: row.raw_path, table.PATH),
-        Column("why", "WHY", lambda row: row.why or None, table.LABEL, 120),
+        Column("share", "SHARE", table.SHARE, value=lambda x: x.weight / whole if whole else 0.0),
+        Column("held", "HELD", _HELD, value=_held),
+        Column("build_id", "BUILD ID", table.BUILD_ID),
+        table.CONTAINER,
+        table.LOCATION,
+        Column("why", "WHY", table.LABEL, 120),
     )
 
 
@@ -118,7 +118,7 @@ def coverage(
         for row in found.rows:
             names.of(row.container)  # while the store is open
     share = found.unrepaired()
-    is_text = not (layout.is_for_programs or session.is_quiet)
+    is_text = not (layout.is_json or session.is_quiet)
     if file is not None and share is not None and is_text:
         terminal.print_text(session.as_given(remedies.unrepaired(share, os.fsencode(file))))
     return show(found, names, layout, fail_under=fail_under, quiet=session.is_quiet)
@@ -138,13 +138,12 @@ def show(
     name; 3 if part of the input could not be read; else 0.
     """
     answer = _answer(coverage, names)
-    columns = table.named(_columns(coverage.weight), names.short)
+    columns = _columns(coverage.weight)
     if layout.is_json:
         json_line(structs.replace(answer, rows=list(layout.choose(columns, answer.rows))))
     elif not quiet:
         layout.print(columns, answer.rows, most=_SHOWN)
-        if not layout.is_for_programs:
-            _print_totals(coverage)
+        _print_totals(coverage)
     if coverage.incomplete:
         terminal.complain(one_line(coverage.incomplete))
     if fail_under and not coverage.weight:
@@ -417,7 +416,7 @@ def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], jso
             progress=progress,
         )
     if json_:
-        _json(done)
+        json_line(done)
     else:
         _text(done, quiet=session.is_quiet)
     return IncompleteError.exit_code if done.unresolved or done.incomplete else 0
@@ -436,49 +435,10 @@ def _assignment(store: Store, text: str) -> tuple[bytes, BuildId]:
     return os.fsencode(path), requested_id.future_build_id(store, build_id)
 
 
-def _json(done: Repaired) -> None:
-    json_line(
-        {
-            "known": done.known,
-            "resolved": done.resolved,
-            "renamed": [
-                {**path_fields(name), "build_id": build_id.hex()}
-                for name, build_id in done.renamed.items()
-            ],
-            "unresolved": [
-                {
-                    **path_fields(each.path),
-                    "container": each.container,
-                    "samples": each.samples,
-                    "why": each.why,
-                    "namesakes": [
-                        {"build_id": build_id.hex(), **path_fields(path)}
-                        for build_id, path in each.namesakes
-                    ],
-                }
-                for each in done.unresolved
-            ],
-            "generated": [
-                {
-                    "pid": each.pid,
-                    "comm": each.comm,
-                    "container": each.container,
-                    "name": each.name.decode(),
-                    "build_id": each.build_id.hex(),
-                    "functions": each.functions,
-                }
-                for each in done.generated
-            ],
-            "notes": done.notes,
-            "incomplete": done.incomplete,
-        }
-    )
-
-
 def _text(done: Repaired, *, quiet: bool) -> None:
     if not quiet:
         click.echo(f"{counted(done.resolved, 'file')} resolved, {done.known} had a build ID before")
-        for name in sorted(done.renamed):
+        for name in sorted(each.path for each in done.renamed):
             click.echo(f"renamed: {printable(name)}")
         for generated in done.generated:
             whose = f" in {generated.container}" if generated.container else ""
@@ -495,11 +455,11 @@ def _text(done: Repaired, *, quiet: bool) -> None:
         return
     terminal.complain(f"{counted(len(done.unresolved), 'file')} without a build ID")
     for each in done.unresolved[:_MOST_UNRESOLVED]:
-        click.echo(
-            f"    {counted(each.samples, 'sample')}  {printable(each.path)}: {each.why}", err=True
-        )
-        for build_id, path in each.namesakes:
-            hint = f"the store has a file of that name: {build_id} at {printable(path)}"
+        samples = counted(each.samples or 0, "sample")
+        click.echo(f"    {samples}  {printable(each.path)}: {each.why}", err=True)
+        for other in each.namesakes:
+            at = f"{other.build_id} at {printable(other.path)}"
+            hint = f"the store has a file of that name: {at}"
             click.echo(f"        {hint}; if it is this one: --assign", err=True)
     if len(done.unresolved) > _MOST_UNRESOLVED:
         click.echo(f"    and {len(done.unresolved) - _MOST_UNRESOLVED} more, see --json", err=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from buildidfs.answers import PinOf
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
 from buildidfs.cli.output import (
@@ -26,26 +27,30 @@ from buildidfs.cli.output import (
 )
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
+from buildidfs.located import Located
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from buildidfs.catalog.artifacts import Chosen
     from buildidfs.config import RetentionSettings
-    from buildidfs.store import Pin, Store
+    from buildidfs.model import BuildId, Digest, Kind
+    from buildidfs.store import Store
     from buildidfs.store.retention.plan import Choice
 
 
-class _Listed(NamedTuple):
-    pin: Pin
+class _ListedPin(PinOf, frozen=True, kw_only=True):
+    """A pin of a build ID; ``held`` is True if the store knows it."""
+
+    build_id: BuildId
     held: bool
 
 
-_COLUMNS: Final[tuple[Column[_Listed], ...]] = (
-    Column("build_id", "BUILD ID", lambda row: row.pin.build_id, table.BUILD_ID),
-    Column("held", "BYTES", lambda row: "held" if row.held else "missing", table.TEXT),
-    Column("pinned", "PINNED", lambda row: row.pin.created_ns, table.AGE),
-    Column("name", "NAME", lambda row: row.pin.name, table.PATH),
+_COLUMNS: Final[tuple[Column[_ListedPin], ...]] = (
+    Column("build_id", "BUILD ID", table.BUILD_ID),
+    Column("held", "BYTES", table.TEXT, value=lambda row: "held" if row.held else "missing"),
+    Column("pinned", "PINNED", table.AGE),
+    Column("name", "NAME", table.PATH, value=lambda row: row.raw_name),
 )
 
 
@@ -119,7 +124,7 @@ def pin(
             if not _list(store, label, layout):
                 session.explain_empty(_why_empty(store, label))
         return 0
-    if layout.is_given:
+    if layout != table.TableOptions():
         raise click.UsageError("--json and the options of tables belong to --list")
     if cores is not None and name is not None:
         raise click.UsageError("pins of --cores have the paths of the core files as names")
@@ -239,23 +244,17 @@ def _why_empty(store: Store, name: bytes | None) -> str:
 def _list(store: Store, name: bytes | None, layout: table.TableOptions) -> int:
     """Print the pins; return their number."""
     rows = (
-        _Listed(each, store.index.ordinal(each.build_id) is not None)
+        _ListedPin(
+            build_id=each.build_id,
+            **path_fields(each.name, "name"),
+            pinned=each.created_ns / 1e9,
+            held=store.index.ordinal(each.build_id) is not None,
+        )
         for each in store.pins.every(name)
     )
-    return layout.print(_COLUMNS, rows, _fields)
+    return layout.print(_COLUMNS, rows)
 
 
-def _fields(row: _Listed) -> dict[str, object]:
-    pin = row.pin
-    return {
-        "build_id": pin.build_id.hex(),
-        **path_fields(pin.name, "name"),
-        "pinned": pin.created_ns / 1e9,
-        "held": row.held,
-    }
-
-
-_SECOND: Final = 1_000_000_000
 _SHOWN: Final = 20
 _DEFAULT = "30d"
 
@@ -264,21 +263,35 @@ _IDS: Final = Cell(
     lambda ids: " ".join(each.hex() for each in ids),
 )
 _FATE: Final = Cell(str, str, colour=lambda fate: "red" if fate == "remove" else None)
-_CHOICES: Final[tuple[Column[Choice], ...]] = (
-    Column("fate", "FATE", lambda row: "remove" if row.is_evicted else "keep", _FATE),
-    Column("build_ids", "BUILD ID", lambda row: row.candidate.build_ids, _IDS),
-    Column("kinds", "KINDS", lambda row: row.candidate.kinds, table.KINDS, 100),
-    Column("size", "SIZE", lambda row: row.candidate.size, table.SIZE),
-    Column("last_used", "USED", lambda row: row.candidate.used * _SECOND, table.AGE, 100),
-    Column("path", "PATH", lambda row: row.path, table.PATH),
-    Column("why", "WHY", lambda row: row.why, table.ANSWER),
+
+
+class _Choice(Located, frozen=True, kw_only=True):
+    """A blob that a plan removes or keeps, and the reason; ``last_used`` is Unix time."""
+
+    build_ids: tuple[BuildId, ...]
+    kinds: tuple[Kind, ...]
+    sha256: Digest
+    stored_bytes: int
+    last_used: int
+    goes: bool
+    why: str
+
+
+_CHOICES: Final[tuple[Column[_Choice], ...]] = (
+    Column("fate", "FATE", _FATE, value=lambda row: "remove" if row.goes else "keep"),
+    Column("build_ids", "BUILD ID", _IDS),
+    Column("kinds", "KINDS", table.KINDS, 100),
+    Column("size", "SIZE", table.SIZE, value=lambda row: row.stored_bytes),
+    Column("last_used", "USED", table.AGE, 100),
+    table.LOCATION,
+    Column("why", "WHY", table.ANSWER),
 )
 _REMOVED: Final[tuple[Column[Chosen], ...]] = (
-    Column("build_id", "BUILD ID", lambda row: row.build_id, table.BUILD_ID),
-    Column("kinds", "KIND", lambda row: (row.artifact.kind,), table.KINDS),
-    Column("size", "SIZE", lambda row: row.artifact.size, table.SIZE),
-    Column("pinned", "PINNED", lambda row: "pinned" if row.is_pinned else None, table.TEXT),
-    Column("path", "PATH", lambda row: row.path, table.PATH),
+    Column("build_id", "BUILD ID", table.BUILD_ID),
+    Column("kinds", "KIND", table.KINDS, value=lambda row: (row.kind,)),
+    Column("size", "SIZE", table.SIZE),
+    Column("pinned", "PINNED", table.TEXT, value=lambda row: "pinned" if row.pinned else None),
+    Column("path", "PATH", table.PATH),
 )
 
 
@@ -321,30 +334,18 @@ def remove(
 
     with session.open_store() as store:
         chosen = artifacts.choose(store, wanted)
-        pinned = next((each for each in chosen if each.is_pinned), None)
+        pinned = next((each for each in chosen if each.pinned), None)
         if pinned is not None and not dry_run and not force:
             raise UsageError(
                 f"build ID {pinned.build_id} is pinned: unpin it, or remove it with --force"
             )
         if not dry_run:
-            store.remove((each.artifact.digest for each in chosen), forget=True)
-    layout.print(_REMOVED, chosen, _removed_fields)
-    if not session.is_quiet and not layout.is_for_programs:
-        total = size(sum(each.artifact.size for each in chosen))
+            store.remove((each.sha256 for each in chosen), forget=True)
+    layout.print(_REMOVED, chosen)
+    if not session.is_quiet and not layout.is_json:
+        total = size(sum(each.size for each in chosen))
         sys.stdout.write(f"{len(chosen)} {'to remove' if dry_run else 'removed'} ({total})\n")
     sys.stdout.flush()
-
-
-def _removed_fields(each: Chosen) -> dict[str, object]:
-    artifact = each.artifact
-    return {
-        "build_id": each.build_id.hex(),
-        "kind": artifact.kind.name.lower(),
-        "sha256": artifact.digest.hex(),
-        "size": artifact.size,
-        "pinned": each.is_pinned,
-        **path_fields(each.path),
-    }
 
 
 @click.command(
@@ -426,13 +427,13 @@ def _prune(
     reasons: dict[str, list[int]] = {}
     choices = _tallied(pruning.choices(), reasons)
     if layout.is_json or not session.is_quiet:
-        layout.print(_CHOICES, choices, _choice_fields, most=most, more="--all")
+        layout.print(_CHOICES, map(_choice, choices), most=most, more="--all")
     for _ in choices:  # --limit limits the output, not the removal
         pass
     left = pruning.exceeded()
     if layout.is_json and not pruning.blobs:
         session.explain_empty("nothing has to go: the store is within its limits")
-    if not session.is_quiet and not layout.is_for_programs:
+    if not session.is_quiet and not layout.is_json:
         gone = counted(pruning.blobs, "blob")
         verb = "would go" if dry_run else "removed"
         is_within = not pruning.blobs and not left
@@ -461,18 +462,18 @@ def _tallied(choices: Iterator[Choice], reasons: dict[str, list[int]]) -> Iterat
         yield choice
 
 
-def _choice_fields(choice: Choice) -> dict[str, object]:
+def _choice(choice: Choice) -> _Choice:
     what = choice.candidate
-    return {
-        "build_ids": [build_id.hex() for build_id in what.build_ids],
-        "kinds": [kind.name.lower() for kind in what.kinds],
-        "sha256": what.digest.hex(),
-        "stored_bytes": what.size,
-        "last_used": what.used,
-        "goes": choice.is_evicted,
-        "why": choice.why.encode(errors="surrogateescape").decode(errors="replace"),
+    return _Choice(
+        build_ids=what.build_ids,
+        kinds=what.kinds,
+        sha256=what.digest,
+        stored_bytes=what.size,
+        last_used=what.used,
+        goes=choice.is_evicted,
+        why=choice.why.encode(errors="surrogateescape").decode(errors="replace"),
         **path_fields(choice.path),
-    }
+    )
 
 
 @click.command(
@@ -494,17 +495,7 @@ def gc(session: Session, json_: bool) -> None:
     with session.open_store() as store:
         found = store.collect()
     if json_:
-        json_line(
-            {
-                "blobs": found.blobs,
-                "bytes": found.bytes,
-                "build_ids": found.ids,
-                "names": found.names,
-                "drafts": found.drafts,
-                "quarantined": found.quarantined,
-                "quarantine_bytes": found.quarantine_bytes,
-            }
-        )
+        json_line(found)
         return
     if not session.is_quiet:
         click.echo(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from buildidfs.catalog.source_files import SourceCounts
     from buildidfs.ingest import ScanSummary
-    from buildidfs.profile.cores import CoreBinary, CoreDump, CoreScan
-    from buildidfs.profile.scan import ProfileBinary, ProfileScan
+    from buildidfs.profile.cores import CoreDump, CoreScan
+    from buildidfs.profile.scan import ProfileScan
 
 _SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
 
@@ -194,7 +194,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     from collections import Counter
 
     from buildidfs.capture.base import Unreadable
-    from buildidfs.cli.output import json_line, path_fields, printable
+    from buildidfs.cli.output import json_line, printable
     from buildidfs.ingest import scans
     from buildidfs.model import Absence, BuildId
 
@@ -292,22 +292,11 @@ def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: 
             everything=all_,
             progress=show,
         )
-    more = {"binaries": [_perf_data_fields(each) for each in scan.binaries]} if json_ else {}
+    more = {"binaries": scan.binaries} if json_ else {}
     status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, more=more)
     if not json_ and not session.is_quiet:
         _perf_data_text(scan)
     return status
-
-
-def _perf_data_fields(each: ProfileBinary) -> dict[str, object]:
-    return {
-        **path_fields(each.path),
-        "container": each.container,
-        "build_id": None if each.build_id is None else each.build_id.hex(),
-        "samples": each.samples,
-        "state": each.state,
-        "why": each.why,
-    }
 
 
 def _perf_data_text(scan: ProfileScan) -> None:
@@ -351,35 +340,11 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
         )
         names = Names(store)
         called = {label: names.short(label) for dump in scan.dumps for label in dump.containers}
-    more = {"cores": [_core_fields(dump) for dump in scan.dumps]} if json_ else {}
+    more = {"cores": scan.dumps} if json_ else {}
     status = report_scan(scan.summary, json_=json_, quiet=session.is_quiet, more=more)
     if not json_ and not session.is_quiet:
         _core_text(scan, called)
     return status
-
-
-def _core_fields(dump: CoreDump) -> dict[str, object]:
-    return {
-        **path_fields(dump.path),
-        "pid": dump.pid,
-        "name": dump.name.decode("utf-8", "replace"),
-        "arguments": dump.arguments.decode("utf-8", "replace"),
-        "signal": dump.signal,
-        "containers": dump.containers,
-        "cut_off": dump.cut_off,
-        "binaries": [_core_binary_fields(each) for each in dump.binaries],
-    }
-
-
-def _core_binary_fields(each: CoreBinary) -> dict[str, object]:
-    return {
-        **path_fields(each.path),
-        "build_id": None if each.build_id is None else each.build_id.hex(),
-        "main": each.main,
-        "deleted": each.deleted,
-        "state": each.state,
-        "why": each.why,
-    }
 
 
 def _core_text(scan: CoreScan, called: Mapping[str, str]) -> None:

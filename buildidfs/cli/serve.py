@@ -73,11 +73,8 @@ def serve(
     """
     import msgspec
 
-    from buildidfs.fleet import reading
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.serve import options
-    from buildidfs.symbolize.addresses import PublicSymbolizer
-    from buildidfs.watch import metrics
 
     if not session.verbosity:
         session.start_logging()
@@ -91,26 +88,16 @@ def serve(
         "drop": drop or None,
         "home_redirect": home_redirect,
     }
-    settings = msgspec.structs.replace(
+    serving = msgspec.structs.replace(
         session.settings.serve, **{name: each for name, each in given.items() if each is not None}
     )
     with needs_extra("serve"):
         from buildidfs.serve import server
-        from buildidfs.serve.page.site import Page
     chosen = options.ServeOptions(
         session.store_path,
-        options.parse_address(settings.listen or options.DEFAULT_LISTEN),
-        workers=settings.workers,
-        cors=settings.cors,
-        rate=settings.rate,
-        timeout=settings.timeout,
-        metrics_of=lambda store: metrics.of_store(store, session.settings.retention),
-        pages_of=lambda backend: Page(backend, session.settings, drop=settings.drop),
-        engine_of=PublicSymbolizer,
-        opened=reading.opener(session.settings, private=False),
-        agent_of=_server_agent(session) if settings.fetch else None,
-        home=settings.home_redirect,
-        hosts=frozenset(name.lower() for name in settings.hosts),
+        options.parse_address(serving.listen or options.DEFAULT_LISTEN),
+        msgspec.structs.replace(session.settings, serve=serving),
+        _server_agent(session) if serving.fetch else None,
     )
     notifier = Notifier(os.environ)
 

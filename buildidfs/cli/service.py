@@ -36,7 +36,7 @@ from buildidfs.errors import Interrupted
 from buildidfs.linux import machine, sandbox_helper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from buildidfs.answers import Process, Status, Verdict
@@ -401,22 +401,21 @@ def _print_evictions(found: Status) -> None:
     if clauses:
         _print_line("room", "; ".join(clauses))
     for each in found.evicted.named[:_LOST]:
-        _print_line(" ", f"{moment(each.time * 1_000_000_000)} lost {evicted_line(each)}")
+        _print_line(" ", f"{moment(each.time)} lost {evicted_line(each)}")
     if found.evicted.lost > _LOST:
         _print_line(" ", f"and {found.evicted.lost - _LOST} before, see buildidfs journal")
 
 
 def _sentences(each: Process) -> list[str]:
     """Return the parts of the line for one process."""
-    since = int(each.since * 1_000_000_000)
-    first = f"{each.state} since {moment(since)}"
+    first = f"{each.state} since {moment(each.since)}"
     if sys.stdout.isatty():
-        first = f"{each.state}, started {ago(since)}"
+        first = f"{each.state}, started {ago(each.since)}"
     elif each.state in ("stopped", "not answering"):
-        first = f"{each.state}, started {moment(since)}"
+        first = f"{each.state}, started {moment(each.since)}"
     clauses = [f"{first}, pid {each.pid}" if each.pid else first]
     if each.due:
-        clauses.append(f"starts again at {moment(int(each.due * 1_000_000_000))}")
+        clauses.append(f"starts again at {moment(each.due)}")
     if each.restarts:
         clauses.append(f"restarts: {each.restarts}")
     if each.reason:
@@ -463,13 +462,13 @@ _LEAST_WIDTH: Final = 20
 _RATE: Final = Cell(lambda rate: f"{rate:.1f}", lambda rate: f"{rate:.3f}", right=True)
 _RED_IF_ANY: Final = Cell(str, str, right=True, colour=lambda count: "red" if count else None)
 _COLUMNS: Final[tuple[Column[ActivityRow], ...]] = (
-    Column("container", "CONTAINER", lambda row: row.container or "the host", table.LABEL),
-    Column("captured", "CAPTURED", lambda row: row.captured, table.COUNT),
-    Column("rate", "PER SECOND", lambda row: row.rate, _RATE),
-    Column("bytes", "SIZE", lambda row: row.bytes, table.SIZE),
-    Column("last", "LAST", lambda row: row.last_ns or None, table.AGE),
-    Column("lost", "LOST", lambda row: row.lost, _RED_IF_ANY),
-    Column("recent", "IN 10 MIN", lambda row: row.recent, _RED_IF_ANY, 100),
+    Column("container", "CONTAINER", table.LABEL),
+    Column("captured", "CAPTURED", table.COUNT),
+    Column("rate", "PER SECOND", _RATE),
+    Column("bytes", "SIZE", table.SIZE),
+    Column("last", "LAST", table.AGE, value=lambda row: row.last or None),
+    Column("lost", "LOST", _RED_IF_ANY),
+    Column("recent", "IN 10 MIN", _RED_IF_ANY, 100),
 )
 
 
@@ -481,7 +480,6 @@ _COLUMNS: Final[tuple[Column[ActivityRow], ...]] = (
             "buildidfs top",
             "buildidfs top --sort -captured --limit 10",
             "buildidfs top --once",
-            "buildidfs top --once --format '{container} {captured} {lost}'",
         ],
         {11: "no store at that place; 13 unknown format"},
     ),
@@ -503,20 +501,22 @@ def top(session: Session, once: bool, interval: float, layout: table.TableOption
     background it prints the present state once, without rates: lines with a name and a value, then
     a table.
     """
+    from buildidfs.catalog.containers import Names
+    from buildidfs.store import Store
     from buildidfs.watch import status
     from buildidfs.watch.activity import Activity
 
     activity = Activity()
 
     def look() -> StoreActivity:
-        return activity.add(status.take(session.store_path, session.settings.retention))
+        now = status.take(session.store_path, session.settings.retention)
+        with Store.open(session.store_path, read_only=True) as store:
+            return activity.add(now, Names(store), time.monotonic())
 
-    if once or layout.is_for_programs or not _has_terminal():
-        view = look()
-        with _named(session.store_path) as columns:
-            _print(view, columns, layout)
-        return
-    _live(look, interval, layout, session.store_path)
+    if once or not _has_terminal():
+        _print(look(), layout)
+    else:
+        _live(look, interval, layout)
 
 
 def _has_terminal() -> bool:
@@ -529,29 +529,14 @@ def _has_terminal() -> bool:
         return False
 
 
-def _print(
-    view: StoreActivity, columns: Sequence[Column[ActivityRow]], layout: table.TableOptions
-) -> None:
-    if not layout.is_for_programs:
-        for name, value in _head(view):
-            gap = " " * max(_LABEL - len(name), 1) if sys.stdout.isatty() else "\t"
-            click.echo(f"{name}{gap}{value}")
-    layout.print(columns, view.rows)
+def _print(view: StoreActivity, layout: table.TableOptions) -> None:
+    for name, value in _head(view):
+        gap = " " * max(_LABEL - len(name), 1) if sys.stdout.isatty() else "\t"
+        click.echo(f"{name}{gap}{value}")
+    layout.print(_COLUMNS, view.rows)
 
 
-@contextmanager
-def _named(path: str) -> Iterator[Sequence[Column[ActivityRow]]]:
-    """Yield columns that show the names of containers from a store instead of labels."""
-    from buildidfs.catalog.containers import Names
-    from buildidfs.store import Store
-
-    with Store.open(path, read_only=True) as store:
-        yield table.named(_COLUMNS, Names(store).short)
-
-
-def _live(
-    look: Callable[[], StoreActivity], interval: float, layout: table.TableOptions, path: str
-) -> None:
+def _live(look: Callable[[], StoreActivity], interval: float, layout: table.TableOptions) -> None:
     """Redraw the screen until the user ends the command."""
     from rich.console import Console
     from rich.live import Live
@@ -560,18 +545,14 @@ def _live(
     console = Console(highlight=False, markup=False, emoji=False)
     with _keyboard() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            view = look()
-            with _named(path) as columns:
-                lines = _screen(view, columns, layout)
+            lines = _screen(look(), layout)
             text = Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop")
             live.update(text, refresh=True)
             if key(interval) in ("q", "Q"):
                 return
 
 
-def _screen(
-    view: StoreActivity, columns: Sequence[Column[ActivityRow]], layout: table.TableOptions
-) -> list[str]:
+def _screen(view: StoreActivity, layout: table.TableOptions) -> list[str]:
     """Return the lines of the screen, wrapped or cut to its width."""
     width = max(terminal.width(sys.stdout) - _LABEL, _LEAST_WIDTH)
     lines = []
@@ -580,7 +561,7 @@ def _screen(
         lines += [f"{name:{_LABEL}}{first}", *(" " * _LABEL + each for each in others)]
     state, rest = lines[0][_LABEL:], view.status.verdict.value
     lines[0] = f"{'state':{_LABEL}}{terminal.coloured(rest, _VERDICTS[rest])}{state[len(rest) :]}"
-    lines += ["", *layout.lines(columns, view.rows), "", "q ends"]
+    lines += ["", *layout.lines(_COLUMNS, view.rows), "", "q ends"]
     if not terminal.has_unicode():
         lines = [line.encode("ascii", "backslashreplace").decode() for line in lines]
     return lines

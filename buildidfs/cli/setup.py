@@ -252,7 +252,7 @@ class _Value(NamedTuple):
     person: str
 
 
-class _Row(NamedTuple):
+class _Row(msgspec.Struct, frozen=True):
     key: str
     value: Any
     source: str
@@ -289,9 +289,9 @@ _VALUE: Final = Cell(
     cut=True,
 )
 _COLUMNS: Final[tuple[Column[_Row], ...]] = (
-    Column("key", "KEY", lambda row: row.key, table.TEXT),
-    Column("value", "VALUE", lambda row: _Value(_in_full(row), _for_person(row)), _VALUE),
-    Column("source", "FROM", lambda row: row.source, _SOURCE),
+    Column("key", "KEY", table.TEXT),
+    Column("value", "VALUE", _VALUE, value=lambda row: _Value(_in_full(row), _for_person(row))),
+    Column("source", "FROM", _SOURCE),
 )
 
 
@@ -311,7 +311,7 @@ def config(ctx: click.Context, layout: table.TableOptions) -> None:
     The first rows are the configuration file and the name of this machine. Options of single
     commands, such as prune --max-size, are no settings, and take precedence there.
     """
-    layout.print(_COLUMNS, _rows(ctx, ctx.obj), _Row._asdict)
+    layout.print(_COLUMNS, _rows(ctx, ctx.obj))
 
 
 def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:

@@ -180,16 +180,7 @@ def _fields(request: _Request, answer: NamedFrames) -> dict[str, object]:
     return {
         "request": request.text,
         "build_id": request.build_id.hex(),
-        "frames": [
-            {
-                "function": frame.function,
-                "file": frame.file,
-                "line": frame.line,
-                "column": frame.column,
-                "inlined": frame.inlined,
-            }
-            for frame in answer.frames
-        ],
+        "frames": answer.frames,
         "why": answer.why,
     }
 

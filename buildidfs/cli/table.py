@@ -5,13 +5,12 @@ A command describes its columns once (`Column`), takes the options of tables (`o
 the rows to `TableOptions.print`. On a terminal a table has a header, ages, rounded sizes and the
 first digits of build IDs, and fits the width. In a pipe or a file it has one line for each row
 without a header: the cells in full with a TAB between them, times in ISO 8601, sizes in bytes.
-``--format`` prints cells in the same full form.
+Each row is the struct that ``--json`` prints.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import sys
 import time
 from itertools import chain, islice
@@ -23,13 +22,13 @@ from buildidfs.cli import terminal
 from buildidfs.cli.output import json_line, moment, one_line, printable, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import msgspec
-
+    from buildidfs.located import InContainer, Located
     from buildidfs.model import Kind
 
 Row = TypeVar("Row")
+RowIn = TypeVar("RowIn", contravariant=True)
 
 SHORT_ID: Final = 12
 """The digits of a build ID that a table on a terminal shows."""
@@ -41,7 +40,6 @@ _NONE: Final = "-"
 _SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
 _UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
 _AGES: Final = 8 * 604_800  # older times are dates
-_FIELD: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class Cell(NamedTuple):
@@ -60,55 +58,33 @@ class Cell(NamedTuple):
     late: bool = False
 
 
-class Column(NamedTuple, Generic[Row]):
-    """A column: the name of its field, its header, a function for its value in a row, and the form
-    of the value.
+class Column(NamedTuple, Generic[RowIn]):
+    """A column: the name of its field, its header, and the form of its value in a row.
 
     A terminal of less than ``least`` columns does not show the column, unless the table is sorted
-    by it. The value None is an empty cell.
+    by it. ``value`` returns the value of a row if it is not the attribute ``field``. The value None
+    is an empty cell.
     """
 
     field: str
     header: str
-    value: Callable[[Row], Any]
     cell: Cell
     least: int = 0
+    value: Callable[[RowIn], Any] | None = None
+
+    def of(self, row: RowIn) -> Any:
+        """Return the value of a row."""
+        return getattr(row, self.field) if self.value is None else self.value(row)
 
 
-def named(
-    columns: Sequence[Column[Row]],
-    short: Callable[[str, bytes], str],
-    group: Callable[[Row], bytes] = lambda row: b"",
-) -> tuple[Column[Row], ...]:
-    """Return the columns, changed so that they show names of containers instead of labels.
-
-    ``group`` returns the control group of the container of a row, empty if it is unknown.
-    """
-    return tuple(
-        each._replace(value=functools.partial(_named, short, group, each.value))
-        if each.field == "container"
-        else each
-        for each in columns
-    )
-
-
-def _named(
-    short: Callable[[str, bytes], str],
-    group: Callable[[Row], bytes],
-    label: Callable[[Row], str],
-    row: Row,
-) -> str:
-    return short(label(row), group(row))
-
-
-def ago(nanoseconds: int, now: float | None = None) -> str:
-    """Return a time as an age: ``3 min ago``.
+def ago(seconds: float) -> str:
+    """Return a Unix time as an age: ``3 min ago``.
 
     A time that is long ago, or in the future, is returned as a date.
     """
-    past = int((time.time() if now is None else now) - nanoseconds // 1_000_000_000)
+    past = int(time.time() - int(seconds))
     if not -60 < past < _AGES:
-        return time.strftime("%Y-%m-%d", time.localtime(nanoseconds // 1_000_000_000))
+        return time.strftime("%Y-%m-%d", time.localtime(seconds))
     past = max(past, 0)
     length, unit = next((n, u) for n, u in reversed(_UNITS) if past >= n or n == 1)
     count = past // length
@@ -136,61 +112,47 @@ PATH: Final = Cell(printable, printable, cut=True)
 COUNT: Final = Cell(str, str, right=True)
 SIZE: Final = Cell(size, str, right=True)
 AGE: Final = Cell(ago, moment)
-BUILD_ID: Final = Cell(lambda build_id: build_id.hex()[:SHORT_ID], lambda each: each.hex())
 KINDS: Final = Cell(_kinds, _kinds)
-HEX: Final = Cell(lambda text: _label(text)[:SHORT_ID], _label)
+BUILD_ID: Final = Cell(lambda text: _label(str(text))[:SHORT_ID], lambda text: _label(str(text)))
 SHARE: Final = Cell(lambda share: f"{share:.1%}", lambda share: f"{share:.6g}", right=True)
 
 
-class TableOptions:
-    """The options of a table: ``--sort``, ``--limit``, ``--format``, ``--no-trunc``, ``--json``."""
+CONTAINER: Final[Column[InContainer]] = Column(
+    "container", "CONTAINER", LABEL, value=lambda row: row.container_called
+)
+LOCATION: Final[Column[Located]] = Column("path", "PATH", PATH, value=lambda row: row.raw_path)
+"""The columns of the container and of the path that most tables have."""
 
-    def __init__(
-        self, sort: str | None = None, limit: int = 0, template: str | None = None,
-        uncut: bool = False, is_json: bool = False,
-    ) -> None:  # fmt: skip
-        self._sort = sort
-        self._limit = limit
-        self._template = template
-        self._uncut = uncut
-        self.is_json = is_json
 
-    @property
-    def is_given(self) -> bool:
-        """True if the user gave one of the options of tables."""
-        given = (self._sort, self._limit, self._template is not None, self._uncut, self.is_json)
-        return any(given)
+class TableOptions(NamedTuple):
+    """The options of a table: ``--sort``, ``--limit``, ``--no-trunc``, ``--json``."""
+
+    sort: str | None = None
+    limit: int | None = None
+    uncut: bool = False
+    is_json: bool = False
 
     def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
         """Return the rows in the requested order, up to the limit."""
-        if self._sort is not None:
-            value = _column(columns, self._sort.removeprefix("-"), "--sort").value
-            rows = sorted(
-                rows, key=lambda row: _key(value(row)), reverse=self._sort.startswith("-")
-            )
-        return islice(rows, self._limit) if self._limit else rows
-
-    @property
-    def is_for_programs(self) -> bool:
-        """True if the user gave ``--format`` or ``--json``. The output then consists of
-        rows only.
-        """
-        return self._template is not None or self.is_json
+        if self.sort is not None:
+            value = _column(columns, self.sort.removeprefix("-")).of
+            rows = sorted(rows, key=lambda row: _key(value(row)), reverse=self.sort.startswith("-"))
+        return islice(rows, self.limit) if self.limit else rows
 
     def print(
         self,
         columns: Sequence[Column[Row]],
         rows: Iterable[Row],
-        fields: Callable[[Row], Mapping[str, object] | msgspec.Struct] | None = None,
+        objects: Callable[[Row], Iterable[object]] = lambda row: (row,),
         *,
         most: int = 0,
         more: str = "--limit",
     ) -> int:
         """Print a table on standard output, and return the number of its rows.
 
-        With ``--json`` the ``fields`` of each row are printed. On a terminal and without
-        ``--limit`` only the first ``most`` rows are printed, 0 for all. ``more`` is the option that
-        prints the others.
+        With ``--json`` the ``objects`` of each row are printed, which is the row itself unless
+        given. On a terminal and without ``--limit`` only the first ``most`` rows are printed, 0 for
+        all. ``more`` is the option that prints the others.
         """
         counted = 0
 
@@ -201,13 +163,12 @@ class TableOptions:
 
         rows = counting(self.choose(columns, rows))
         lines: Iterable[str] = ()
-        if self.is_json and fields is not None:
+        if self.is_json:
             for row in rows:
-                json_line(fields(row))
-        elif self._template is not None:
-            lines = _filled(_parsed(self._template, columns), rows)
+                for each in objects(row):
+                    json_line(each)
         elif sys.stdout.isatty():
-            lines = self._aligned(columns, rows, 0 if self._limit else most, more)
+            lines = self._aligned(columns, rows, 0 if self.limit else most, more)
         else:
             lines = ("\t".join(_full(each, row) or _NONE for each in columns) for row in rows)
         for line in lines:
@@ -223,8 +184,8 @@ class TableOptions:
         self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int, more: str = ""
     ) -> Iterator[str]:
         """Yield the lines for a terminal, the header first; no lines if there is no row."""
-        limit = None if self._uncut else terminal.width(sys.stdout)
-        make = _full if self._uncut else _short
+        limit = None if self.uncut else terminal.width(sys.stdout)
+        make = _full if self.uncut else _short
         first = list(islice(rows, most or _MEASURED))
         if not first:
             return
@@ -261,7 +222,7 @@ class TableOptions:
             and not any(_short(each, row) for row in rows)
         ]
         room = limit + sum(len(each.header) + len(_GAP) for each in empty)
-        sorted_by = (self._sort or "").removeprefix("-")
+        sorted_by = (self.sort or "").removeprefix("-")
         return [
             each
             for each in columns
@@ -279,7 +240,6 @@ def options(
     """
     columns = list({each.field: each for columns in tables for each in columns}.values())
     fields = ", ".join(each.field for each in columns)
-    example = " ".join(f"{{{each.field}}}" for each in (columns[0], columns[-1]))
     added = (
         click.option(
             "--sort",
@@ -300,12 +260,6 @@ def options(
             help="Print at most N rows.",
         ),
         click.option(
-            "--format",
-            "template",
-            metavar="TEXT",
-            help=f"Print TEXT for each row, with the fields in it ('{example}').",
-        ),
-        click.option(
             "--no-trunc",
             "uncut",
             is_flag=True,
@@ -320,18 +274,13 @@ def options(
             *args: Any,
             sort: str | None,
             limit: int | None,
-            template: str | None,
             uncut: bool,
             is_json: bool = False,
             **rest: Any,
         ) -> Any:
-            if template is not None and is_json:
-                raise click.UsageError("--format and --json contradict each other")
             if sort is not None:
-                _column(columns, sort.removeprefix("-"), "--sort")
-            if template is not None:
-                _parsed(template, columns)
-            layout = TableOptions(sort, limit or 0, template, uncut, is_json)
+                _column(columns, sort.removeprefix("-"))
+            layout = TableOptions(sort, limit, uncut, is_json)
             return command(*args, layout=layout, **rest)
 
         for option in reversed(added):
@@ -341,13 +290,13 @@ def options(
     return decorate
 
 
-def _column(columns: Sequence[Column[Row]], field: str, option: str) -> Column[Row]:
+def _column(columns: Sequence[Column[Row]], field: str) -> Column[Row]:
     """Return the column of a field. Raises `click.UsageError`."""
     for each in columns:
         if each.field == field:
             return each
     known = ", ".join(each.field for each in columns)
-    raise click.UsageError(f"{option}: no field {one_line(field)!r}; there are {known}")
+    raise click.UsageError(f"--sort: no field {one_line(field)!r}; there are {known}")
 
 
 def _key(value: Any) -> tuple[bool, Any]:
@@ -355,38 +304,13 @@ def _key(value: Any) -> tuple[bool, Any]:
 
 
 def _short(column: Column[Row], row: Row) -> str:
-    value = column.value(row)
+    value = column.of(row)
     return "" if value is None else column.cell.person(value)
 
 
 def _full(column: Column[Row], row: Row) -> str:
-    value = column.value(row)
+    value = column.of(row)
     return "" if value is None else column.cell.full(value)
-
-
-def _parsed(template: str, columns: Sequence[Column[Row]]) -> list[str | Column[Row]]:
-    """Return the parts of a ``--format``: literal text and columns. Raises `click.UsageError`."""
-    parts: list[str | Column[Row]] = []
-    end = 0
-    for found in _FIELD.finditer(template):
-        parts.append(_literal(template[end : found.start()]))
-        end = found.end()
-        if found[1] is not None:
-            parts.append(_column(columns, found[1], "--format"))
-        elif found[0] in ("{{", "}}"):
-            parts.append(found[0][0])
-        else:
-            raise click.UsageError(f"--format: a lone {found[0]!r}; write {found[0] * 2} for it")
-    return [*parts, _literal(template[end:])]
-
-
-def _literal(text: str) -> str:
-    return text.replace("\\t", "\t").replace("\\n", "\n")
-
-
-def _filled(parts: Sequence[str | Column[Row]], rows: Iterable[Row]) -> Iterator[str]:
-    for row in rows:
-        yield "".join(each if isinstance(each, str) else _full(each, row) for each in parts)
 
 
 def _shrink(columns: Sequence[Column[Row]], widths: list[int], limit: int) -> None:
@@ -413,7 +337,7 @@ def _line(
         text = terminal.cut(cell, width) if cut and column.cell.cut else cell
         room = " " * (width - terminal.cells(text))
         if colours_of is not None and column.cell.colour is not None:
-            text = terminal.coloured(text, column.cell.colour(column.value(colours_of)))
+            text = terminal.coloured(text, column.cell.colour(column.of(colours_of)))
         last = number == len(columns)
         parts.append(room + text if column.cell.right else text if last else text + room)
     return _GAP.join(parts)

@@ -16,6 +16,7 @@ from buildidfs.cli import table, terminal
 from buildidfs.cli.common import Session, container_option, exit_status
 from buildidfs.cli.output import counted, json_line, path_fields, size
 from buildidfs.cli.table import Column
+from buildidfs.located import InContainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -236,14 +237,29 @@ class Presenter:
             sys.stdout.flush()
 
 
-_COLUMNS: Final[tuple[Column[JitMap], ...]] = (
-    Column("pid", "PID", lambda row: row.process.pid, table.COUNT),
-    Column("comm", "COMMAND", lambda row: row.process.comm, table.TEXT),
-    Column("started", "STARTED", lambda row: row.process.start_ns, table.AGE),
-    Column("last_seen", "SEEN", lambda row: row.last_ns, table.AGE),
-    Column("size", "SIZE", lambda row: row.size, table.SIZE),
-    Column("container", "CONTAINER", lambda row: row.process.origin.container, table.LABEL),
-    Column("path", "PATH", lambda row: row.process.origin.path, table.PATH),
+class _KeptMap(InContainer, frozen=True, kw_only=True):
+    """A process whose names of generated code are kept in ``file``; times are Unix time."""
+
+    pid: int
+    ns_pid: int
+    comm: str
+    mnt_ns_id: int
+    host: str
+    uid: int
+    started: float
+    last_seen: float
+    size: int
+    file: str
+
+
+_COLUMNS: Final[tuple[Column[_KeptMap], ...]] = (
+    Column("pid", "PID", table.COUNT),
+    Column("comm", "COMMAND", table.TEXT),
+    Column("started", "STARTED", table.AGE),
+    Column("last_seen", "SEEN", table.AGE),
+    Column("size", "SIZE", table.SIZE),
+    table.CONTAINER,
+    table.LOCATION,
 )
 
 
@@ -268,7 +284,6 @@ def jit(session: Session, container: str | None, layout: table.TableOptions) -> 
 
     with session.open_store() as store:
         names = containers.Names(store)
-        columns = table.named(_COLUMNS, names.short, lambda row: row.process.origin.cgroup)
         is_meant = None if container is None else containers.meant(store, container)
         rows = sorted(
             (
@@ -278,7 +293,7 @@ def jit(session: Session, container: str | None, layout: table.TableOptions) -> 
             ),
             key=lambda each: -each.process.start_ns,
         )
-        if not layout.print(columns, rows, partial(_fields, names)):
+        if not layout.print(_COLUMNS, (_kept_map(names, row) for row in rows)):
             session.explain_empty(
                 "no process wrote a map for perf (node --perf-basic-prof, python -X perf) while a"
                 " watch or a scan saw it"
@@ -286,19 +301,19 @@ def jit(session: Session, container: str | None, layout: table.TableOptions) -> 
             )
 
 
-def _fields(names: Names, row: JitMap) -> dict[str, object]:
-    process = row.process
-    return {
-        "pid": process.pid,
-        "ns_pid": process.ns_pid,
-        "comm": process.comm,
-        **names.fields(process.origin.container, process.origin.cgroup),
-        "mnt_ns_id": process.origin.mnt_ns_id,
-        "host": process.origin.host,
-        "uid": process.origin.identity.uid,
-        "started": process.start_ns / 1e9,
-        "last_seen": row.last_ns / 1e9,
-        "size": row.size,
-        **path_fields(process.origin.path),
-        "file": os.fsdecode(row.path),
-    }
+def _kept_map(names: Names, row: JitMap) -> _KeptMap:
+    process, origin = row.process, row.process.origin
+    return _KeptMap(
+        pid=process.pid,
+        ns_pid=process.ns_pid,
+        comm=process.comm,
+        **names.fields(origin.container, origin.cgroup),
+        mnt_ns_id=origin.mnt_ns_id,
+        host=origin.host,
+        uid=origin.identity.uid,
+        started=process.start_ns / 1e9,
+        last_seen=row.last_ns / 1e9,
+        size=row.size,
+        **path_fields(origin.path),
+        file=os.fsdecode(row.path),
+    )

@@ -90,11 +90,11 @@ class Head(NamedTuple):
     etag: str
 
 
-class Listed(NamedTuple):
+class Listed(msgspec.Struct, frozen=True, array_like=True):
     """An object in a listing."""
 
-    key: str
-    size: int
+    key: Annotated[str, msgspec.Meta(max_length=_MOST_KEY)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_SIZE)]
     modified: float
 
 
@@ -285,8 +285,7 @@ class Bucket:
                 if isinstance(line, Reply):
                     self._checked(request, line)
                     return
-                row = _rows.decode(line)
-                yield Listed(row.key, row.size, row.modified)
+                yield _rows.decode(line)
 
     # --- errors --------------------------------------------------------------------------------
 
@@ -324,13 +323,7 @@ class Bucket:
         raise RemoteUnavailable(f"{self.url}: {reply.why}")
 
 
-class _Row(msgspec.Struct, array_like=True):
-    key: Annotated[str, msgspec.Meta(max_length=_MOST_KEY)]
-    size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_SIZE)]
-    modified: float
-
-
-_rows = msgspec.json.Decoder(_Row)
+_rows = msgspec.json.Decoder(Listed)
 
 
 def _head_of(reply: Reply) -> Head | None:

@@ -51,24 +51,23 @@ _MOST_FILES: Final = 1_000_000
 """The places of an answer, and the files that are counted once: each takes memory, and each host
 can write manifests without end.
 """
-_NS: Final = 1_000_000_000
 
 
 class Host(msgspec.Struct):
-    """A host, the number of its manifests and of the files in them. ``last_ns`` is the time of the
-    newest.
+    """A host, the number of its manifests and of the files in them. ``last_push`` is the time of
+    the newest (Unix time).
     """
 
-    name: str
+    host: str
     manifests: int = 0
     files: int = 0
     bytes: int = 0
     private: int = 0
-    last_ns: int = 0
+    last_push: float = 0.0
 
 
 class HostLocation(msgspec.Struct, frozen=True):
-    """A place where a host saw a file; times are Unix time in nanoseconds."""
+    """A place where a host saw a file; times are Unix time."""
 
     build_id: str
     kind: str
@@ -76,8 +75,8 @@ class HostLocation(msgspec.Struct, frozen=True):
     path: str
     container: str
     state: str
-    first_ns: int
-    last_ns: int
+    first_seen: float
+    last_seen: float
     sha256: str
 
 
@@ -91,13 +90,13 @@ class KindState(msgspec.Struct, frozen=True):
 
 
 class FilterState(msgspec.Struct, frozen=True):
-    """The filter of a bucket; ``generation`` is 0 if there is none. ``made_ns`` is Unix time."""
+    """The filter of a bucket; ``generation`` is 0 if there is none. ``made`` is Unix time."""
 
     generation: int
     files: int
     runs: int
     bytes: int
-    made_ns: int
+    made: float
 
 
 def bucket_of(settings: RemoteSettings) -> Bucket:
@@ -119,7 +118,7 @@ def status(bucket: Bucket) -> list[Host]:
     for name, row in manifests.listed(bucket):
         host = hosts.setdefault(name, Host(name))
         host.manifests += 1
-        host.last_ns = max(host.last_ns, int(row.modified * _NS))
+        host.last_push = max(host.last_push, row.modified)
     for seen in manifests.read(bucket):
         host = hosts.setdefault(seen.host, Host(seen.host))
         row_key = f"{seen.host}/{seen.row.id}/{seen.row.kind}/{seen.row.sha256}".encode()
@@ -135,7 +134,7 @@ def status(bucket: Bucket) -> list[Host]:
             host.bytes += seen.row.size
     if len(known) == _MOST_FILES:
         _log.warning("%s: files that several manifests list count several times", bucket.url)
-    return sorted(hosts.values(), key=lambda host: (-host.last_ns, host.name))
+    return sorted(hosts.values(), key=lambda host: (-host.last_push, host.host))
 
 
 def which(bucket: Bucket, pattern: str) -> list[HostLocation]:
@@ -291,7 +290,7 @@ def filter_state(bucket: Bucket, *, rebuild: bool = False) -> FilterState:
         found.count,
         len(generation.runs),
         found.count * 4,
-        min(generation.made, int(time.time())) * _NS,
+        min(generation.made, int(time.time())),
     )
 
 
@@ -314,7 +313,7 @@ def _newest(bucket: Bucket, fits: Callable[[HostLocation], bool]) -> list[HostLo
             found[key] = each
     if cut:
         _log.warning("%d hosts have more places than are shown, as %s", len(cut), min(cut))
-    return sorted(found.values(), key=lambda each: (-each.last_ns, each.host, each.path))
+    return sorted(found.values(), key=lambda each: (-each.last_seen, each.host, each.path))
 
 
 def _locations(bucket: Bucket) -> Iterator[HostLocation]:
@@ -328,8 +327,8 @@ def _locations(bucket: Bucket) -> Iterator[HostLocation]:
                 place.path,
                 place.container,
                 row.state,
-                place.first * _NS,
-                place.last * _NS,
+                place.first,
+                place.last,
                 row.sha256,
             )
 

@@ -28,7 +28,7 @@ _ESCAPE: Final = re.compile(rb"\\(?:([0-3][0-7]{2})|(.))", re.DOTALL)
 _LETTERS: Final = {b"t": b"\t", b"n": b"\n"}
 
 
-class Frame(msgspec.Struct, frozen=True):
+class Frame(msgspec.Struct, frozen=True, rename={"start": "_start"}):
     """A function at an address, demangled. Unknown names and files are empty, unknown lines 0.
 
     ``start`` is the address at which the function begins. If functions were inlined, there are

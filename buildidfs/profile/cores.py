@@ -49,7 +49,7 @@ _COMM_MAX: Final = 15
 _NO_VDSO: Final = "not all of it is in the core"
 
 
-class CoreBinary(msgspec.Struct):
+class CoreBinary(msgspec.Struct, rename={"pages": "_pages"}):
     """A mapped binary: ``state`` is `HELD`, `CAPTURED` (by this scan) or `MISSING`.
 
     ``why`` is the reason why it is missing. ``main`` is True for the program itself, ``deleted``

@@ -21,6 +21,7 @@ from buildidfs.linux import openat2
 from buildidfs.model import BuildId
 from buildidfs.names import printable
 from buildidfs.profile import cores, reading
+from buildidfs.profile.reading import NamelessFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,22 +36,6 @@ _PERF: Final = (b"PERFILE2", b"2ELIFREP")
 _ET_CORE: Final = 4
 _REPORTED: Final = 64  # files between two reports of progress
 _NAMELESS: Final = "the file has no build ID"
-
-
-class NamelessFile(msgspec.Struct, frozen=True):
-    """A file of a profile or core file whose build ID is not known, and the reason ``why``.
-
-    ``container`` is its label, empty for the host or if it is not known; ``called`` is its
-    user-given name, or the label. ``samples`` counts the samples in the file or called from it,
-    ``share`` is their part of all samples in per cent; both are None in a core file.
-    """
-
-    path: bytes
-    why: str
-    container: str = ""
-    samples: int | None = None
-    share: float | None = None
-    called: str = ""
 
 
 class NamedIds(msgspec.Struct):
@@ -253,14 +238,7 @@ def _of_profile(store: Store, path: bytes, progress: Progress | None) -> NamedId
                     named.is_resolved = True
             names = Names(store)
             named.nameless = [
-                NamelessFile(
-                    each.path,
-                    each.why,
-                    each.container,
-                    each.samples,
-                    each.share,
-                    names.short(each.container),
-                )
+                msgspec.structs.replace(each, called=names.short(each.container))
                 for each in repair.unresolved_in(read, hits)
                 if each.why != TOO_LONG  # perf cannot record it, but the store may have it
             ]
@@ -287,7 +265,7 @@ def _of_core(store: Store, path: bytes) -> NamedIds:
             if module.build_id is not None:
                 named.paths.setdefault(module.build_id, module.path)
             else:
-                named.nameless.append(NamelessFile(module.path, why))
+                named.nameless.append(NamelessFile("", module.path, None, why))
         if file.cut_off:
             named.incomplete = f"{printable(path)} is {file.cut_off}"
     return named

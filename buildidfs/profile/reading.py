@@ -453,6 +453,32 @@ def _shown(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
+class NamedFile(msgspec.Struct, frozen=True):
+    """A build ID under a path or name."""
+
+    build_id: BuildId
+    path: bytes
+
+
+class NamelessFile(msgspec.Struct, frozen=True, rename={"share": "_share", "called": "_called"}):
+    """A file without a build ID that samples fell into, or were called from.
+
+    ``container`` is its label, empty for the host or if it is not known. ``samples`` is the number
+    of samples, ``share`` their part of all samples in per cent; both are None in a core file.
+    ``why`` is the reason why the file has no build ID; ``called`` is the name of the
+    container, or its label; ``namesakes`` are files of that name that the store knows,
+    see `match.namesakes`.
+    """
+
+    container: str
+    path: bytes
+    samples: int | None
+    why: str
+    share: float | None = None
+    called: str = ""
+    namesakes: tuple[NamedFile, ...] = ()
+
+
 class SampleSite(NamedTuple):
     """A place of samples: the number of the file (negative: no file), the time it was mapped, and
     the process and image (`Spaces.image`).

@@ -31,7 +31,7 @@ from buildidfs.model import BuildId, ByteRange
 from buildidfs.profile.jit import GeneratedCode, JitNames
 from buildidfs.profile.match import KALLSYMS, namesakes, plain
 from buildidfs.profile.perf_data import Profile
-from buildidfs.profile.reading import Reading, SampleSite, is_anonymous
+from buildidfs.profile.reading import NamedFile, NamelessFile, Reading, SampleSite, is_anonymous
 from buildidfs.store.export import open_through
 
 if TYPE_CHECKING:
@@ -56,35 +56,19 @@ _SUFFIX_DIGITS: Final = 12
 _NAME_MAX: Final = 4095
 
 
-class Unresolved(msgspec.Struct, frozen=True):
-    """A file without a build ID that samples fell into, or were called from.
-
-    ``samples`` is their number, ``share`` their part of all samples in per cent. ``why`` is the
-    reason why the file has no build ID; ``namesakes`` are files of that name that the store knows,
-    see `match.namesakes`.
-    """
-
-    container: str
-    path: bytes
-    samples: int
-    why: str
-    share: float = 0.0
-    namesakes: tuple[tuple[BuildId, bytes], ...] = ()
-
-
 class Repaired(msgspec.Struct):
     """The result of a repair, in numbers of files that were mapped.
 
-    ``known`` files had a build ID before, ``resolved`` files got one. ``renamed`` maps new names to
-    build IDs. ``unresolved`` are files with samples, the heaviest first. ``generated`` are the
-    processes whose generated code got names. ``notes`` and ``incomplete`` are as in
+    ``known`` files had a build ID before, ``resolved`` files got one. ``renamed`` has the new names
+    with their build IDs. ``unresolved`` are files with samples, the heaviest first. ``generated``
+    are the processes whose generated code got names. ``notes`` and ``incomplete`` are as in
     `coverage.Coverage`.
     """
 
     known: int
     resolved: int
-    renamed: dict[bytes, BuildId]
-    unresolved: list[Unresolved]
+    renamed: list[NamedFile]
+    unresolved: list[NamelessFile]
     notes: list[str]
     incomplete: str
     generated: list[GeneratedCode] = []
@@ -119,7 +103,7 @@ def repair(
         names.make()
         renaming = Renaming(reading, names)
         unresolved = [
-            msgspec.structs.replace(each, namesakes=tuple(namesakes(store, each.path)))
+            msgspec.structs.replace(each, namesakes=_namesakes(store, each.path))
             if number < _HINTED and plain(each.path) not in reading.contested
             else each
             for number, each in enumerate(unresolved_in(reading, reading.hits(chains=True), names))
@@ -136,12 +120,16 @@ def repair(
         return Repaired(
             renaming.known,
             renaming.resolved,
-            renaming.renamed,
+            [NamedFile(build_id, name) for name, build_id in renaming.renamed.items()],
             unresolved,
             notes,
             f"{_shown(path)} is not whole: {profile.truncated}" if profile.truncated else "",
             names.found,
         )
+
+
+def _namesakes(store: Store, path: bytes) -> tuple[NamedFile, ...]:
+    return tuple(NamedFile(*each) for each in namesakes(store, path))
 
 
 def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None:
@@ -162,7 +150,7 @@ def _check_assigned(reading: Reading, assigned: Mapping[bytes, BuildId]) -> None
 
 def unresolved_in(
     reading: Reading, hits: Counter[SampleSite], names: JitNames | None = None
-) -> list[Unresolved]:
+) -> list[NamelessFile]:
     """Return the files without a build ID among ``hits``, the heaviest first.
 
     Anonymous memory, and generated code that has ``names``, is left out.
@@ -181,7 +169,7 @@ def unresolved_in(
             found[answer.container or "", path, why] += count
     whole = max(reading.samples, 1)
     return [
-        Unresolved(container, path, count, why, 100 * count / whole)
+        NamelessFile(container, path, count, why, 100 * count / whole)
         for (container, path, why), count in found.most_common()
     ]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.answers import Explained, Finding, path_fields
+from buildidfs.answers import Explained, Finding
 from buildidfs.capture.origin.container import reported
 from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.catalog import remedies, requested_id
@@ -21,6 +21,7 @@ from buildidfs.catalog.coverage import BinaryCoverage, CoverageLookup
 from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import machine
+from buildidfs.located import path_fields
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.names import printable
 from buildidfs.profile import cores, inputs, reading

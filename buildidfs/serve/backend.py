@@ -12,12 +12,13 @@ import os
 from typing import TYPE_CHECKING
 
 from buildidfs.errors import BuildIdFsError, StoreError
-from buildidfs.serve.counters import SharedMisses
+from buildidfs.fleet import reading
 from buildidfs.store import Store
 from buildidfs.view import view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from buildidfs.config import Settings
+    from buildidfs.serve.counters import SharedMisses
 
 
 class Backend:
@@ -29,21 +30,23 @@ class Backend:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        opened: Callable[[bytes], Store] | None = None,
-        misses: SharedMisses | None = None,
-        worker: int = 0,
+        settings: Settings,
+        misses: SharedMisses,
+        worker: int,
     ) -> None:
-        """Open the store at ``path`` with ``opened``. Raises `StoreError`.
+        """Open the store at ``path`` with the buckets of the settings. Raises `StoreError`.
 
         ``misses`` are the lists of all workers; ``worker`` is the number of this one.
         """
         root = os.path.abspath(os.fsencode(path))
         self._data = os.path.join(root, b"index", b"data.mdb")
+        opened = reading.opener(settings, private=False)
         self.store = Store.open(root, read_only=True) if opened is None else opened(root)
+        self.settings = settings
         try:
             self._identity = self._look()
             self.view = view_of(self.store)
-            self.misses = misses or SharedMisses()
+            self.misses = misses
             self.misses.choose(worker, self.view.misses.every)
         except (OSError, BuildIdFsError):
             self.store.close()

@@ -47,7 +47,7 @@ _HEAD: Final = struct.Struct("=II")  # length and CRC-32 of the list
 class ServerCounters:
     """The counts of one server. Make it before the workers are forked."""
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int) -> None:
         self._workers = workers
         self._memory = mmap.mmap(-1, workers * _ROW * _SIZE)
         self._cells = memoryview(self._memory).cast("d")
@@ -121,7 +121,7 @@ class MissedId(msgspec.Struct, array_like=True):
 class SharedMisses:
     """The lists of all workers. Make it before the workers are forked."""
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int) -> None:
         self._memory = mmap.mmap(-1, workers * _PART)
         self._last: list[list[MissedId]] = [[] for _ in range(workers)]
         self._worker = 0

@@ -36,6 +36,7 @@ from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, HttpServer, Shared
 from buildidfs.serve.counters import ServerCounters, SharedMisses
+from buildidfs.serve.page.site import Page
 from buildidfs.serve.site import Site
 from buildidfs.shares import Quota
 from buildidfs.store.run_files import Presence
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from buildidfs.linux.child import Child
-    from buildidfs.serve.options import Address, Pages, ServeOptions
+    from buildidfs.serve.options import Address, ServeOptions
     from buildidfs.upstream.agent import Agent
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ threads are for files.
 _MOST_IN_LANE: Final = 64
 _CHECK_S: Final = 2.0
 _GRACE_S: Final = 10.0
+_MOST_DOWNLOADS: Final = 512
 _RESTARTS: Final = Backoff(0.2, 5.0)
 _FIRST_ACTIVATED: Final = 3  # SD_LISTEN_FDS_START
 
@@ -250,10 +252,11 @@ class _Owner:
     def __init__(self, options: ServeOptions, sockets: Sequence[socket.socket]) -> None:
         self._options = options
         self._sockets = sockets
-        self._counters = ServerCounters(options.workers)
-        self._misses = SharedMisses(options.workers)
+        workers = options.settings.serve.workers
+        self._counters = ServerCounters(workers)
+        self._misses = SharedMisses(workers)
         self._owner = os.getpid()
-        self._slots = [_Slot(number, self._work, self._failed) for number in range(options.workers)]
+        self._slots = [_Slot(number, self._work, self._failed) for number in range(workers)]
         self._loop = SupervisorLoop(self._slots)
         self._presence: Presence | None = None
 
@@ -367,12 +370,11 @@ class Worker:
         """Open the store, call ``ready``, and serve. Raises `StoreError`."""
         with contextlib.ExitStack() as stack:
             options = self._options
-            backend = Backend(options.store, options.opened, self._misses, self._number)
+            backend = Backend(options.store, options.settings, self._misses, self._number)
             stack.callback(backend.close)
             if isinstance(backend.store, TieredStore):
                 backend.store.remote.start()
-            pages_of = self._options.pages_of
-            pages = None if pages_of is None else stack.enter_context(pages_of(backend))
+            pages = stack.enter_context(Page(backend))
             agent_of = self._options.agent_of
             agent = None
             if agent_of is not None:
@@ -384,11 +386,11 @@ class Worker:
     async def _serve(
         self,
         backend: Backend,
-        pages: Pages | None,
+        pages: Page,
         agent: Agent | None,
         ready: Callable[[], object],
     ) -> None:
-        options = self._options
+        limits = self._options.settings.serve
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.set_exception_handler(_failed)
@@ -401,12 +403,12 @@ class Worker:
             ThreadPoolExecutor(1, "symbols") as symbolizing,
             ThreadPoolExecutor(_WAITS, "fetch") as fetching,
         ):
-            site = Site(backend, self._counters, options, pages, agent)
+            site = Site(backend, self._counters, pages, agent)
             shared = Shared(
                 site,
-                Rate(options.rate / options.workers),
+                Rate(limits.rate / limits.workers),
                 # A download takes three descriptors: the connection, its duplicate, and the blob.
-                Places(Quota(min(options.most_downloads, files // 8))),
+                Places(Quota(min(_MOST_DOWNLOADS, files // 8))),
                 Quota(files // 2),
                 executor,
                 {
@@ -415,7 +417,7 @@ class Worker:
                     messages.PAGES: Lane(executor, _PAGES, _MOST_IN_LANE),
                     messages.SEARCHES: Lane(executor, _SEARCHES, _MOST_IN_LANE),
                 },
-                options.timeout,
+                limits.timeout,
             )
             servers = [self._server(shared, each) for each in self._sockets]
             listening = [
@@ -442,7 +444,8 @@ class Worker:
         if sock.family == socket.AF_UNIX:
             return HttpServer(shared, lambda transport: "")
         is_local = is_loopback(str(sock.getsockname()[0]))
-        return HttpServer(shared, _peer, self._options.hosts if is_local else None)
+        hosts = frozenset(name.lower() for name in self._options.settings.serve.hosts)
+        return HttpServer(shared, _peer, hosts if is_local else None)
 
 
 def _peer(transport: asyncio.BaseTransport) -> str:

@@ -19,6 +19,7 @@ from buildidfs.serve.debuginfod import Debuginfod
 from buildidfs.serve.messages import RESET, SEARCHES, BadRequest, NotNow, Response, Waiting, text
 from buildidfs.serve.metadata import Metadata
 from buildidfs.serve.symbolication import PATHS, Symbolication, failure
+from buildidfs.watch import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.counters import ServerCounters
     from buildidfs.serve.messages import Answer, Request
-    from buildidfs.serve.options import Pages, ServeOptions
+    from buildidfs.serve.page.site import Page
     from buildidfs.upstream.agent import Agent
 
 log = logging.getLogger(__name__)
@@ -61,20 +62,20 @@ class Site:
         self,
         backend: Backend,
         counters: ServerCounters,
-        options: ServeOptions,
-        pages: Pages | None = None,
-        agent: Agent | None = None,
+        pages: Page,
+        agent: Agent | None,
     ) -> None:
-        """``pages`` are the pages for people, if there are any; ``agent`` fetches missing files."""
-        self._home = messages.lines((b"Location", options.home.encode())) if options.home else b""
+        """``pages`` are the pages for people; ``agent`` fetches missing files, if there is one."""
+        settings = backend.settings.serve
+        home = settings.home_redirect.encode()
+        self._home = messages.lines((b"Location", home)) if home else b""
         self._pages = pages
-        self._metrics_of = options.metrics_of
         self.counters = counters
         self._backend = backend
         self._debuginfod = Debuginfod(backend, agent)
         self._metadata = Metadata(backend, has_upstream=agent is not None)
-        self.symbolication = Symbolication(backend, self._debuginfod, options.engine_of)
-        self._cors = options.cors
+        self.symbolication = Symbolication(backend, self._debuginfod)
+        self._cors = settings.cors
 
     def most_body(self, target: bytes) -> int:
         """Return the maximum number of bytes in the body of a POST to a request target; 0 if it
@@ -83,7 +84,7 @@ class Site:
         path = target.partition(b"?")[0]
         if path in PATHS:
             return messages.MAX_BODY
-        return 0 if self._pages is None else self._pages.most_body(path)
+        return self._pages.most_body(path)
 
     def refusal(self, target: bytes, status: int, message: str) -> Response:
         """Return the answer to a request that is not read to its end."""
@@ -152,7 +153,7 @@ class Site:
             return Response(204, b"", _ALLOW + (_PREFLIGHT if self._cors else b""))
         if path in PATHS:
             return self.symbolication.answer(request)
-        takes_post = self._pages is not None and self._pages.most_body(path) > 0
+        takes_post = self._pages.most_body(path) > 0
         if request.method not in (b"GET", b"HEAD") and not (
             takes_post and request.method == b"POST"
         ):
@@ -167,7 +168,7 @@ class Site:
             return self._health
         if self._home and path == b"/":
             return text(302, "see the home page", self._home, kind="/")
-        if self._pages is not None and (answer := self._pages.answer(request)) is not None:
+        if (answer := self._pages.answer(request)) is not None:
             return answer
         if path == b"/":
             return text(200, f"buildidfs {__version__}", kind="/")
@@ -181,7 +182,8 @@ class Site:
             f"ready {int(self._backend.is_current())}",
             "",
         ]
-        text = "\n".join(lines).encode() + self._metrics_of(self._backend.store)
+        of_store = metrics.of_store(self._backend.store, self._backend.settings.retention)
+        text = "\n".join(lines).encode() + of_store
         return Response(200, text, _METRICS, "metrics")
 
     def _health(self) -> Response:

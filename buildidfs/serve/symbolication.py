@@ -11,8 +11,7 @@ samply, `/source/v1` and `/asm/v1` report errors with status 200 and ``{"error":
 profiler shows the text of no other status.
 
 One thread answers, because a symbolizer answers one question at a time. Answers come only from
-files that all users may read. The command passes the symbolizer in (`Engine`), because this layer
-may not import `app.symbolize`.
+files that all users may read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import contextlib
 import logging
 import re
 import time
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +31,7 @@ from buildidfs.serve.content import Content
 from buildidfs.serve.messages import SYMBOLS, BadRequest, Response, Waiting, lines
 from buildidfs.store import placement
 from buildidfs.store.placement import OFFSETS_DIFFER
+from buildidfs.symbolize.addresses import PublicSymbolizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,6 @@ _MOST_REPLY: Final = 32 << 20
 _MOST_CODE: Final = 64 << 10
 _MOST_TARGETS: Final = 256
 _MOST_TEXT: Final = 4096
-_LIMIT_S: Final = 30.0
 _IDLE_S: Final = 120.0
 """Seconds after which an unused symbolizer is ended, because its copies take room."""
 
@@ -72,40 +71,6 @@ _RETRY: Final = lines((b"Retry-After", b"5"))
 _UNKNOWN_MODULE: Final = "<unknown>"
 
 NOT_HERE: Final = "this server has no file with the debug ID that all users may read"
-
-
-class Engine(Protocol):
-    """A program that names addresses in public files; for use by one thread."""
-
-    def refresh(self) -> None:
-        """Look up again which files the store has."""
-
-    def base(self, build_id: BuildId) -> int | None:
-        """Return the address of the first segment of a file; None if the store lacks the file."""
-
-    def at_address(self, build_id: BuildId, address: int) -> NamedAddress:
-        """Return the functions at an address."""
-
-    def symbol(self, build_id: BuildId, address: int) -> Symbol | None:
-        """Return the symbol that contains an address."""
-
-    def disassemble(
-        self, machine: Machine, address: int, code: bytes, size: int
-    ) -> list[Instruction]:
-        """Return the instructions that begin in the first ``size`` bytes of ``code``."""
-
-    def close(self) -> None:
-        """End the program; the next question starts it again."""
-
-
-class NamedAddress(Protocol):
-    """The frames at an address, the innermost first. If there are none, ``why`` is the reason."""
-
-    @property
-    def frames(self) -> tuple[Frame, ...]: ...
-
-    @property
-    def why(self) -> str: ...
 
 
 class _Job(msgspec.Struct, rename="camel"):
@@ -151,18 +116,13 @@ def failure(status: int, message: str, headers: bytes = b"", kind: str = "") -> 
 class Symbolication:
     """Answers the requests of the symbol server; call `answer` in the thread of the loop."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        debuginfod: Debuginfod,
-        engine_of: Callable[[Store], Engine] | None,
-        limit_s: float = _LIMIT_S,
-    ) -> None:
+    limit_s: float = 30.0
+    """The seconds that a request may take."""
+
+    def __init__(self, backend: Backend, debuginfod: Debuginfod) -> None:
         self._backend = backend
         self._debuginfod = debuginfod
-        self._engine_of = engine_of
-        self._engine: Engine | None = None
-        self._limit_s = limit_s
+        self._engine: PublicSymbolizer | None = None
         self._last_use = 0.0
         self._stopped = False
 
@@ -176,7 +136,7 @@ class Symbolication:
         return Waiting(lambda: self._answer(request, kind), SYMBOLS, kind)
 
     def _answer(self, request: Request, kind: str) -> Response:
-        deadline = time.monotonic() + self._limit_s
+        deadline = time.monotonic() + self.limit_s
         try:
             if self._stopped:
                 raise _TooLate
@@ -196,14 +156,12 @@ class Symbolication:
     def _work(self, request: Request) -> Callable[[bytes, float], bytes]:
         return {SYMBOLICATE: self._symbolicate, SOURCE: self._source, ASM: self._asm}[request.path]
 
-    def _started(self) -> Engine:
+    def _started(self) -> PublicSymbolizer:
         """Return the engine, which has looked up again which files the store has. Raises
         `UsageError`.
         """
         if self._engine is None:
-            if self._engine_of is None:
-                raise UsageError("there is no symbolizer")
-            self._engine = self._engine_of(self._backend.store)
+            self._engine = PublicSymbolizer(self._backend.store)
         self._engine.refresh()
         return self._engine
 
@@ -299,7 +257,7 @@ class Symbolication:
 
     def _named_targets(
         self,
-        engine: Engine,
+        engine: PublicSymbolizer,
         build_id: BuildId,
         base: int,
         found: list[Instruction],
@@ -338,7 +296,7 @@ class Symbolication:
 class _Run:
     """One request for names. Raises `_TooLate`, `BadRequest`, and errors of the engine."""
 
-    def __init__(self, store: Store, engine: Engine, deadline: float) -> None:
+    def __init__(self, store: Store, engine: PublicSymbolizer, deadline: float) -> None:
         self._store = store
         self._engine = engine
         self._deadline = deadline

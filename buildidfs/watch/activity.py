@@ -5,7 +5,6 @@ a store.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,18 +12,19 @@ from buildidfs.watch.state import fact_number, fact_rows
 from buildidfs.watch.status import MOUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from buildidfs.answers import Status
+    from buildidfs.catalog.containers import Names
 
 _WINDOW_S: Final = 30.0
 
 
 class ActivityRow(NamedTuple):
-    """The activity of a container, by its label; empty for the host.
+    """The activity of a container, by its name or label.
 
-    ``rate`` is captures per second, None after a single read; ``last_ns`` is the time of the last
-    capture (Unix, ns; 0 for none). ``lost`` files were lost since the start, ``recent`` of them in
+    ``rate`` is captures per second, None after a single read; ``last`` is the time of the last
+    capture (Unix time; 0 for none). ``lost`` files were lost since the start, ``recent`` of them in
     the last ten minutes.
     """
 
@@ -32,7 +32,7 @@ class ActivityRow(NamedTuple):
     captured: int
     bytes: int
     rate: float | None
-    last_ns: int
+    last: float
     lost: int
     recent: int
 
@@ -71,13 +71,14 @@ class _Sample(NamedTuple):
 class Activity:
     """Remembers the status of the last half minute. Counts that were reset are not compared."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
         self._watch: tuple[int | None, float] | None = None
 
-    def add(self, status: Status) -> StoreActivity:
-        """Add a status, and return the activity since the oldest remembered one."""
+    def add(self, status: Status, names: Names, now_s: float) -> StoreActivity:
+        """Add a status read at ``now_s`` (seconds of a monotonic clock), and return the activity
+        since the oldest remembered one.
+        """
         watch = status.watch
         facts: Mapping[str, Any] = {} if watch is None else watch.own_facts
         which = None if watch is None else (watch.pid, watch.since)
@@ -87,7 +88,7 @@ class Activity:
         sources = fact_rows(facts, "sources")
         mounts = [each for each in status.processes if each.role == MOUNT and each.own_facts]
         now = _Sample(
-            self._clock(),
+            now_s,
             status.disk_bytes,
             Counter({_text(each, "container"): fact_number(each, "captured") for each in sources}),
             Counter({each.pid or 0: fact_number(each.own_facts, "requests") for each in mounts}),
@@ -118,13 +119,17 @@ class Activity:
             _rows(
                 facts,
                 sources,
+                names,
                 {key: rate(now.captured[key], first.captured[key]) for key in now.captured},
             ),
         )
 
 
 def _rows(
-    facts: Mapping[str, Any], sources: list[dict[str, Any]], rates: Mapping[str, float | None]
+    facts: Mapping[str, Any],
+    sources: list[dict[str, Any]],
+    names: Names,
+    rates: Mapping[str, float | None],
 ) -> list[ActivityRow]:
     """Return the containers with captures or losses, the one with the last capture first."""
     lost: Counter[str] = Counter()
@@ -135,17 +140,17 @@ def _rows(
     by_label = {_text(each, "container"): each for each in sources}
     rows = [
         ActivityRow(
-            label,
+            names.short(label) or "the host",
             fact_number(each, "captured"),
             fact_number(each, "bytes"),
             rates.get(label),
-            int(float(each.get("last", 0)) * 1e9),
+            float(each.get("last", 0)),
             lost[label],
             recent[label],
         )
         for label, each in (by_label | {x: {} for x in lost if x not in by_label}).items()
     ]
-    return sorted(rows, key=lambda row: (-row.last_ns, -row.lost, row.container))
+    return sorted(rows, key=lambda row: (-row.last, -row.lost, row.container))
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:

@@ -96,7 +96,7 @@ def _groups(survey: Survey) -> Iterator[HistoryGroup]:
     images = list(survey.images.items())[: MAX_HISTORY_GROUPS // 2]
     for each in survey.containers[: MAX_HISTORY_GROUPS - len(images)]:
         its = each.container
-        shares = (each.executable, each.symbols, each.debuginfo)
+        shares = (each.shares.executable, each.shares.symbols, each.shares.debuginfo)
         counts = (round(share * each.build_ids) for share in shares)
         yield HistoryGroup(_CONTAINER, row_name(group_name(its)), each.build_ids, *counts)
     for name, counted in images:

@@ -24,8 +24,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from buildidfs import __version__, host_header
-from buildidfs.answers import Verdict, utf8
+from buildidfs.answers import Verdict
 from buildidfs.errors import BuildIdFsError, UsageError
+from buildidfs.located import utf8
 from buildidfs.watch import status
 from buildidfs.watch.metrics_server import BACKLOG, MetricsServer
 from buildidfs.watch.state import as_facts

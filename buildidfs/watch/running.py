@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.answers import InContainer
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container_names
 from buildidfs.capture.origin.container import fits
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
+from buildidfs.catalog.containers import Names
 from buildidfs.errors import AmbiguousBuildId, InvalidBuildId
+from buildidfs.located import InContainer, path_fields
+from buildidfs.model import BuildId
 from buildidfs.names import merged, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from buildidfs.capture.process.mapped_by import Successor
     from buildidfs.config import Settings
-    from buildidfs.model import BuildId, Mapping
+    from buildidfs.model import Mapping
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _MOST_SHOWN: Final = 3
@@ -52,7 +55,7 @@ class MappingFilter(NamedTuple):
 class FileNow(msgspec.Struct, frozen=True):
     """The file at the path of a deleted one; what is not known is None."""
 
-    build_id: str | None
+    build_id: BuildId | None
     package: str | None
     package_version: str | None
 
@@ -65,7 +68,7 @@ class MappedFile(InContainer, frozen=True, kw_only=True):
     that has its path.
     """
 
-    build_id: str
+    build_id: BuildId
     pid: int
     comm: str
     deleted: bool
@@ -74,7 +77,7 @@ class MappedFile(InContainer, frozen=True, kw_only=True):
     now: FileNow | None
 
 
-def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[Mapper], list[Unreadable]]:
+def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[MappedFile], list[Unreadable]]:
     """Return the processes that map matching files, and those that could not be inspected.
 
     The result is sorted by container, then by process. Raises `InvalidBuildId`, and
@@ -95,7 +98,27 @@ def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[Mapper], li
     if digits:
         found = _only(digits, found)
     found.sort(key=lambda mapper: (mapper.container, mapper.pid, mapper.path))
-    return found, refused
+    names = Names(running=True)
+    return [_named(names, each) for each in found], refused
+
+
+def _named(names: Names, mapper: Mapper) -> MappedFile:
+    return MappedFile(
+        **path_fields(mapper.path),
+        **names.fields(mapper.container, mapper.cgroup),
+        build_id=mapper.build_id,
+        pid=mapper.pid,
+        comm=mapper.comm.decode("utf-8", "replace"),
+        deleted=mapper.deleted,
+        package=mapper.package.name or None,
+        package_version=mapper.package.version or None,
+        now=None if mapper.successor is None else _now(mapper.successor),
+    )
+
+
+def _now(successor: Successor) -> FileNow:
+    package = successor.package
+    return FileNow(successor.build_id, package.name or None, package.version or None)
 
 
 def _test(asked: MappingFilter, digits: str) -> Callable[[BuildId, Mapping], bool]:

@@ -28,8 +28,6 @@ from buildidfs.answers import (
     Stats,
     Status,
     Verdict,
-    base64_of,
-    utf8,
 )
 from buildidfs.capture.process.gate import REMEDY
 from buildidfs.capture.unresponsive.filesystems import Patience
@@ -37,6 +35,7 @@ from buildidfs.catalog import remedies
 from buildidfs.catalog.containers import Names
 from buildidfs.ingest import upkeep
 from buildidfs.linux import machine, procfs
+from buildidfs.located import base64_of, utf8
 from buildidfs.names import printable
 from buildidfs.store import Store, run_files
 from buildidfs.watch.state import RECENT_S, STOPPED, fact_number, fact_rows

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.answers import InContainer
 from buildidfs.capture.origin.container import shown
 from buildidfs.catalog import containers, history
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.catalog.survey import take
 from buildidfs.config import Settings
 from buildidfs.errors import ArtifactMissing
+from buildidfs.located import InContainer
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, NamespaceSet, Quality
 from buildidfs.profile.inputs import coverage_of_processes
 from buildidfs.profile.match import Matcher
@@ -107,8 +107,9 @@ def test_contents_of_containers(store: Store) -> None:
     )
     assert count == 2
     assert (web.container.label, cart.container.label) == (WEB, CART)
-    assert (web.build_ids, web.size, web.executable, web.symbols) == (2, 14, 1.0, 0.5)
-    assert (cart.build_ids, cart.symbols, cart.debuginfo) == (1, 0.0, 0.0)
+    assert (web.build_ids, web.size) == (2, 14)
+    assert (web.shares.executable, web.shares.symbols) == (1.0, 0.5)
+    assert (cart.build_ids, cart.shares.symbols, cart.shares.debuginfo) == (1, 0.0, 0.0)
     assert set(containers.build_ids(store, WEB)) == {
         BuildId(bytes([number]) * 20) for number in (1, 3)
     }

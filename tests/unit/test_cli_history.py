@@ -37,7 +37,7 @@ def test_points_in_time(monkeypatch: pytest.MonkeyPatch, text: str, expected: in
     time.tzset()
     try:
         assert point_in_time(text, NOW) == expected
-        assert point_in_time(moment(NOW), 0) == NOW, "what we print is understood"
+        assert point_in_time(moment(NOW / SECOND), 0) == NOW, "what we print is understood"
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -33,6 +33,7 @@ from buildidfs.model import BuildId, Kind, Quality, Trust
 from buildidfs.profile import reading as profile_reading
 from buildidfs.profile import scan as profile_scan
 from buildidfs.profile.perf_data import Profile
+from buildidfs.profile.reading import NamedFile
 from buildidfs.profile.repair import Repaired, repair
 from buildidfs.store import NewSeen, Store
 from tests.support.elf.perfwriter import CALLCHAIN, KERNEL, USUAL, PerfWriter
@@ -389,7 +390,7 @@ def test_mappings_get_their_build_ids(tmp_path: Path, store: Store, write: PerfW
     )
     path = profile_of(tmp_path / "p", write, records, HOSTNAME=write.text(b"box"))
     done, out = repaired(store, path)
-    assert (done.known, done.resolved, done.renamed, done.unresolved) == (0, 1, {}, [])
+    assert (done.known, done.resolved, done.renamed, done.unresolved) == (0, 1, [], [])
     first, second = mappings(out)
     assert first == Mapped(
         START, 1, 0x10000, 0x11000, 0x2000, b"/app", build_id=bytes(RED), cpumode=2
@@ -427,7 +428,7 @@ def test_remedy_and_files_of_the_same_name(tmp_path: Path, store: Store, write: 
     path = profile_of(tmp_path / "p", write, records)
     done, _ = repaired(store, path)
     (left,) = done.unresolved
-    assert left.namesakes == ((BLUE, b"/elsewhere/gone"),)
+    assert left.namesakes == (NamedFile(BLUE, b"/elsewhere/gone"),)
     assert NOTHING_RECORDED in done.notes
     assert NOTHING_RECORDED in profile_reading.coverage(store, path).notes
     assigned = repair(store, path, path + b".out", assigned={b"/gone": BLUE})
@@ -472,7 +473,7 @@ def test_one_name_for_two_files(tmp_path: Path, store: Store, write: PerfWriter)
     table = write.build_id(b"/app", b"\x0f" * 20)
     done, out = repaired(store, profile_of(tmp_path / "p", write, records, BUILD_ID=table))
     red, blue = b"/app@010101010101", b"/app@020202020202"
-    assert done.renamed == {red: RED, blue: BLUE}
+    assert {each.path: each.build_id for each in done.renamed} == {red: RED, blue: BLUE}
     assert [(event.path, event.build_id) for event in mappings(out)] == [
         (red, bytes(RED)), (blue, bytes(BLUE)), (b"/app@0:41:2", b""),
     ]  # fmt: skip
@@ -486,7 +487,7 @@ def test_the_host_keeps_the_name(tmp_path: Path, store: Store, write: PerfWriter
     records += write.mmap2(2, 0x10000, 0x1000, b"/lib/libc.so.6", dev=(0, 40), inode=2, time=START)
     done, out = repaired(store, profile_of(tmp_path / "p", write, records))
     renamed = b"/lib/libc.so.6@020202020202"
-    assert done.renamed == {renamed: BLUE}
+    assert done.renamed == [NamedFile(BLUE, renamed)]
     assert [event.path for event in mappings(out)] == [b"/lib/libc.so.6", renamed]
     assert table_of(out) == {b"/lib/libc.so.6": bytes(RED), renamed: bytes(BLUE)}
 

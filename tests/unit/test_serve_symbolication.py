@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from buildidfs.config import Settings
 from buildidfs.errors import UsageError
 from buildidfs.formats.symbolizer_output import Frame, Symbol
 from buildidfs.model import BuildId, Trust
 from buildidfs.serve import symbolication
 from buildidfs.serve.backend import Backend
+from buildidfs.serve.counters import SharedMisses
 from buildidfs.serve.debuginfod import Debuginfod
 from buildidfs.serve.messages import BadRequest, Request, Response
 from buildidfs.serve.symbolication import Symbolication
@@ -64,18 +66,26 @@ class _Engine:
         self.closed += 1
 
 
+def opened(tmp_path: Path) -> Backend:
+    return Backend(tmp_path / "store", Settings(), SharedMisses(1), 0)
+
+
 @pytest.fixture
 def backend(tmp_path: Path) -> Iterator[Backend]:
     with Store.create(tmp_path / "store") as store:
         store.commit([capture(store, b"long", LONG), capture(store, b"short", SHORT)])
-    backend = Backend(tmp_path / "store")
+    backend = opened(tmp_path)
     yield backend
     backend.close()
 
 
-def made(backend: Backend, **options: Any) -> tuple[Symbolication, _Engine]:
+def made(
+    backend: Backend, patch: pytest.MonkeyPatch, limit_s: float = 30.0
+) -> tuple[Symbolication, _Engine]:
     engine = _Engine(backend.store)
-    service = Symbolication(backend, Debuginfod(backend), lambda store: engine, **options)
+    patch.setattr(symbolication, "PublicSymbolizer", lambda store: engine)
+    service = Symbolication(backend, Debuginfod(backend))
+    service.limit_s = limit_s
     return service, engine
 
 
@@ -106,9 +116,9 @@ def result(response: Response) -> Any:
 @pytest.mark.parametrize("little_endian", [True, False])
 @pytest.mark.parametrize("build_id", [LONG, SHORT], ids=["20 bytes", "8 bytes"])
 def test_module_is_found_by_its_debug_id(
-    backend: Backend, build_id: bytes, little_endian: bool
+    monkeypatch: pytest.MonkeyPatch, backend: Backend, build_id: bytes, little_endian: bool
 ) -> None:
-    service, engine = made(backend)
+    service, engine = made(backend, monkeypatch)
     text = debug_id(build_id, little_endian=little_endian)
     told = result(ask(service, job(text, 0x10)))
     assert told["found_modules"] == {f"m/{text}": True}
@@ -120,28 +130,30 @@ def test_module_is_found_by_its_debug_id(
 
 @pytest.mark.parametrize(("trust", "is_found"), [(Trust.CONTAINER, True), (Trust.HOST, False)])
 def test_of_two_files_with_one_debug_id_the_more_trusted_counts(
-    tmp_path: Path, trust: Trust, is_found: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trust: Trust, is_found: bool
 ) -> None:
     with Store.create(tmp_path / "store") as store:
         other = capture(store, b"other", LONG[:16] + b"evil", trust=trust)
         store.commit([capture(store, b"long", LONG, trust=Trust.HOST), other])
-    with contextlib.closing(Backend(tmp_path / "store")) as backend:
-        service, engine = made(backend)
+    with contextlib.closing(opened(tmp_path)) as backend:
+        service, engine = made(backend, monkeypatch)
         found = result(ask(service, job(debug_id(LONG), 0x10)))["found_modules"]
     assert list(found.values()) == [is_found]
     assert {each for each, _ in engine.asked} == ({LONG} if is_found else set())
 
 
-def test_each_address_is_asked_for_once(backend: Backend) -> None:
-    service, engine = made(backend)
+def test_each_address_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> None:
+    service, engine = made(backend, monkeypatch)
     told = result(ask(service, job(debug_id(LONG), *[1, 2] * 1000)))
     assert len(engine.asked) == 2
     assert len(told["stacks"][0]) == 2000
     assert told["stacks"][0][1999]["frame"] == 1999
 
 
-def test_request_beyond_its_time_is_to_be_tried_again(backend: Backend) -> None:
-    service, _ = made(backend, limit_s=-1.0)
+def test_request_beyond_its_time_is_to_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    service, _ = made(backend, monkeypatch, -1.0)
     reply = ask(service, job(debug_id(LONG), 1))
     assert reply.status == 503
     assert b"Retry-After" in reply.headers
@@ -149,15 +161,17 @@ def test_request_beyond_its_time_is_to_be_tried_again(backend: Backend) -> None:
     assert list(json.loads(reply.content)) == ["error"]
 
 
-def test_answer_has_a_longest_size(backend: Backend) -> None:
-    service, engine = made(backend)
+def test_answer_has_a_longest_size(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> None:
+    service, engine = made(backend, monkeypatch)
     engine.long = 600
     with pytest.raises(BadRequest, match="ask for fewer frames"):
         ask(service, job(debug_id(LONG), *range(60_000)))
 
 
-def test_symbolizer_ends_when_nobody_has_asked_for_long(backend: Backend) -> None:
-    service, engine = made(backend)
+def test_symbolizer_ends_when_nobody_has_asked_for_long(
+    monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    service, engine = made(backend, monkeypatch)
     assert not service.is_idle(1e18)
     ask(service, job(debug_id(LONG), 1))
     assert not service.is_idle(0)
@@ -170,11 +184,12 @@ def test_symbolizer_ends_when_nobody_has_asked_for_long(backend: Backend) -> Non
     assert ask(service, job(debug_id(LONG), 3)).status == 503
 
 
-def test_without_a_symbolizer_the_answer_is_no_absence(backend: Backend) -> None:
+def test_without_a_symbolizer_the_answer_is_no_absence(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def engine_of(store: Store) -> _Engine:
         raise UsageError("neither llvm-symbolizer nor eu-addr2line is installed")
 
-    service = Symbolication(backend, Debuginfod(backend), engine_of)
-    assert ask(service, job(debug_id(LONG), 1)).status == 503
-    service = Symbolication(backend, Debuginfod(backend), None)
+    monkeypatch.setattr(symbolication, "PublicSymbolizer", engine_of)
+    service = Symbolication(backend, Debuginfod(backend))
     assert ask(service, job(debug_id(LONG), 1)).status == 503

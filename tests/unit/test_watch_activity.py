@@ -5,19 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from buildidfs.answers import Process, Removed, Status, Verdict
+from buildidfs.catalog.containers import Names
 from buildidfs.watch.activity import Activity
 
 SOURCE = {"container": "docker:ab", "bytes": 5, "last": 1.0}
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def look(
@@ -39,46 +31,37 @@ def look(
     )  # fmt: skip
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def test_rates_of_the_last_half_minute(clock: Clock) -> None:
-    activity = Activity(clock)
-    first = activity.add(look(10, stored=100))
+def test_rates_of_the_last_half_minute() -> None:
+    activity = Activity()
+    first = activity.add(look(10, stored=100), Names(), 0)
     assert (first.rate, first.growth, first.rows[0].rate) == (None, None, None)
-    clock.now = 10
-    view = activity.add(look(40, stored=600, requests=20))
+    view = activity.add(look(40, stored=600, requests=20), Names(), 10)
     assert (view.rate, view.growth, view.rows[0].rate) == (3.0, 50.0, 3.0)
     assert view.mounts[0].rate == 2.0
-    clock.now = 35
-    view = activity.add(look(65, stored=600))
+    view = activity.add(look(65, stored=600), Names(), 35)
     assert (view.rate, view.growth) == (1.0, 0.0)
 
 
-def test_watch_that_was_started_anew_has_no_negative_rate(clock: Clock) -> None:
-    activity = Activity(clock)
-    activity.add(look(1000))
-    clock.now = 10
-    assert activity.add(look(5, since=2)).rate is None
-    clock.now = 20
-    assert activity.add(look(15, since=2)).rate == 1.0
+def test_watch_that_was_started_anew_has_no_negative_rate() -> None:
+    activity = Activity()
+    activity.add(look(1000), Names(), 0)
+    assert activity.add(look(5, since=2), Names(), 10).rate is None
+    assert activity.add(look(15, since=2), Names(), 20).rate == 1.0
 
 
-def test_container_that_only_lost_files_has_a_row(clock: Clock) -> None:
+def test_container_that_only_lost_files_has_a_row() -> None:
     losses = [
         {"container": label, "reason": reason, "count": 2, "recent": 1}
         for label in ("docker:cd", "docker:ab")
         for reason in ("one", "two")
     ]
-    rows = Activity(clock).add(look(1, losses=losses)).rows
+    rows = Activity().add(look(1, losses=losses), Names(), 0).rows
     assert [(row.container, row.captured, row.lost, row.recent) for row in rows] == [
         ("docker:ab", 1, 4, 2), ("docker:cd", 0, 4, 2),
     ]  # fmt: skip
 
 
-def test_facts_of_another_version_are_taken_as_they_are(clock: Clock) -> None:
+def test_facts_of_another_version_are_taken_as_they_are() -> None:
     status = look(1, losses=[{"container": 5}])
     status.processes[0].own_facts["sources"] = ["odd", {}]
-    assert {row.container for row in Activity(clock).add(status).rows} == {"", "5"}
+    assert {row.container for row in Activity().add(status, Names(), 0).rows} == {"the host", "5"}

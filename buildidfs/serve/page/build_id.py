@@ -69,7 +69,6 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
         return None
     served = {kind: store.index.artifact(ordinal, kind) for kind in Kind}
     shown = {kind: each for kind, each in served.items() if is_public(each)}
-    known = artifacts.known(store, build_id, variants)
     is_open = all(each is None or is_public(each) for each in served.values())
     origins = [each for each in store.index.origins(ordinal) if may_see(PUBLIC, each.origin)]
     explained = Explainer(store, PUBLIC).build_id(build_id)
@@ -83,13 +82,17 @@ def page(store: Store, build_id: BuildId, names: Names) -> answers.BuildIdPage |
         last_seen=max((each.last_seen_ns for each in origins), default=0) / 1e9 or None,
         coverage=_BEST[int(best)] if shown else "withheld",
         findings=explained.findings,
-        missing=known.missing if is_open else [],
+        missing=(
+            artifacts.missing(store, build_id, artifacts.split_dwarf(store, build_id))
+            if is_open
+            else []
+        ),
         conflicts=[
             f"{len(kept)} files have this build ID as {kind.name.lower()}"
             for kind, kept in variants.items()
             if len(kept) > 1
         ],
-        variants=_variants(known, variants),
+        variants=variants_of(store, build_id, variants),
         places=[_place(each, names) for each in origins[:MOST_PLACES]],
         places_total=len(origins),
         sections=sections_in(store, executable or debuginfo),
@@ -108,24 +111,16 @@ def public_variants(store: Store, ordinal: int, kind: Kind) -> list[Artifact]:
 
 
 def variants_of(
-    store: Store, build_id: BuildId, kind: Kind, kept: list[Artifact]
+    store: Store, build_id: BuildId, kept: dict[Kind, list[Artifact]]
 ) -> list[answers.Variant]:
-    """Return entries for the files ``kept``, which a build ID has of one kind.
+    """Return the files ``kept`` of a build ID, without owner and mode.
 
     Raises `StoreError`, `IntegrityError`.
     """
-    variants = {kind: kept}
-    return _variants(artifacts.known(store, build_id, variants), variants)
-
-
-def _variants(
-    known: artifacts.BuildIdFacts, variants: dict[Kind, list[Artifact]]
-) -> list[answers.Variant]:
-    """Return the variants without owner and mode."""
     names = answers.Variant.__struct_fields__
     return [
         answers.Variant(*(getattr(each, name) for name in names))
-        for each in artifacts.variants(known, variants)
+        for each in artifacts.variants(store, build_id, kept)
     ]
 
 
@@ -261,7 +256,7 @@ def _variant(store: Store, build_id: BuildId, artifact: Artifact) -> answers.Var
     kept = public_variants(store, artifact.ordinal, artifact.kind)
     if artifact not in kept:
         kept.append(artifact)
-    return variants_of(store, build_id, artifact.kind, kept)[kept.index(artifact)]
+    return variants_of(store, build_id, {artifact.kind: kept})[kept.index(artifact)]
 
 
 def _contents(store: Store, artifact: Artifact) -> tuple[_Parts, _Parts]:

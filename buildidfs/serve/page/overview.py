@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from buildidfs import __version__, answers
-from buildidfs.answers import text as text
 from buildidfs.catalog import containers, remedies
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.catalog.survey import STEP, image_of, severity, why_lacking
 from buildidfs.catalog.survey import take as take_survey
+from buildidfs.located import text as text
 from buildidfs.model import Kind
 from buildidfs.serve.counters import most_frequent
 from buildidfs.store.index.locations import is_namespace
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Progress
     from buildidfs.catalog.containers import ContainerFiles
     from buildidfs.catalog.coverage import BinaryCoverage
-    from buildidfs.catalog.survey import Counted, Survey
+    from buildidfs.catalog.survey import Survey
     from buildidfs.config import RetentionSettings, Settings
     from buildidfs.serve.counters import MissedId
     from buildidfs.store import ContainerEntry, Store
@@ -68,11 +70,11 @@ def overview(
         time=time.time(),
         counted=None if survey is None else survey.time,
         store=_holdings(store, present),
-        coverage=answers.IdShares() if survey is None else _share(survey.all),
-        host=answers.IdShares() if survey is None else _share(survey.host),
+        coverage=answers.IdShares() if survey is None else survey.all.shares,
+        host=answers.IdShares() if survey is None else survey.host.shares,
         containers=[container(each, known) for each in (survey.containers if survey else ())],
         images=[
-            answers.Image(text(name), _share(each), _trend_of(known, 1, name))
+            answers.Image(text(name), each.shares, _trend_of(known, 1, name))
             for name, each in (survey.images if survey else {}).items()
         ],
         left_out=0 if survey is None else survey.left_out,
@@ -100,14 +102,6 @@ def _holdings(store: Store, limits: answers.Limits) -> answers.Holdings:
     )
 
 
-def _share(counted: Counted) -> answers.IdShares:
-    whole = counted.build_ids
-    if not whole:
-        return answers.IdShares()
-    parts = (counted.executable, counted.symbols, counted.debuginfo)
-    return answers.IdShares(whole, *(round(part / whole, 6) for part in parts))
-
-
 def container(
     row: ContainerFiles, known: Mapping[tuple[int, str], list[answers.Trend]] = _NO_TRENDS
 ) -> answers.Container:
@@ -124,10 +118,7 @@ def container(
         last_seen=its.last_seen_ns / 1e9,
         bytes=row.size,
         removed=row.removed,
-        coverage=answers.IdShares(
-            row.build_ids,
-            *(round(part, 6) for part in (row.executable, row.symbols, row.debuginfo)),
-        ),
+        coverage=msgspec.structs.replace(row.shares, build_ids=row.build_ids),
         trend=_trend_of(known, 0, called),
         unnamed=called == label and is_namespace(label),
     )

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from buildidfs.config import Settings
     from buildidfs.model import BuildId
     from buildidfs.serve.backend import Backend
     from buildidfs.serve.messages import Answer, Request
@@ -74,12 +73,10 @@ _DROPS: Final = (b"/drop", b"/api/drop")
 class Page:
     """The page over the store of one worker; a context manager with a thread that takes surveys."""
 
-    def __init__(self, backend: Backend, settings: Settings, *, drop: bool = False) -> None:
-        """If ``drop``, visitors may upload files."""
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._store = backend.store
-        self._settings = settings
-        self._drops = drop
+        self._drops = backend.settings.serve.drop
         self._surveyor = Surveyor(backend.store)
         self._trends = Trends(backend.store)
         self._files = search.FileNameList(backend.store)
@@ -155,7 +152,7 @@ class Page:
         return overview.overview(
             self._store,
             self._surveyor.latest,
-            retention=self._settings.retention,
+            retention=self._backend.settings.retention,
             misses=self._backend.misses.every(),
             history=self._trends.rows(),
         )

@@ -315,7 +315,7 @@ GRACE_S: Final = 3600
 _MOST_AT_ONCE: Final = 1 << 16
 
 
-class Collected(msgspec.Struct):
+class Collected(msgspec.Struct, rename={"ids": "build_ids"}):
     """Counts of the leftovers; all were removed except those in quarantine.
 
     ``ids`` counts build IDs with leftovers, ``blobs`` and ``bytes`` files without a row, ``drafts``
