@@ -262,7 +262,8 @@ class Container(msgspec.Struct):
     """A container, image or package that files were captured of.
 
     ``mount_name`` is its directory in ``containers/`` of a mount, and its name in URLs. A limit has
-    removed all bytes of ``removed`` build IDs; ``coverage`` includes them, except in its count.
+    removed all bytes of ``removed`` build IDs, the last at ``last_removed``; ``coverage`` includes
+    them, except in its count.
     ``unnamed`` is True for a mount namespace of which no name is known.
     """
 
@@ -277,6 +278,7 @@ class Container(msgspec.Struct):
     coverage: IdShares
     trend: list[Trend] = []
     unnamed: bool = False
+    last_removed: float | None = None
 
 
 class Image(msgspec.Struct):

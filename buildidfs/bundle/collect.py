@@ -23,6 +23,7 @@ from buildidfs.capture.base import PinnedFile, reached
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.catalog.containers import Names
+from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.formats.elf.identify import ElfFile
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from buildidfs.model import Access, Artifact
     from buildidfs.store import NewCapture, OriginRecord, Store
 
-NOT_CAPTURED: Final = "never captured"
 NO_SUPPLEMENT: Final = "dwz file never captured, which debuginfo in the bundle refers to"
 
 _PLACES: Final = 16
@@ -82,6 +82,7 @@ def collect(
     absent: list[bundle_archive.Absent] = []
     waiting = sorted(wanted, reverse=True)
     supplements: dict[BuildId, AltLink] = {}
+    holdings = CoverageLookup(store)
     while waiting:
         build_id = waiting.pop()
         ordinal = store.index.ordinal(build_id)
@@ -92,7 +93,8 @@ def collect(
         origins = store.index.origins(ordinal) if ordinal is not None else []
         if build_id in wanted:
             path = _path(store, build_id, origins, wanted[build_id])
-            absent += _missing(build_id, artifacts, path)
+            why = "" if artifacts else holdings.why_absent(build_id)
+            absent += _missing(build_id, artifacts, path, why)
         elif not artifacts:
             name = supplements[build_id].name.decode("utf-8", "replace")
             absent.append(bundle_archive.Absent(build_id.hex(), NO_SUPPLEMENT, name))
@@ -177,11 +179,11 @@ def _path(store: Store, build_id: BuildId, origins: list[OriginRecord], given: b
 
 
 def _missing(
-    build_id: BuildId, artifacts: list[Artifact], path: str
+    build_id: BuildId, artifacts: list[Artifact], path: str, why: str
 ) -> list[bundle_archive.Absent]:
     kinds = {artifact.kind for artifact in artifacts}
     if not kinds:
-        return [bundle_archive.Absent(build_id.hex(), NOT_CAPTURED, path)]
+        return [bundle_archive.Absent(build_id.hex(), why, path)]
     if Kind.EXECUTABLE in kinds and Kind.DEBUGINFO not in kinds:
         return [bundle_archive.Absent(build_id.hex(), "no debuginfo was captured", path)]
     if kinds == {Kind.DEBUGINFO}:

@@ -22,7 +22,7 @@ from buildidfs.store import CapturedContainer
 from buildidfs.store.index.locations import is_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.catalog.coverage import BinaryCoverage
     from buildidfs.store import Store
@@ -94,6 +94,12 @@ def reported(container: CapturedContainer) -> str:
     return container.label + suffix(container)
 
 
+def full_name(container: CapturedContainer) -> str:
+    """Return name and label of a container for reports; without a name, only the label."""
+    name = container.called.shown
+    return f"{name} ({reported(container)})" if name else reported(container)
+
+
 def suffix(container: CapturedContainer) -> str:
     """Return the part of a label for reports that tells an imitation from a container of root."""
     owner = container.owner
@@ -146,10 +152,11 @@ def find(store: Store, text: str) -> list[CapturedContainer]:
     found = [each for each in store.containers.every() if is_meant(each.label)]
     found = [each for each in found if not suffix(each)] or found
     found = found or [each for each in store.containers.every() if reported(each) == text]
-    if not found:
-        why = Removals(store).why_gone(text) or f"no container {text} was seen; {last_ones(store)}"
-        raise ArtifactMissing(why)
-    return sorted(found, key=lambda each: -each.last_seen_ns)
+    held = [each for each in found if not each.is_empty]
+    if not held:
+        why = Removals(store).why_gone(text, found)
+        raise ArtifactMissing(why or f"no container {text} was seen; {last_ones(store)}")
+    return sorted(held, key=lambda each: -each.last_seen_ns)
 
 
 def build_ids(store: Store, text: str) -> dict[BuildId, bytes]:
@@ -172,14 +179,16 @@ class ContainerFiles(msgspec.Struct, frozen=True):
     """A container and the files of it that the store has.
 
     ``build_ids`` is the number of their build IDs, ``size`` the total bytes of the different files.
-    ``removed`` is the number of its other build IDs, of which a limit has removed all bytes.
-    ``shares`` are the parts of all these build IDs.
+    ``removed`` is the number of its other build IDs, of which a limit has removed all bytes, the
+    last at the time ``last_removed`` (Unix time in seconds; None if there was none). ``shares`` are
+    the parts of all these build IDs.
     """
 
     container: CapturedContainer
     build_ids: int
     size: int
     removed: int
+    last_removed: int | None
     shares: IdShares
 
 
@@ -199,6 +208,7 @@ class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: float
     build_ids: int
     removed: int
+    last_removed: int | None
     bytes: int
     coverage: IdShares
 
@@ -214,8 +224,9 @@ class Removals:
 
     def __init__(self, store: Store) -> None:
         self._of: dict[int, set[BuildId]] = {}
+        self._last: dict[int, Removal] = {}
         self.gone: dict[str, Removal] = {}
-        """The last removals of containers without any file left, by label."""
+        """The last removals of containers without a row in the store, by label."""
         numbers: dict[tuple[str, bytes], int] = {}
         for row in store.journal.removed():
             if not row.container or row.removed is None:
@@ -224,18 +235,30 @@ class Removals:
             if key not in numbers:
                 found = store.containers.placed(row.container, row.cgroup)
                 numbers[key] = 0 if found is None else found.number
-            self._of.setdefault(numbers[key], set()).add(row.build_id)
-            if not numbers[key]:
+            number = numbers[key]
+            self._of.setdefault(number, set()).add(row.build_id)
+            self._last[number] = row.removed | self._last.get(number)
+            if not number:
                 self.gone[row.container] = row.removed | self.gone.get(row.container)
 
     def of(self, container: CapturedContainer) -> set[BuildId]:
         """Return the build IDs of a container of which a limit has once removed files."""
         return self._of.get(container.number, set())
 
-    def why_gone(self, text: str) -> str | None:
-        """Return the reason why a container that a user means has no files; None if none fits."""
+    def last(self, container: CapturedContainer) -> Removal | None:
+        """Return the last removal of files of a container; None if there was none."""
+        return self._last.get(container.number)
+
+    def why_gone(self, text: str, found: Iterable[CapturedContainer] = ()) -> str | None:
+        """Return the reason why a container that a user means has no files; None if none fits.
+
+        ``found`` are the containers with a row that the user means.
+        """
         from buildidfs.capture.origin.container import fits
 
+        for each in found:
+            if (last := self.last(each)) is not None:
+                return f"all files of container {full_name(each)} were {remedies.removed(last)}"
         for label, removed in self.gone.items():
             if fits(text, label):
                 return f"all files of container {label} were {remedies.removed(removed)}"
@@ -280,7 +303,9 @@ def contents(
         sum(row.symbols >= Quality.SYMTAB for row in known),
         sum(row.debuginfo for row in known),
     )
-    return ContainerFiles(container, len(rows), sum(sizes.values()), removed, shares)
+    last = removals.last(container) if removed else None
+    when = None if last is None else last.time
+    return ContainerFiles(container, len(rows), sum(sizes.values()), removed, when, shares)
 
 
 def summary(row: ContainerFiles) -> ContainerSummary:
@@ -301,6 +326,7 @@ def summary(row: ContainerFiles) -> ContainerSummary:
         last_seen=its.last_seen_ns / 1e9,
         build_ids=row.build_ids,
         removed=row.removed,
+        last_removed=row.last_removed,
         bytes=row.size,
         coverage=row.shares,
     )
@@ -310,7 +336,11 @@ def last_seen(
     store: Store, wanted: Callable[[CapturedContainer], bool], limit: int, removals: Removals
 ) -> tuple[list[ContainerFiles], int]:
     """Return the containers seen last, at most ``limit`` (0: all), and the number of all wanted."""
-    every = [each for each in store.containers.every() if wanted(each)]
+    every = [
+        each
+        for each in store.containers.every()
+        if not (each.is_empty and removals.last(each) is None) and wanted(each)
+    ]
     chosen = heapq.nlargest(limit or len(every), every, key=lambda each: each.last_seen_ns)
     holdings = CoverageLookup(store)
     return [contents(store, each, holdings, removals) for each in chosen], len(every)

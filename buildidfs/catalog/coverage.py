@@ -156,12 +156,14 @@ class CoverageLookup:
     def _look(self, build_id: BuildId) -> tuple[bool, Quality, bool, str]:
         ordinal = self._store.index.ordinal(build_id)
         if ordinal is None:
-            return False, Quality.NONE, False, self.removed(build_id) or self._absent
+            return False, Quality.NONE, False, self.why_absent(build_id)
         return self.of(ordinal)
 
-    @property
-    def _absent(self) -> str:
-        return NOT_CAPTURED if self._viewer is None else NOT_SERVED
+    def why_absent(self, build_id: BuildId | None) -> str:
+        """Return the reason why the store has no bytes of a build ID. A viewer does not learn of
+        files that it may not read.
+        """
+        return self.removed(build_id) or (NOT_CAPTURED if self._viewer is None else NOT_SERVED)
 
     def removals(self) -> dict[BuildId, Removal]:
         """Return the last removal by a limit of each build ID; it may have been captured since."""
@@ -194,8 +196,7 @@ class CoverageLookup:
         if not held and self._viewer is None and store.aliases.is_ambiguous(ordinal):
             return False, Quality.NONE, False, SHARED
         if not held:
-            removed = self.removed(store.index.build_id(ordinal))
-            return False, Quality.NONE, False, removed or self._absent
+            return False, Quality.NONE, False, self.why_absent(store.index.build_id(ordinal))
         if Kind.KALLSYMS in held:
             return True, Quality.SYMTAB, False, ""
         symbols = max(artifact.quality for artifact in held.values())

@@ -54,6 +54,7 @@ NOT_KEPT: Final = "it was seen, and its bytes are not in the store"
 REMOVED: Final = "removed to make room"
 AGED: Final = "removed because it was unused for longer than max-age"
 DAMAGED: Final = "removed because its blob was damaged and no file had the same bytes"
+REMOVALS: Final = (REMOVED, AGED, DAMAGED)
 NOT_SERVED: Final = "nothing is held under this build ID that every user may read"
 COMPLETE: Final = "nothing is missing: the store has names for it"
 UNREAD: Final = "the store has its DWARF, but the symbolizer of this host finds no line in it"
@@ -337,7 +338,7 @@ def removed(what: Removal) -> str:
 
 def without_time(why: str) -> str:
     """Return a reason without the time of a removal."""
-    return next((each for each in (REMOVED, AGED, DAMAGED) if why.startswith(each)), why)
+    return next((each for each in REMOVALS if why.startswith(each)), why)
 
 
 def of_reason(why: str) -> Remedy:

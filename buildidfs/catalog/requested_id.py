@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.catalog import history
 from buildidfs.catalog.containers import Names
+from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
 from buildidfs.formats.elf.other_ids import is_typed
 from buildidfs.linux import openat2
@@ -44,8 +45,8 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
 
     A path means the file that is there now if the store knows it, else the last file that was seen
     there on this host, or in containers if all had the same build ID. ``container`` restricts the
-    search to one container. An ID that only the journal has must be whole. Raises `InvalidBuildId`,
-    `AmbiguousBuildId`, `ArtifactMissing`.
+    search to one container. If the store has no such build ID, one that only the journal has is
+    meant. Raises `InvalidBuildId`, `AmbiguousBuildId`, `ArtifactMissing`.
     """
     if is_path(text):
         if not os.path.lexists(text) and (found := store.aliases.named(text)) is not None:
@@ -53,14 +54,15 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
         return _at_path(store, text, container)
     try:
         return store.match(text)
-    except ArtifactMissing as missing:
-        try:
-            whole = BuildId.from_hex(text)
-        except InvalidBuildId:
-            raise missing from None
-        if not store.journal.of(whole):
+    except ArtifactMissing:
+        seen = store.journal.beginning(text.lower()) if _HEX.fullmatch(text) else set()
+        if not seen:
             raise
-        return whole
+    if len(seen) > 1:
+        shown = ", ".join(sorted(map(str, seen))[:_MOST_SHOWN])
+        more = ", ..." if len(seen) > _MOST_SHOWN else ""
+        raise AmbiguousBuildId(f"{text} is ambiguous: {shown}{more}")
+    return seen.pop()
 
 
 def file(store: Store, build_id: BuildId, text: str) -> Artifact | None:
@@ -86,7 +88,9 @@ def artifact(store: Store, build_id: BuildId, text: str, kind: str | None) -> Ar
         if (found := store.index.artifact(ordinal, each)) is not None:
             return found
     shared = why_ambiguous(store, build_id)
-    raise ArtifactMissing(shared or f"no {kind or 'file'} is kept for build ID {build_id}")
+    removed = CoverageLookup(store).removed(build_id)
+    removed = removed and f": {removed}"
+    raise ArtifactMissing(shared or f"no {kind or 'file'} is kept for build ID {build_id}{removed}")
 
 
 def why_ambiguous(store: Store, build_id: BuildId) -> str | None:

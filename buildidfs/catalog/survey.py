@@ -140,9 +140,13 @@ def _count_containers(
     """Count the public containers seen last; ``spread`` gets the number of containers
     by ordinal.
     """
-    every = [each for each in store.containers.every() if each.public]
-    last = heapq.nlargest(MOST_CONTAINERS, every, key=lambda each: each.last_seen_ns)
     removals = containers.Removals(store)
+    every = [
+        each
+        for each in store.containers.every()
+        if each.public and not (each.is_empty and removals.last(each) is None)
+    ]
+    last = heapq.nlargest(MOST_CONTAINERS, every, key=lambda each: each.last_seen_ns)
     files = 0
     images: dict[str, dict[int, BinaryCoverage]] = {}
     for container in last:
@@ -165,7 +169,7 @@ def _count_containers(
         survey.containers.append(containers.contents(store, container, holdings, removals, each))
         spread.update(seen.keys())
         image = image_of(container)
-        if image:
+        if image and seen:
             images.setdefault(image, {}).update(seen)
     survey.left_out = len(every) - len(survey.containers)
     for image, rows in images.items():

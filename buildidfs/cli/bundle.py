@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from buildidfs.answers import Removed
+from buildidfs.catalog import remedies
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.output import (
@@ -125,7 +126,7 @@ def _report_lacking(
 ) -> int:
     """Print on standard error which files the bundle lacks, and return the exit status.
 
-    Raises `IncompleteError` if a file was never captured.
+    Raises `IncompleteError` if the store has no file of a build ID.
     """
     from buildidfs.bundle import collect as bundles
     from buildidfs.cli.output import report_nameless
@@ -139,19 +140,23 @@ def _report_lacking(
                 " send the output of buildidfs repair",
                 err=True,
             )
-    reasons = [each.why for each in manifest.absent]
+    reasons = [remedies.without_time(each.why) for each in manifest.absent]
     has_profile = any(named.is_profile for named in inputs.values())
-    if has_profile and bundles.NOT_CAPTURED in reasons and not session.is_quiet:
+    if has_profile and remedies.NOT_CAPTURED in reasons and not session.is_quiet:
         terminal.print_text(
             "buildidfs scan perf-data --all also captures files that no sample fell into", err=True
         )
-    ids, supplements = map(reasons.count, (bundles.NOT_CAPTURED, bundles.NO_SUPPLEMENT))
-    words = [f"{ids} of {counted(wanted, 'build ID')}"] if ids else []
-    words += (
-        [f"{counted(supplements, 'dwz file')} of debuginfo in the bundle"] if supplements else []
-    )
+    whole = counted(wanted, "build ID")
+    words = [
+        f"{count} of {whole} were {why}"
+        for why in (remedies.NOT_CAPTURED, *remedies.REMOVALS)
+        if (count := reasons.count(why))
+    ]
+    if supplements := reasons.count(bundles.NO_SUPPLEMENT):
+        dwz = counted(supplements, "dwz file")
+        words.append(f"{dwz} of debuginfo in the bundle were {remedies.NOT_CAPTURED}")
     if words:
-        raise IncompleteError(f"{' and '.join(words)} were never captured")
+        raise IncompleteError(", ".join(words))
     return IncompleteError.exit_code if any(lacking) else 0
 
 
@@ -207,10 +212,10 @@ def _print_manifest(manifest: Manifest) -> None:
         f" {size(sum(blobs.values()))}{_of_sources(manifest)}",
         err=True,
     )
-    reasons = Counter(each.why for each in manifest.absent)
+    reasons = Counter(remedies.without_time(each.why) for each in manifest.absent)
     for why, count in reasons.most_common():
         terminal.print_text(f"{count} absent: {one_line(why)}", err=True)
-        absent = [each for each in manifest.absent if each.why == why]
+        absent = [each for each in manifest.absent if remedies.without_time(each.why) == why]
         for each in absent[:_SHOWN]:
             path = printable(each.path.encode("utf-8", "surrogateescape")) or "-"
             click.echo(f"    {each.build_id[: table.SHORT_ID]}  {path}", err=True)

@@ -221,6 +221,9 @@ def containers(
             hidden.append(counted(unnamed, "namespace") + " without a container")
         if hidden:
             session.explain_empty(f"{' and '.join(hidden)}, see --all")
+        for each in [each.container for each in found if not each.build_ids][:_GONE]:
+            if (why := removals.why_gone("", [each])) is not None:
+                session.explain_empty(why)
         if lost := sum(row.removed for row in rows):
             ids = counted(lost, "build ID")
             session.explain_empty(f"{ids} of them removed to make room, see buildidfs journal")

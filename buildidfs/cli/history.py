@@ -306,7 +306,9 @@ def _print(taken: Overview) -> None:
     if taken.host.build_ids:
         rows.append(("the host", taken.host))
     named = [each for each in taken.containers if not each.unnamed]
-    rows += [(each.name, each.coverage) for each in named[:_CONTAINERS]]
+    for each in named[:_CONTAINERS]:
+        removed = f" ({counted(each.removed, 'build ID')} removed)" if each.removed else ""
+        rows.append((each.name + removed, each.coverage))
     rows += [(f"image {each.image}", each.coverage) for each in taken.images[:_CONTAINERS]]
     click.echo(f"{'IDS':>7} {'BINARIES':>8} {'SYMBOLS':>8} {'DEBUGINFO':>9}  OF")
     for name, share in rows:

@@ -20,7 +20,8 @@ directory is empty. A directory has a higher number than its parent.
 A container has at most `MAX_ENTRIES` rows; further files are not recorded here. If there are more
 than `MAX_CONTAINERS`, or more rows in total than `MAX_CONTENTS`, the owner with the most (see
 `place_shares`) loses the containers last seen longest ago; each transaction removes more rows than
-it has added. A row without an owner was written by an older version.
+it has added. A row without an owner was written by an older version. A container keeps its row, but
+no directory in the mount, if a limit has removed all its files, because the journal names it.
 """
 
 from __future__ import annotations
@@ -404,7 +405,8 @@ class CapturedContainer(msgspec.Struct, frozen=True):
     ``name`` is its directory in `containers/`, ``label`` and ``token`` are `label_of` and
     `token_of` its places. ``called`` has its names and its image. ``id`` and each of these are
     empty if unknown. Times are in nanoseconds of Unix time. ``public`` is True if all users could
-    read one of its files. ``owner`` is that of its share (`place_shares`).
+    read one of its files. ``owner`` is that of its share (`place_shares`). ``is_empty`` is True if
+    a limit has removed all its files.
     """
 
     number: int
@@ -418,6 +420,7 @@ class CapturedContainer(msgspec.Struct, frozen=True):
     token: bytes = b""
     public: bool = False
     owner: str = ""
+    is_empty: bool = False
 
 
 class ContainerEntry(msgspec.Struct, frozen=True):
@@ -478,8 +481,9 @@ def unpack_container(number: int, value: bytes) -> tuple[CapturedContainer, Cont
     texts = map(_container_text, (row.label, row.id, row.host, row.owner))
     label, its_id, host, owner = texts
     found = CapturedContainer(
-        number, row.name, label, its_id, row.names, host, first, last, row.token, row.public, owner
-    )
+        number, row.name, label, its_id, row.names, host, first, last, row.token, row.public, owner,
+        not row.entries,
+    )  # fmt: skip
     return found, row
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from buildidfs.capture import elf_file
 from buildidfs.capture.archive import stream
+from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import StoreError, UsageError
 from buildidfs.formats.elf import code_file
 from buildidfs.formats.elf import header as elf_header
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from buildidfs.store.permissions import Viewer
     from buildidfs.symbolize.programs import RunningSymbolizer
 
-NEVER_CAPTURED: Final = "never captured"
 NO_ELF_FILE: Final = "captured, but not as an ELF file"
 NOT_BELIEVED: Final = "its debuginfo is believed too little, see buildidfs show"
 SHARED: Final = (
@@ -121,6 +121,7 @@ class Symbolizer:
     ) -> None:
         self._store = store
         self._viewer = viewer
+        self._holdings = CoverageLookup(store, viewer)
         self.placement = Placement(store)
         self.name, self._path = programs.find(program)
         self._program: RunningSymbolizer | None = None
@@ -273,7 +274,7 @@ class Symbolizer:
         store = self._store
         ordinal = store.index.ordinal(build_id)
         if ordinal is None or not store.index.kinds(ordinal) or self._viewer is not None:
-            return NEVER_CAPTURED  # a viewer does not learn of files that it may not read
+            return self._holdings.why_absent(build_id)
         if store.aliases.is_ambiguous(ordinal):
             return SHARED
         withheld = bool(store.index.variants(ordinal, Kind.DEBUGINFO))

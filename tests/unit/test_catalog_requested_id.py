@@ -53,10 +53,13 @@ def test_beginning_of_an_id(store: Store) -> None:
         requested_id.build_id(store, "0303")
 
 
-def test_id_in_the_journal_is_given_in_full(store: Store) -> None:
+def test_beginning_of_an_id_in_the_journal(store: Store) -> None:
     store.note_seen([NewSeen(sighting(b"/app"), THREE)])
     assert requested_id.build_id(store, str(THREE)) == THREE
-    with pytest.raises(ArtifactMissing):
+    assert requested_id.build_id(store, str(THREE)[:10].upper()) == THREE
+    other = BuildId(bytes(THREE)[:5] + b"other")
+    store.note_seen([NewSeen(sighting(b"/other"), other)])
+    with pytest.raises(AmbiguousBuildId, match=f"{other}, {THREE}|{THREE}, {other}"):
         requested_id.build_id(store, str(THREE)[:10])
 
 

@@ -121,6 +121,7 @@ def container(
         coverage=msgspec.structs.replace(row.shares, build_ids=row.build_ids),
         trend=_trend_of(known, 0, called),
         unnamed=called == label and is_namespace(label),
+        last_removed=row.last_removed,
     )
 
 

@@ -466,6 +466,16 @@ class Journal:
         )
 
     @whole
+    def beginning(self, digits: str) -> set[BuildId]:
+        """Return the build IDs that begin with hexadecimal digits, or the one that equals them;
+        reads every row.
+        """
+        found = {location_rows.build_id_in(row) for _, row in self._every()}
+        fitting = {BuildId(each) for each in found if each.hex().startswith(digits)}
+        whole = {each for each in fitting if each.hex() == digits}
+        return whole or fitting
+
+    @whole
     def removals(self) -> dict[BuildId, Removal]:
         """Return the last removal by a limit of each build ID; reads every row."""
         found: dict[BuildId, Removal] = {}

@@ -32,9 +32,11 @@ from buildidfs.store.location_rows import (
     TIMES,
     VALUE,
     ContainerRow,
+    journal_prefix,
     offset_of,
     pack_container,
     pack_entry,
+    removal_in,
     unpack_container,
 )
 
@@ -430,18 +432,23 @@ class ContainerPruner(_ContainerTables):
         super().__init__(environment, txn)
         self._artifacts = environment.tables["artifacts"]
         self._variants = environment.tables["variants"]
+        self._journal = environment.tables["journal"]
 
     def drop(self, origin: Origin, ordinal: int) -> None:
-        """Remove a build ID from a place, with directories and containers that become empty."""
+        """Remove a build ID from a place, with directories and containers that become empty.
+
+        A container whose last file a limit has removed keeps its row, because the journal names
+        the container.
+        """
         names = components(origin.path) if label_of(origin) else None
         if names is None:
             return
         for name in names_of(origin, token_of(origin)):
             number = self._txn.get(name, db=self._labels)
             if number is not None:
-                self._drop(number, names, ordinal)
+                self._drop(number, names, ordinal, origin)
 
-    def _drop(self, container: bytes, names: list[bytes], ordinal: int) -> None:
+    def _drop(self, container: bytes, names: list[bytes], ordinal: int, origin: Origin) -> None:
         number = int.from_bytes(container, "big")
         keys: list[bytes] = []
         directory = of = kind = variant = 0
@@ -464,10 +471,16 @@ class ContainerPruner(_ContainerTables):
         row = _row_in(raw)
         if row is None:
             return
-        if has_any(self._txn, self._contents, container):
+        if has_any(self._txn, self._contents, container) or self._is_in_journal(origin):
             self._count_down(container, raw, row, dropped)
         else:
             self._remove(container, row)
+
+    def _is_in_journal(self, origin: Origin) -> bool:
+        """Return True if the journal says that a limit has removed a file at a place."""
+        prefix = journal_prefix(origin.path, origin.mnt_ns_id)
+        rows = prefixed(self._txn, self._journal, prefix)
+        return any(removal_in(row) is not None for _, row in rows)
 
     def _has(self, ordinal: int, kind: int, variant: int) -> bool:
         best = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)

@@ -86,11 +86,16 @@ class Containers:
 
     def lookup_container(self, name: bytes) -> int:
         """Return the node of an entry of ``containers``, `nodes.ABSENT` if there is none."""
-        number = self._store.containers.number(name)
+        number = self._number(self._store.containers.number(name))
         if number:
             return nodes.of_browsing(nodes.FORM_CONTAINER, number)
-        number = self._store.containers.linked(name)
+        number = self._number(self._store.containers.linked(name))
         return nodes.of_browsing(nodes.FORM_ALIAS, number, _NAME_LINK) if number else nodes.ABSENT
+
+    def _number(self, number: int | None) -> int:
+        """Return the number of a container, 0 if the store has none of its files any more."""
+        container = self._store.containers.get(number) if number else None
+        return 0 if container is None or container.is_empty else container.number
 
     def containers(self, after: int) -> Iterator[tuple[bytes, int, int]]:
         """Yield the entries of ``containers`` whose offset is beyond ``after``: name,
@@ -99,11 +104,13 @@ class Containers:
         tree = self._store.containers
         # A larger number is invalid.
         for container in tree.every(after) if after < _LINKS_AFTER else ():
+            if container.is_empty:
+                continue
             node = nodes.of_browsing(nodes.FORM_CONTAINER, container.number)
             yield container.name, node, container.number
         start = max(after - _LINKS_AFTER, 0)
         for container in tree.every(start) if start <= nodes.NUMBER_MASK else ():
-            name = link_key(container.called)[1:]
+            name = b"" if container.is_empty else link_key(container.called)[1:]
             if name and tree.linked(name) == container.number and tree.number(name) is None:
                 node = nodes.of_browsing(nodes.FORM_ALIAS, container.number, _NAME_LINK)
                 yield name, node, _LINKS_AFTER + container.number
@@ -127,7 +134,7 @@ class Containers:
 
     def exists(self, node: int) -> bool:
         """Return True if the container of a node still exists."""
-        return self._store.containers.get(nodes.container_of(node)[0]) is not None
+        return self._number(nodes.container_of(node)[0]) != 0
 
     def text(self, node: int) -> bytes:
         """Return the text of a file about a container; empty if its content is unknown."""
