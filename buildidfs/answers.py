@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from buildidfs.store.retention.eviction import Policy
-    from buildidfs.store.retention.tally import Evicted as EvictedBlob
-    from buildidfs.store.retention.tally import Evictions, Tally
+    from buildidfs.store.values import Evicted as EvictedBlob
+    from buildidfs.store.values import Evictions, Tally
 
 NOT_RUNNING: Final = "not running"
 """The mode if no watch runs."""

@@ -127,7 +127,7 @@ class Store:
 
 def _pinned(item: tuple[Path, IO[bytes]]) -> Found:
     from buildidfs.capture.base import PinnedFile, Unreadable
-    from buildidfs.linux import machine, statx
+    from buildidfs.linux import inodes, machine
 
     path, file = os.fsencode(item[0]), item[1]
     try:
@@ -137,7 +137,7 @@ def _pinned(item: tuple[Path, IO[bytes]]) -> Found:
         return Unreadable.of(path, error)
     origin = Origin(
         path,
-        statx.identity(fd),
+        inodes.identity(fd),
         host=machine.host_name(),
         trust=Trust.UNKNOWN,
         scanner="python",

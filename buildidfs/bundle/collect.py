@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.archive import stream
 from buildidfs.capture.base import PinnedFile, reached
 from buildidfs.capture.origin.builder import access_of
@@ -27,7 +27,7 @@ from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import CapabilityError, IntegrityError, UsageError
 from buildidfs.formats import bundle_archive, symbolizer_output
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import file_ops, machine, openat2
+from buildidfs.linux import file_ops, inodes, machine
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.names import printable
@@ -200,7 +200,7 @@ def _supplement(store: Store, build_id: BuildId, artifact: Artifact) -> AltLink 
     if artifact.kind is not Kind.DEBUGINFO or artifact.quality < Quality.DEBUGINFO:
         return None
     with store.open_blob(artifact.digest) as blob:
-        described = elf_file.describe(blob.fileno(), build_id)
+        described = base.describe(blob.fileno(), build_id)
     return None if isinstance(described, Absence) else described.altlink
 
 
@@ -290,7 +290,7 @@ def _list_sources(
 
 def _opened(path: bytes) -> int:
     try:
-        return openat2.open_regular(path)
+        return inodes.open_regular(path)
     except OSError as error:
         raise UsageError(f"cannot read {printable(path)}: {error.strerror}") from error
 
@@ -358,7 +358,7 @@ def _pinned(
             verified.add(digest)
             build_id = BuildId.from_hex(item.build_id)
             kind = item.kind_of if item.kind_of in (Kind.VDSO, Kind.KALLSYMS) else None
-            has = elf_file.describe(copy.fileno(), build_id)
+            has = base.describe(copy.fileno(), build_id)
             own = has if isinstance(has, Absence) else has.shared or has.build_id
             if isinstance(has, ElfFile) and build_id not in (has.build_id, has.shared):
                 raise IntegrityError(f"blob {digest} of the bundle has build ID {own}")

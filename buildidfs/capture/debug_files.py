@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs import names
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.config import DEBUG_DIRECTORIES
 from buildidfs.formats.elf import splitdwarf
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
-from buildidfs.linux import openat2, statx
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
 from buildidfs.model import Absence, BuildId, FileIdentity, Kind
 
@@ -106,12 +106,12 @@ class Opener:
 
     def open(self, root_fd: int, path: bytes) -> tuple[int, FileIdentity]:
         """Pin the file at a path of a root (O_PATH), and return its identity."""
-        with closing_on_error(openat2.open_in_root(root_fd, path, os.O_PATH)) as path_fd:
-            return path_fd, statx.identity(path_fd)
+        with closing_on_error(inodes.open_in_root(root_fd, path, os.O_PATH)) as path_fd:
+            return path_fd, inodes.identity(path_fd)
 
     def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
         """Return a descriptor that reads a pinned regular file, and True if it reads a copy."""
-        return openat2.reopen_regular(path_fd), False
+        return inodes.reopen_regular(path_fd), False
 
 
 class Companions:
@@ -185,7 +185,7 @@ class Companions:
         if companion.fd < 0:
             return []
         try:
-            described = elf_file.describe(companion.fd, companion.build_id)
+            described = base.describe(companion.fd, companion.build_id)
             if not isinstance(described, ElfFile):
                 return []
             return [(self._real_path(companion), described)]
@@ -304,9 +304,9 @@ def debug_directories(
     for path in dict.fromkeys((*usual, *_named_by_gdb(root_fd, opener))):
         with (
             contextlib.suppress(OSError),
-            closing_fd(openat2.open_in_root(root_fd, path, os.O_PATH | os.O_DIRECTORY)) as fd,
+            closing_fd(inodes.open_in_root(root_fd, path, os.O_PATH | os.O_DIRECTORY)) as fd,
         ):
-            if statx.identity(fd, ask=False).dev not in refused_devices:
+            if inodes.identity(fd, ask=False).dev not in refused_devices:
                 found.append(path)
     return tuple(found)
 
@@ -315,7 +315,7 @@ def have_build_ids(root_fd: int, directories: Iterable[bytes]) -> bool:
     """Return True if one of the directories has debug files by build ID. Does not raise."""
     for path in directories:
         with contextlib.suppress(OSError):
-            os.close(openat2.open_in_root(root_fd, path + _BY_ID, os.O_PATH | os.O_DIRECTORY))
+            os.close(inodes.open_in_root(root_fd, path + _BY_ID, os.O_PATH | os.O_DIRECTORY))
             return True
     return False
 
@@ -361,7 +361,7 @@ def package_id(path: bytes, fd: int, open_at: Callable[[bytes], int]) -> BuildId
         except OSError:
             continue  # treated like any other file that does not belong to it
         with closing_fd(owner_fd):
-            owner = elf_file.describe(owner_fd)
+            owner = base.describe(owner_fd)
         if isinstance(owner, ElfFile) and has_units(fd, owner.dwo_ids):
             return names.package_id(owner.build_id)
     return None
@@ -375,7 +375,7 @@ class _Proof(NamedTuple):
 
 
 def _has_id(build_id: BuildId) -> _Proof:
-    return _Proof(build_id, lambda file: elf_file.identify(file.fd, file.identity.size) == build_id)
+    return _Proof(build_id, lambda file: base.identify(file.fd, file.identity.size) == build_id)
 
 
 def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
@@ -384,7 +384,7 @@ def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
     """
 
     def belongs(companion: Companion) -> bool:
-        own_id = elf_file.own_id(companion.fd, companion.identity.size)
+        own_id = base.own_id(companion.fd, companion.identity.size)
         if own_id not in (build_id, Absence.NO_BUILD_ID):
             return False
         if companion.identity.size > CRC_MAX_BYTES or _crc(companion.fd) != link.crc:
@@ -409,13 +409,13 @@ def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
 
 def dwo_ids(fd: int) -> tuple[int, ...]:
     """Return the IDs that the first skeleton units of an open file refer to. Raises OSError."""
-    found = splitdwarf.skeletons(elf_file.reader(fd), os.fstat(fd).st_size, _SKELETONS)
+    found = splitdwarf.skeletons(base.reader(fd), os.fstat(fd).st_size, _SKELETONS)
     return tuple(skeleton.dwo_id for skeleton in found)
 
 
 def has_units(fd: int, dwo_ids: Iterable[int]) -> bool:
     """Return True if an open file is a .dwp file with one of these units. Raises OSError."""
-    packaged = splitdwarf.packaged(elf_file.reader(fd), os.fstat(fd).st_size)
+    packaged = splitdwarf.packaged(base.reader(fd), os.fstat(fd).st_size)
     return not packaged.isdisjoint(dwo_ids)
 
 

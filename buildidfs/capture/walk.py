@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.formats import proc_text
-from buildidfs.linux import mounts, openat2
+from buildidfs.linux import inodes, mounts
 from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _start(
         return
     link = b"/proc/self/fd/%d" % start_fd
     if stat.S_ISREG(status.st_mode):
-        yield WalkedFile(path, openat2.reopen_regular(start_fd))
+        yield WalkedFile(path, inodes.reopen_regular(start_fd))
     elif stat.S_ISDIR(status.st_mode):
         real = os.readlink(link).rstrip(b"/") + b"/"
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
@@ -260,4 +260,4 @@ def _open(name: str, directory_fd: int, known: Mounts) -> int:
     with closing_fd(os.open(name, _PIN, dir_fd=directory_fd)) as path_fd:
         if known.is_ours(os.fstat(path_fd).st_dev):  # a file may be a mount point
             return -1
-        return openat2.reopen_regular(path_fd)
+        return inodes.reopen_regular(path_fd)

@@ -490,10 +490,10 @@ def _truncated(store: Store, artifact: Artifact) -> str:
 
 def _described(store: Store, artifact: Artifact) -> ElfFile | Absence:
     """Describe the bytes of an artifact as ELF. Raises `IntegrityError`."""
-    from buildidfs.capture import elf_file
+    from buildidfs.capture import base
 
     with store.blobs.open(artifact.digest) as blob:
-        return elf_file.describe(blob.fileno())
+        return base.describe(blob.fileno())
 
 
 def _missing(store: Store, ordinal: int, removed: Removal | None) -> list[str]:

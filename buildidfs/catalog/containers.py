@@ -117,7 +117,7 @@ def meant(store: Store, text: str) -> Callable[[str], bool]:
 
     ``text`` may be a label, the beginning of an ID, or a name, see `ContainerNames.fits`.
     """
-    from buildidfs.capture.origin.container import fits
+    from buildidfs.capture.origin.builder import fits
 
     named = {each.label for each in store.containers.every() if each.called.fits(text)}
     return lambda label: label in named or fits(text, label)
@@ -254,7 +254,7 @@ class Removals:
 
         ``found`` are the containers with a row that the user means.
         """
-        from buildidfs.capture.origin.container import fits
+        from buildidfs.capture.origin.builder import fits
 
         for each in found:
             if (last := self.last(each)) is not None:

@@ -16,7 +16,7 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.answers import Sighted
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.catalog import containers
 from buildidfs.formats.container import cgroup
 from buildidfs.located import InContainer, path_fields, utf8
@@ -274,7 +274,7 @@ def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) ->
     """
     if names is None or seen.scanner in _PACKED:
         return seen.container
-    return container.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
+    return builder.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
 
 
 def sighted_fields(
@@ -293,7 +293,7 @@ def sighted_fields(
         "namespaces": {
             name: getattr(seen.namespaces, name) for name in seen.namespaces.__struct_fields__
         },
-        "apart": container.apart_names(seen.apart),
+        "apart": builder.apart_names(seen.apart),
         "host": seen.host,
         "scanner": seen.scanner,
         "first_seen": record.first_seen_ns / 1e9,

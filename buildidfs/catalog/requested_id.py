@@ -14,7 +14,7 @@ from buildidfs.catalog.containers import Names
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, InvalidBuildId, UsageError
 from buildidfs.formats.elf.other_ids import is_typed
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.names import printable
@@ -184,12 +184,12 @@ def id_at(path: bytes) -> BuildId | None:
     The owner of the path cannot make the caller wait, neither with a lease on the file nor with a
     FIFO that replaces it.
     """
-    from buildidfs.capture import elf_file
+    from buildidfs.capture import base
 
     try:
         check_readable(path)
-        with closing_fd(openat2.open_regular(path)) as fd:
-            found = elf_file.identify(fd)
+        with closing_fd(inodes.open_regular(path)) as fd:
+            found = base.identify(fd)
     except (OSError, UsageError):
         return None
     return found if isinstance(found, BuildId) else None

@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol
 import msgspec
 
 from buildidfs import names
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.archive import plain_files
 from buildidfs.capture.base import PinnedFile, Resighting, Unreadable
 from buildidfs.capture.origin.builder import Here
@@ -35,7 +35,7 @@ from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.line_files import line_files
-from buildidfs.linux import file_ops, openat2
+from buildidfs.linux import file_ops, inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, Sighting, Standing
 from buildidfs.store import NewCapture
@@ -293,7 +293,7 @@ def _build_id(item: PinnedFile | Resighting) -> BuildId | None:
     if isinstance(item, Resighting):
         return item.known.build_id
     try:
-        answer = item.build_id or elf_file.identify(item.fd)
+        answer = item.build_id or base.identify(item.fd)
     except OSError:
         return None
     finally:
@@ -444,7 +444,7 @@ class _Roots:
             if rest == path:
                 continue
             try:
-                return openat2.open_regular_in_root(fd, rest), os.path.join(root.path, rest)
+                return inodes.open_regular_in_root(fd, rest), os.path.join(root.path, rest)
             except OSError as error:
                 failure = error
         if failure is not None:

@@ -20,7 +20,7 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.answers import Going, IdShares, Lacking
-from buildidfs.capture.origin.container import reported
+from buildidfs.capture.origin.builder import reported
 from buildidfs.catalog import containers, remedies
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import BuildIdFsError

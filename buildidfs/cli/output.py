@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from buildidfs.ingest import ScanSummary
     from buildidfs.profile.inputs import NamedIds
     from buildidfs.store.retention.eviction import Policy
-    from buildidfs.store.retention.tally import Tally
+    from buildidfs.store.values import Tally
 
 
 _encode = msgspec.json.Encoder().encode

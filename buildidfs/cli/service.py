@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from buildidfs.answers import Process, Status, Verdict
-    from buildidfs.watch.activity import ActivityRow, StoreActivity
+    from buildidfs.watch.status import ActivityRow, StoreActivity
 
 
 _PARTLY = 3
@@ -504,7 +504,7 @@ def top(session: Session, once: bool, interval: float, layout: table.TableOption
     from buildidfs.catalog.containers import Names
     from buildidfs.store import Store
     from buildidfs.watch import status
-    from buildidfs.watch.activity import Activity
+    from buildidfs.watch.status import Activity
 
     activity = Activity()
 

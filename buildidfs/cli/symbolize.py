@@ -14,7 +14,7 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import counted, json_line, printable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf import script_output
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -207,7 +207,7 @@ def _read_list(path: str | None) -> dict[bytes, BuildId]:
     if path is None:
         return {}
     try:
-        with open(openat2.open_regular(path, pipe=True), "rb") as file:
+        with open(inodes.open_regular(path, pipe=True), "rb") as file:
             text = file.read(_LIST_MAX + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error

@@ -18,13 +18,12 @@ from buildidfs.formats import proc_text
 from buildidfs.linux import (
     credentials,
     file_ops,
+    inodes,
     machine,
     namespaces,
-    openat2,
     perf_event,
     procfs,
     sandbox_helper,
-    statx,
 )
 from buildidfs.linux.file_ops import closing_fd
 
@@ -263,7 +262,7 @@ def _mapped_files() -> ProbeOutcome:
 
 
 def _openat2() -> ProbeOutcome:
-    if openat2.have_openat2():
+    if inodes.have_openat2():
         return ok("the kernel keeps paths within a container's root")
     return degraded(
         "missing, or forbidden by a seccomp filter: paths in containers are walked step by step",
@@ -273,7 +272,7 @@ def _openat2() -> ProbeOutcome:
 
 def _mount_ids() -> ProbeOutcome:
     with closing_fd(os.open("/", os.O_PATH | os.O_CLOEXEC)) as fd:
-        unique = statx.unique_mount_id(fd)
+        unique = inodes.unique_mount_id(fd)
     if unique is None:
         return degraded(
             "none that are unique: unchanged files on tmpfs, overlayfs and loop devices are read"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs.linux.child import Supervised
 from buildidfs.linux.file_ops import closing_fd, on_error
-from buildidfs.linux.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -48,7 +48,7 @@ from buildidfs.fleet.link import (
     Reply,
     RequestLimits,
 )
-from buildidfs.linux import supervised
+from buildidfs.linux import child
 from buildidfs.linux.file_ops import close_fds, write_fully_at
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def main(words: Sequence[str]) -> None:
     threading.excepthook = lambda _: os._exit(1)  # it lacks memory
     with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as control:
         requests = _Requests(msgspec.msgpack.decode(control.recv(PACKET), type=Introduction))
-        supervised.report_ready(control)
+        child.report_ready(control)
         while True:
             data, fds, _, _ = socket.recv_fds(control, PACKET, 1)
             if not data:

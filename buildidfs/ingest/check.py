@@ -24,9 +24,10 @@ from buildidfs.errors import StoreDamaged, StoreLocked
 from buildidfs.ingest import scans
 from buildidfs.linux import machine
 from buildidfs.names import printable
-from buildidfs.store import Store, layout, schema
+from buildidfs.store import Store, schema
 from buildidfs.store.fsck import rebuild
-from buildidfs.store.fsck.faults import StoreFault
+from buildidfs.store.fsck.rules import StoreFault
+from buildidfs.store.index import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -134,7 +135,7 @@ def _opened(path: str) -> Store:
 def _damage(path: str) -> str | None:
     """Return the damage of an index that cannot be used at all; None if it can be used."""
     root = os.path.abspath(os.fsencode(path))
-    if (version := layout.read_format(root)) != schema.FORMAT_VERSION:
+    if (version := environment.read_format(root)) != schema.FORMAT_VERSION:
         return f"the index has format {version}, not {schema.FORMAT_VERSION}"
     try:
         if os.path.exists(os.path.join(root, b"index")) and not rebuild.is_readable(root):

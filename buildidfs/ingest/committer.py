@@ -22,13 +22,12 @@ import msgspec
 from msgspec.structs import replace
 
 from buildidfs.backoff import Attempts, Backoff
-from buildidfs.capture.base import Unreadable
-from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.base import Unreadable, memory_file
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreError, StoreFull
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, Sighting
 from buildidfs.store import CommitResult, NewAbsence, NewCapture, NewSeen, Staged
-from buildidfs.store.retention.tally import Tally
+from buildidfs.store.values import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.errors import IntegrityError, Recapturable
 from buildidfs.formats.elf import minidebug, other_ids
 from buildidfs.formats.elf.identify import ElfFile
@@ -59,7 +59,7 @@ def _staged(
 def _capture(
     staged: Staged, described: ElfFile, sighting: Sighting, quality: Quality
 ) -> NewCapture | None:
-    found = elf_file.describe(staged.fd, described.build_id)
+    found = base.describe(staged.fd, described.build_id)
     if not isinstance(found, ElfFile) or not _belongs(found, described):
         staged.close()
         return None
@@ -81,7 +81,7 @@ def _capture(
         quality,
         found.scripts,
         found.segments,
-        aliases=other_ids.aliases(found, elf_file.reader(staged.fd), staged.size, crc=True),
+        aliases=other_ids.aliases(found, base.reader(staged.fd), staged.size, crc=True),
     )
 
 
@@ -132,7 +132,7 @@ def unpacked(
         data = _completed(staged.fd, described)
         if data is None:
             return None
-        with closing_fd(elf_file.memory_file(b"debug", data)) as fd:
+        with closing_fd(base.memory_file(b"debug", data)) as fd:
             return _staged(store, fd, described, sighting, Quality.DYNSYM)
 
 
@@ -148,7 +148,7 @@ def _completed(fd: int, described: ElfFile) -> bytes | bytearray | None:
     data = _unpacked(packed, limit)
     if data is None:
         return None
-    dynamic = minidebug.dynamic_symbols(elf_file.reader(fd), os.fstat(fd).st_size)
+    dynamic = minidebug.dynamic_symbols(base.reader(fd), os.fstat(fd).st_size)
     return None if dynamic is None else minidebug.completed(data, dynamic)
 
 
@@ -219,8 +219,8 @@ def _make(store: Store, digest: Digest, build_id: BuildId) -> None:
         return
     with (
         store.blobs.open(digest) as blob,
-        open(elf_file.scratch_file(), "w+b") as debug,
-        open(elf_file.scratch_file(), "w+b") as scratch,
+        open(base.scratch_file(), "w+b") as debug,
+        open(base.scratch_file(), "w+b") as scratch,
     ):
         described = other_ids.describe(blob.read_at, blob.size, build_id)
         if isinstance(described, Absence) or described.build_id != build_id:

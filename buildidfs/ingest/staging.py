@@ -21,7 +21,7 @@ unnoticed. Four checks do that; attacks have shown that none of them can be left
 3. **Inode, change time and size when a blob is opened** (`store/blobs/verify`): if they are not
    those of its row, the whole blob is read. While a blob is open, its mtime shows writes
    (`Blob.was_written`).
-4. **The monthly scrub** (`store/fsck/scrub`) reads everything: a disk changes bytes without times.
+4. **The monthly scrub** (`store/fsck/check`) reads everything: a disk changes bytes without times.
 
 The store also remembers no file that changed less than two seconds before it was read
 (`store/write/transaction`), because the times of a network filesystem come from another clock.
@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.errors import BuildIdFsError, Recapturable
 from buildidfs.formats.elf import other_ids
 from buildidfs.ingest import derived
 from buildidfs.ingest.committer import WithMini, discard
-from buildidfs.linux import file_ops, statx
+from buildidfs.linux import file_ops, inodes
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import (
     OWNER,
@@ -108,12 +108,12 @@ def take(store: Store, pinned: PinnedFile) -> Outcome:
             # Taken before the first read and compared after the last one: a write in between
             # changes the change time, unless both fall into one tick of the clock, which
             # `premature` excludes.
-            before = statx.identity(pinned.fd)
+            before = inodes.identity(pinned.fd)
             identity = _identity(pinned, before)
             # Asked before and after the copy: a writer may have come and gone meanwhile.
             was_fixed = is_fixed(pinned, identity)
             outcome = _attempt(store, pinned, identity)
-            if outcome is not None and statx.identity(pinned.fd) == before:
+            if outcome is not None and inodes.identity(pinned.fd) == before:
                 return _lasting(outcome, was_fixed and is_fixed(pinned, identity))
             # The copy may be half old and half new, under the build ID of either half.
             if isinstance(outcome, NewCapture):
@@ -158,7 +158,7 @@ def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcom
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id
     if pinned.kind is None and pinned.build_id is None:
-        hint = elf_file.identify(pinned.fd)
+        hint = base.identify(pinned.fd)
         if isinstance(hint, Absence):
             return NewAbsence(identity, sighting.seen_ns, hint)
         # The digest is of bytes that were read from the source. If they change afterwards, `take`
@@ -221,7 +221,7 @@ def _missing_aliases(store: Store, fd: int, held: Held, origin: Origin) -> tuple
     """
     if store.aliases.of(held.digest):
         return ()
-    described = elf_file.describe(fd)
+    described = base.describe(fd)
     if isinstance(described, Absence):
         return ()
     return _aliases(store, fd, held.size, described, held.digest, origin)
@@ -236,7 +236,7 @@ def _described(store: Store, staged: Staged, pinned: PinnedFile, sighting: Sight
             sighting, staged, pinned.build_id, kinds, Quality.SYMTAB, aliases=(alias,)
         )
     # Only this process can write the copy. The source may be another file by now.
-    described = elf_file.describe(staged.fd, pinned.build_id)
+    described = base.describe(staged.fd, pinned.build_id)
     if isinstance(described, Absence):
         return NewAbsence(sighting.origin.identity, sighting.seen_ns, described)
     capture = NewCapture(
@@ -277,7 +277,7 @@ def _aliases(
     is_debug = described.kinds == (Kind.DEBUGINFO,)
     has_others = not is_debug and any(_others(store, described, own, origin))
     code = is_nameless or has_others
-    return other_ids.aliases(described, elf_file.reader(fd), size, code=code, crc=is_debug)
+    return other_ids.aliases(described, base.reader(fd), size, code=code, crc=is_debug)
 
 
 def _codes(

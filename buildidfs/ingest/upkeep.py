@@ -423,11 +423,11 @@ def altlinks(store: Store) -> Callable[[Digest], BuildId | None]:
     """Return a function from the digest of a debug file to the build ID of its dwz file."""
 
     def altlink(digest: Digest) -> BuildId | None:
-        from buildidfs.capture import elf_file
+        from buildidfs.capture import base
 
         with contextlib.suppress(BuildIdFsError, OSError):
             with store.blobs.open(digest) as blob:
-                described = elf_file.describe(blob.fileno())
+                described = base.describe(blob.fileno())
             if not isinstance(described, Absence) and described.altlink is not None:
                 return described.altlink.build_id
         return None

@@ -177,7 +177,7 @@ def stores_files(fd: int, status: os.stat_result | None = None) -> bool:
 def mount_magic(mount: int, namespace: int = 0) -> int:
     """Return the magic number of the filesystem of a mount; no server is asked.
 
-    ``mount`` is a number of `statx.unique_mount_id`, ``namespace`` one of `namespaces.mnt_ns_id`,
+    ``mount`` is a number of `inodes.unique_mount_id`, ``namespace`` one of `namespaces.mnt_ns_id`,
     or 0 for our own. Raises OSError: ENOENT if it is not mounted there, ENOSYS before Linux 6.8
     (commit 46eae99ef7330), and EINVAL for other namespaces before 6.11 (commit 71aacb4c8c76b).
     """

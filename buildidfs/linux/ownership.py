@@ -95,11 +95,11 @@ def _is_unmapped(uid: int) -> bool:
 def read_own(path: str | bytes | os.PathLike[str], most: int) -> bytes:
     """Return the content of a file that this process obeys, up to ``most`` bytes.
 
-    Raises OSError: PermissionError if other users may change the file, see `openat2.open_regular`.
+    Raises OSError: PermissionError if other users may change the file, see `inodes.open_regular`.
     """
-    from buildidfs.linux import openat2  # takes long to import; most commands do not need it
+    from buildidfs.linux import inodes
 
-    with open(openat2.open_regular(path), "rb", buffering=0) as file:
+    with open(inodes.open_regular(path), "rb", buffering=0) as file:
         if weak := weak_place(path):
             raise PermissionError(f"it {weak}")
         clause, command = weakness(os.fstat(file.fileno()))

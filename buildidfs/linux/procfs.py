@@ -21,7 +21,7 @@ import os
 import struct
 from collections.abc import Iterator
 
-from buildidfs.linux import openat2, syscalls
+from buildidfs.linux import inodes, syscalls
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Mapping
 
@@ -290,11 +290,11 @@ def open_map_file(pid_fd: int, start: int, end: int) -> int:
     # could map a device in its place.
     name = map_file_name(start, end)
     with closing_fd(os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)) as path_fd:
-        return openat2.reopen_regular(path_fd)
+        return inodes.reopen_regular(path_fd)
 
 
 def open_root(pid_fd: int) -> int:
-    """Pin the root directory of the process (O_PATH), for `openat2.open_in_root`.
+    """Pin the root directory of the process (O_PATH), for `inodes.open_in_root`.
 
     Raises OSError.
     """

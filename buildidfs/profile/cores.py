@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.capture.scan import core as scan_core
 from buildidfs.capture.scan.by_build_id import SoughtFiles, WantedScanner
 from buildidfs.capture.scan.core import CoreFile, is_core
@@ -224,7 +224,7 @@ def _containers(store: Store, main: CoreBinary | None) -> list[str]:
         return []
     places = history.at_path(store, main.path)
     labels = [
-        container.shown(place.container, place.cgroup)
+        builder.shown(place.container, place.cgroup)
         for place in places
         if place.build_id == main.build_id
     ]

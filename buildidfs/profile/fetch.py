@@ -22,8 +22,7 @@ from buildidfs.profile import inputs
 from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream import agent
 from buildidfs.upstream.fetcher import FAILED, Upstreams, token_of
-from buildidfs.upstream.options import FetchOptions, of_settings
-from buildidfs.upstream.server import DownloadSpool
+from buildidfs.upstream.options import DownloadSpool, FetchOptions, of_settings
 from buildidfs.upstream.servers import servers_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from buildidfs.catalog.containers import Names
 from buildidfs.catalog.coverage import Coverage, CoverageLookup
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf.headers import CPUMODE, USER
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId
 from buildidfs.names import printable
 from buildidfs.profile import cores, reading
@@ -81,7 +81,7 @@ def _head(path: bytes) -> bytes:
     if os.path.isdir(path):  # perf record --threads
         return _PERF[0]
     try:
-        with open(openat2.open_regular(path), "rb") as file:
+        with open(inodes.open_regular(path), "rb") as file:
             return file.read(18)
     except OSError as error:
         raise UsageError(f"cannot read {printable(path)}: {error.strerror}") from error
@@ -272,11 +272,11 @@ def _of_core(store: Store, path: bytes) -> NamedIds:
 
 
 def _own(path: bytes) -> BuildId:
-    from buildidfs.capture import elf_file
+    from buildidfs.capture import base
     from buildidfs.model import Absence
 
-    with open(openat2.open_regular(path), "rb") as file:
-        found = elf_file.identify(file.fileno())
+    with open(inodes.open_regular(path), "rb") as file:
+        found = base.identify(file.fileno())
     if isinstance(found, Absence):
         raise UsageError(f"{printable(path)}: {found.value}")
     return found
@@ -319,7 +319,7 @@ def coverage_of_processes(
     Each mapping of each process counts.
     """
     from buildidfs.capture.base import Unreadable
-    from buildidfs.capture.origin.container import shown
+    from buildidfs.capture.origin.builder import shown
     from buildidfs.capture.process.mapped_by import Mapper, Mappers
 
     rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture.base import PinnedFile
-from buildidfs.capture.elf_file import memory_file
-from buildidfs.capture.origin import container
+from buildidfs.capture.base import PinnedFile, memory_file
+from buildidfs.capture.origin import builder
 from buildidfs.errors import BuildIdFsError
 from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf import jit
 from buildidfs.formats.perf.headers import CPUMODE, USER
 from buildidfs.ingest import Ingest
-from buildidfs.linux import machine, procfs, statx
+from buildidfs.linux import inodes, machine, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, FileIdentity, Sighting, fingerprint
 
@@ -137,7 +136,7 @@ class JitNames:
             self._made[chosen.path] = GeneratedCode(
                 process.pid,
                 process.comm,
-                container.shown(process.origin.container, process.origin.cgroup, process.owner),
+                builder.shown(process.origin.container, process.origin.cgroup, process.owner),
                 process.name,
                 build_id,
                 len(symbols),
@@ -167,7 +166,7 @@ class JitNames:
 
 def _still_runs(each: JitMap) -> bool:
     process = each.process
-    if process.origin.host != machine.host_name() or process.boot_id != statx.boot_id().hex():
+    if process.origin.host != machine.host_name() or process.boot_id != inodes.boot_id().hex():
         return False
     try:
         pid_fd = procfs.open_pid(process.pid)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.catalog.remedies import AMBIGUOUS, NO_BUILD_ID, OTHER_FILE, OTHER_HOST
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL
@@ -331,7 +331,7 @@ class Matcher:
         for row in self._store.journal.at(None, path):
             if not self.tells(row.build_id):
                 continue
-            label = container.reported(row)
+            label = builder.reported(row)
             if (row.build_id, row.mnt_ns_id, label) not in seen:
                 yield SightedId(
                     row.build_id,
@@ -398,7 +398,7 @@ def _candidate(store: Store, ordinal: int, record: OriginRecord) -> Iterable[Sig
     origin = record.origin
     yield SightedId(
         build_id,
-        container.reported(origin),
+        builder.reported(origin),
         origin.namespaces.mnt,
         origin.mnt_ns_id,
         origin.host,

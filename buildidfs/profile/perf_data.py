@@ -19,7 +19,7 @@ from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
 from buildidfs.formats.perf.stream import RecordStream
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import close_fds, closing_fd, on_error, read_fully
 from buildidfs.model import ByteRange
 
@@ -145,15 +145,15 @@ class Profile:
     def _open(self) -> None:
         with closing_fd(os.open(self.path, os.O_PATH | os.O_CLOEXEC)) as path_fd:
             if not stat.S_ISDIR(os.fstat(path_fd).st_mode):
-                self._add(self.path, openat2.reopen_regular(path_fd))
+                self._add(self.path, inodes.reopen_regular(path_fd))
                 return
         with closing_fd(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             names = [os.fsencode(name) for name in os.listdir(fd)]
             if _MAIN not in names:
                 raise UsageError("is a directory without a file 'data': not a perf.data file")
             for name in [_MAIN, *sorted(filter(_PART.fullmatch, names), key=_number)]:
-                with closing_fd(openat2.pin_entry(fd, name)) as path_fd:  # follows no link
-                    part = openat2.reopen_regular(path_fd)
+                with closing_fd(inodes.pin_entry(fd, name)) as path_fd:  # follows no link
+                    part = inodes.reopen_regular(path_fd)
                 self._add(os.path.join(self.path, name), part)
 
     def _add(self, path: bytes, fd: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.answers import Explained, Finding
-from buildidfs.capture.origin.container import reported
+from buildidfs.capture.origin.builder import reported
 from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.catalog import remedies, requested_id
 from buildidfs.catalog.containers import Names, meant

@@ -30,8 +30,8 @@ from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.host_header import is_loopback
 from buildidfs.http_limits import Lane, Places, Rate, client_of
 from buildidfs.linux import child, sdnotify, syscalls
+from buildidfs.linux.child import END_SIGNALS, SupervisorLoop
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.linux.supervisor import END_SIGNALS, SupervisorLoop
 from buildidfs.serve import messages
 from buildidfs.serve.backend import Backend
 from buildidfs.serve.connection import Connection, HttpServer, Shared

@@ -5,7 +5,7 @@ Outsiders open a `Store` and use its parts and the values listed here; `bundle`,
 `placement`, `run_files` and `fsck` are imported by the few modules that need them. Imports point
 down within the store:
 
-    bundle, export, placement -> store -> fsck -> commit -> retention -> write, layout
+    bundle, export, placement -> store -> fsck -> commit -> retention -> write
     -> index, blobs, values -> coordination, run_files -> location_rows -> schema -> errors
 
 The store knows nothing of scanners, mounts or commands.

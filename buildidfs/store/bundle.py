@@ -25,7 +25,7 @@ from buildidfs.errors import IntegrityError, StoreError, UsageError
 from buildidfs.formats import bundle_archive
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf import other_ids
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import Fd, closing_fd, on_error, read_fully, write_fully
 from buildidfs.model import (
     EVERYBODY,
@@ -44,7 +44,6 @@ from buildidfs.model import (
     Trust,
 )
 from buildidfs.names import printable
-from buildidfs.store import layout
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.files import BlobFile, Blobs, BlobState, Staged
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
@@ -156,7 +155,7 @@ class BundleFile:
         """Raises `UsageError` if there is no such file, `IntegrityError` if it is not a bundle."""
         self._shown = shown = printable(os.fsencode(path))
         try:
-            fd = openat2.open_regular(path)
+            fd = inodes.open_regular(path)
         except OSError as error:
             raise UsageError(f"cannot read {shown}: {error.strerror}") from error
         try:
@@ -455,7 +454,7 @@ def open_bundle(file: BundleFile, access: Access) -> BundleStore:
         cleaned = Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         fcntl.flock(cleaned, fcntl.LOCK_EX)
         path = os.fsencode(directory)
-        layout.make(path, None)
+        environment.make(path, None)
         return BundleStore(path, file, access, cleaned)
     except OSError as error:
         raise StoreError(f"no place for the index of a bundle: {error.strerror}") from error

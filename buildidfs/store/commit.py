@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from buildidfs.errors import StoreFull
-from buildidfs.store import coordination
+from buildidfs.store import coordination, values
 from buildidfs.store.blobs.files import Staged
-from buildidfs.store.retention import tally
 from buildidfs.store.values import CommitResult, NewSeen, Outcome, claimed
 from buildidfs.store.write.locations import JournalWriter
 from buildidfs.store.write.provenance import of_captures
@@ -58,7 +57,7 @@ class _Batch:
         """
         for new in self.captures:
             if isinstance(new.content, Staged) and new in self:
-                from buildidfs.store.retention.recapture import recapturable_place
+                from buildidfs.store.retention.plan import recapturable_place
 
                 if recapturable_place(self._env, new.sighting.origin):
                     self._dropped.add(id(new))
@@ -173,9 +172,9 @@ class Commits:
         journal = JournalWriter(self._env, txn)
         journal.add(seen)
         if keeper is not None and any(each.omitted for each in seen):
-            row = tally.load(self._env, txn)
+            row = values.load(self._env, txn)
             row.omitted += journal.omitted
-            tally.save(self._env, txn, row)
+            values.save(self._env, txn, row)
 
     def _with_room(
         self,

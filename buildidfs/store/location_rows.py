@@ -19,7 +19,7 @@ directory is empty. A directory has a higher number than its parent.
 
 A container has at most `MAX_ENTRIES` rows; further files are not recorded here. If there are more
 than `MAX_CONTAINERS`, or more rows in total than `MAX_CONTENTS`, the owner with the most (see
-`place_shares`) loses the containers last seen longest ago; each transaction removes more rows than
+`share_at`) loses the containers last seen longest ago; each transaction removes more rows than
 it has added. A row without an owner was written by an older version. A container keeps its row, but
 no directory in the mount, if a limit has removed all its files, because the journal names it.
 """
@@ -405,7 +405,7 @@ class CapturedContainer(msgspec.Struct, frozen=True):
     ``name`` is its directory in `containers/`, ``label`` and ``token`` are `label_of` and
     `token_of` its places. ``called`` has its names and its image. ``id`` and each of these are
     empty if unknown. Times are in nanoseconds of Unix time. ``public`` is True if all users could
-    read one of its files. ``owner`` is that of its share (`place_shares`). ``is_empty`` is True if
+    read one of its files. ``owner`` is that of its share (`share_at`). ``is_empty`` is True if
     a limit has removed all its files.
     """
 

@@ -41,7 +41,7 @@ import msgspec
 from buildidfs import __version__
 from buildidfs.errors import StoreError, StoreLocked
 from buildidfs.formats import proc_text
-from buildidfs.linux import mounts, statx
+from buildidfs.linux import inodes, mounts
 from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
 from buildidfs.names import printable
 
@@ -367,7 +367,7 @@ def _kernel() -> str:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    return f"{statx.boot_id().hex()}:{namespace}"
+    return f"{inodes.boot_id().hex()}:{namespace}"
 
 
 def _as_json(facts: dict[str, object]) -> dict[str, object]:

@@ -108,7 +108,7 @@ and all other rows without a reference, are removed after all mounts were inform
 
 **origins**. The place is digest, path, host, container, mnt_ns_id, dev, ino. At most 256 rows for a
 build ID: a further row replaces the one last seen longest ago of the owner with the most (see
-`place_shares`), but never the very first; root of the host has a reserve. Last seen is kept to the
+`share_at`), but never the very first; root of the host has a reserve. Last seen is kept to the
 minute. A place is public if all users could read the file there: ``reach`` is 7, and
 ``mode`` has all three read bits. Other places are shown only to users who may read the file
 according to ``uid``, ``gid``, and those bits of ``mode`` that ``reach`` allows.
@@ -164,7 +164,7 @@ seen is kept to the minute; the other fields are those of the last sighting writ
 room for the bytes of a recapturable file, the row ends with the identity of the file. If a limit
 has removed the bytes, the time and the kinds of the removed artifacts follow. *recent* has one row
 for each of *journal*, in order of last seen, with a hash of the owner of its share
-(`place_shares`). At most 2**20 rows: a further row removes up to a 32nd of them, of the owners with
+(`share_at`). At most 2**20 rows: a further row removes up to a 32nd of them, of the owners with
 the most those last seen longest ago.
 """
 

@@ -24,7 +24,6 @@ from buildidfs.errors import StoreError
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Kind
 from buildidfs.names import printable
-from buildidfs.store import layout
 from buildidfs.store.blobs.files import Blobs, Staged, digest_of
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import not_to_be_written
@@ -34,7 +33,7 @@ from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.history import History
 from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
 from buildidfs.store.index.queries import Index
-from buildidfs.store.retention.pins import Pins
+from buildidfs.store.retention.plan import Pins
 from buildidfs.store.values import Held, StoreStats
 
 if TYPE_CHECKING:
@@ -57,9 +56,15 @@ if TYPE_CHECKING:
     from buildidfs.store.retention.eviction import Evictor, Policy
     from buildidfs.store.retention.plan import AltLinks, Choice
     from buildidfs.store.retention.removal import Collected, RemovalResult
-    from buildidfs.store.retention.tally import Evictions, Tally
     from buildidfs.store.run_files import LostFiles
-    from buildidfs.store.values import CommitResult, NewAbsence, NewCapture, NewSeen
+    from buildidfs.store.values import (
+        CommitResult,
+        Evictions,
+        NewAbsence,
+        NewCapture,
+        NewSeen,
+        Tally,
+    )
 
 StorePath = str | bytes | os.PathLike[str]
 
@@ -124,8 +129,8 @@ class Store:
         """
         root = os.path.abspath(os.fsencode(path))
         if create and not read_only and not os.path.exists(os.path.join(root, b"format")):
-            layout.make(root, map_size)
-        env = layout.acquire(root, read_only=read_only, map_size=map_size)
+            environment.make(root, map_size)
+        env = environment.acquire_present(root, read_only=read_only, map_size=map_size)
         with on_error(partial(environment.release, env)):
             with env.read() as txn:
                 load_counters(env, txn)
@@ -358,19 +363,19 @@ class Store:
         """Return the counts of the blobs removed to make room and of the omitted files, since the
         store was made.
         """
-        from buildidfs.store.retention import tally
+        from buildidfs.store import values
 
         env = self._opened()
         with env.read() as txn:
-            return tally.load(env, txn)
+            return values.load(env, txn)
 
     def recapturable_place(self, origin: Origin) -> str | None:
         """Return the place at which the host still has the file of an origin; None if it may be
         gone.
         """
-        from buildidfs.store.retention import recapture
+        from buildidfs.store.retention import plan
 
-        return recapture.recapturable_place(self._opened(), origin)
+        return plan.recapturable_place(self._opened(), origin)
 
     def enforce(self) -> None:
         """Remove the blobs that the policy given to `retain` does not allow to stay. Raises
@@ -396,7 +401,7 @@ class Store:
     @property
     def tally(self) -> Tally:
         """Return the counts of the blobs that the policy removed since the last `take_tally`."""
-        from buildidfs.store.retention.tally import Tally
+        from buildidfs.store.values import Tally
 
         return Tally() if self._keeper is None else self._keeper.tally
 
@@ -423,21 +428,21 @@ class Store:
 
         Raises `UsageError` for a name of more than 390 bytes.
         """
-        from buildidfs.store.retention import pins
+        from buildidfs.store.retention import plan
 
-        return pins.pin(self._writable(), build_ids, name, time.time_ns())
+        return plan.pin(self._writable(), build_ids, name, time.time_ns())
 
     def unpin(self, build_ids: Iterable[BuildId]) -> int:
         """Remove pins without a name; return their number."""
-        from buildidfs.store.retention import pins
+        from buildidfs.store.retention import plan
 
-        return pins.unpin(self._writable(), build_ids)
+        return plan.unpin(self._writable(), build_ids)
 
     def unpin_name(self, name: bytes) -> int:
         """Remove all pins with a name; return their number."""
-        from buildidfs.store.retention import pins
+        from buildidfs.store.retention import plan
 
-        return pins.unpin_name(self._writable(), name)
+        return plan.unpin_name(self._writable(), name)
 
     def fold_uses(self) -> int:
         """Record the uses in the files that readers have left, and return the number of new uses.

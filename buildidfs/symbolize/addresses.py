@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.archive import stream
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.errors import StoreError, UsageError
@@ -283,7 +283,7 @@ class Symbolizer:
     def _supplement(self, artifact: Artifact) -> tuple[BuildId, Artifact] | None:
         try:
             with self._store.open_blob(artifact.digest) as blob:
-                described = elf_file.describe(blob.fileno())
+                described = base.describe(blob.fileno())
         except OSError as error:
             raise StoreError(f"blob {artifact.digest}: {error.strerror}") from error
         if not isinstance(described, ElfFile) or described.altlink is None:

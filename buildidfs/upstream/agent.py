@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.errors import BuildIdFsError
-from buildidfs.linux import supervised
-from buildidfs.linux.supervised import Supervised
+from buildidfs.linux import child
+from buildidfs.linux.child import Supervised
 from buildidfs.model import BuildId, Kind
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def serve(
 
     ``opened`` opens the store; its errors are raised.
     """
-    supervised.report_ready(pipe)
+    child.report_ready(pipe)
     with contextlib.closing(opened()) as store, upstreams_of(store) as upstreams:
         pool = ThreadPoolExecutor(workers, "fetch")
 

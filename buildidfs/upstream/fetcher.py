@@ -6,27 +6,37 @@
 
 No claim of a server about a file is believed. The file must contain the build ID, be complete, and
 have the requested kind. Otherwise it is dropped, and the next server is asked.
+
+All threads and processes of a store fetch a file once (`alone`). A server that fails is not
+asked for a while (`Breaker`): otherwise each of hundreds of missing files would wait for a server
+that hangs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import errno
+import fcntl
 import logging
 import os
+import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs import names
-from buildidfs.capture import elf_file
+from buildidfs.backoff import Attempts, Backoff
+from buildidfs.capture import base
 from buildidfs.capture.base import PinnedFile
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.errors import BuildIdFsError
 from buildidfs.ingest import Ingest
-from buildidfs.linux import statx
-from buildidfs.linux.file_ops import on_error
+from buildidfs.linux import inodes
+from buildidfs.linux.file_ops import closing_fd, on_error
 from buildidfs.model import (
     EVERYBODY,
     Absence,
@@ -39,8 +49,7 @@ from buildidfs.model import (
     fingerprint,
 )
 from buildidfs.store.absent_files import AbsentFiles
-from buildidfs.upstream.breaker import Breaker
-from buildidfs.upstream.server import (
+from buildidfs.upstream.options import (
     DownloadSpool,
     NotThere,
     RequestedFile,
@@ -48,15 +57,110 @@ from buildidfs.upstream.server import (
     Unavailable,
 )
 from buildidfs.upstream.servers import servers_of
-from buildidfs.upstream.single_flight import alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.store import Store
-    from buildidfs.upstream.options import FetchOptions
-    from buildidfs.upstream.server import Server, ServerFile
+    from buildidfs.upstream.options import FetchOptions, Server, ServerFile
+
+
+_NAME: Final = b"lock"
+_RETRY_S: Final = 0.05
+# struct flock, of which open file description locks use all but the process ID.
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+_BUSY: Final = frozenset((errno.EAGAIN, errno.EACCES))
+
+
+@contextlib.contextmanager
+def alone(directory: bytes, key: bytes, patience_s: float) -> Iterator[bool]:
+    """Lock a key against other threads and processes while the block runs; yield True if one of
+    them had it at first.
+
+    A lock on one byte of the file ``upstream/lock`` stands for a key; the kernel releases it when
+    its process ends. If it is kept for longer than ``patience_s``, the block runs without it.
+    """
+    try:
+        path = os.path.join(directory, _NAME)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield False  # the store cannot be written, so no file can be added either
+        return
+    with closing_fd(fd):
+        at = int.from_bytes(fingerprint(key, 8), "little") >> 2
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        deadline = time.monotonic() + patience_s
+        was_busy = False
+        while not _taken(fd, lock) and time.monotonic() < deadline:
+            was_busy = True
+            time.sleep(_RETRY_S)
+        yield was_busy
+
+
+def _taken(fd: int, wanted: bytes) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except OSError as error:
+        return error.errno not in _BUSY  # without locks a file may be fetched twice, at worst
+    return True
+
+
+FAILURES: Final = 3
+"""The number of failures in a row after which a server is not asked any more. One is enough if the
+server hangs or refuses us.
+"""
+_PAUSES: Final = Backoff(15.0, 600.0, jitter=0.2)
+_REFUSED_S: Final = 300.0
+
+
+class Breaker:
+    """The state of one server. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._probes = Attempts(_PAUSES)
+        self._probing = False
+        self.why = ""
+        """The last failure as a text, while the server is not asked."""
+
+    def admits(self) -> bool:
+        """Return True if the server may be asked. The caller then reports the result to `succeeded`
+        or `failed`.
+
+        When the pause is over, one request tests the server. All others are refused until this
+        request is done.
+        """
+        with self._lock:
+            if not self._probes.failures:
+                return True
+            if self._probing or not self._probes.is_due:
+                return False
+            self._probing = True
+            return True
+
+    def succeeded(self) -> None:
+        """Record that the server has answered, even if only that a file is absent."""
+        with self._lock:
+            self._failures = 0
+            self._probes.succeeded()
+            self._probing = False
+            self.why = ""
+
+    def failed(self, error: Unavailable) -> None:
+        """Record that the server could not be asked."""
+        with self._lock:
+            self._failures += 1
+            was_probe, self._probing = self._probing, False
+            if not (error.hangs or error.lasting or was_probe or self._failures >= FAILURES):
+                return
+            if not was_probe and not self._probes.is_due:
+                return  # of several requests that failed together, the first one counted
+            least = _REFUSED_S if error.lasting else 0.0
+            self._probes.failed(max(least, min(error.after, _PAUSES.most)))
+            self.why = str(error)
+
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +388,7 @@ class Upstreams:
             return
         try:
             with self._store.blobs.open(artifact.digest) as blob:
-                described = elf_file.describe(blob.fileno())
+                described = base.describe(blob.fileno())
         except (BuildIdFsError, OSError):
             return
         if isinstance(described, Absence) or described.supplement is None:
@@ -297,12 +401,12 @@ class Upstreams:
 
 def _check(fd: int, wanted: RequestedFile) -> ElfFile:
     """Describe a file, and check that it is the requested one. Raises `Unacceptable`, OSError."""
-    own = elf_file.own_id(fd)
+    own = base.own_id(fd)
     if isinstance(own, Absence):
         raise Unacceptable(f"sent a file that is unusable: {own}")
     if own != wanted.build_id:
         raise Unacceptable(f"sent a file with another build ID, {own}")
-    described = elf_file.describe(fd)
+    described = base.describe(fd)
     if isinstance(described, Absence):
         raise Unacceptable(f"sent a file that is unusable: {described}")
     if described.truncated:
@@ -326,4 +430,4 @@ def token_of(store_path: bytes) -> str:
     """Return the name of a store in requests to servers, by which the store recognises its own
     requests.
     """
-    return "buildidfs-" + fingerprint(statx.boot_id() + os.path.realpath(store_path), 8).hex()
+    return "buildidfs-" + fingerprint(inodes.boot_id() + os.path.realpath(store_path), 8).hex()

@@ -30,7 +30,7 @@ import msgspec
 from buildidfs import __version__
 from buildidfs.backoff import Backoff
 from buildidfs.linux import file_ops
-from buildidfs.upstream.server import NotThere, Unacceptable, Unavailable
+from buildidfs.upstream.options import NotThere, Unacceptable, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

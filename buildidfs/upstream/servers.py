@@ -24,17 +24,17 @@ from buildidfs.capture import walk
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.errors import UsageError, needs_extra
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import PUBLIC_ACCESS, Access, Kind
-from buildidfs.upstream.options import without_password
-from buildidfs.upstream.server import (
+from buildidfs.upstream.options import (
     NotThere,
     ServerFile,
     Unavailable,
     forwarded,
     host_of,
     identity_of_copy,
+    without_password,
 )
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from buildidfs.model import BuildId
     from buildidfs.upstream.http_client import HttpClient
-    from buildidfs.upstream.options import FetchOptions
-    from buildidfs.upstream.server import DownloadSpool, RequestedFile, Server
+    from buildidfs.upstream.options import DownloadSpool, FetchOptions, RequestedFile, Server
 
 _KINDS: Final = {Kind.EXECUTABLE: "executable", Kind.DEBUGINFO: "debuginfo"}
 _ABSENT: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP))
@@ -190,7 +189,7 @@ def _paths(build_id: BuildId, kind: Kind) -> Iterator[bytes]:
 def _opened(root_fd: int, path: bytes) -> ServerFile | None:
     """Open a regular file below a directory; None if there is none. Raises `Unavailable`."""
     try:
-        fd = openat2.open_regular_in_root(root_fd, path)
+        fd = inodes.open_regular_in_root(root_fd, path)
     except OSError as error:
         if error.errno in _ABSENT:
             return None

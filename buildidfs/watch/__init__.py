@@ -4,7 +4,7 @@
 `daemon.Watch` runs the catcher's `client`, the scans and the `pipeline` on one store. `sightings`
 says where a caught file was seen, `jit` follows generated code, `history_writer` counts, `state`
 is what the watch reports about itself, and `metrics` publishes it. `up` starts and finds the
-processes of a store, `supervise` keeps them running, and `status` alone judges them.
+processes of a store, and keeps them running; `status` alone judges them.
 
 Only the command line and the page use it; it writes no output.
 """

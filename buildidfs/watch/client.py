@@ -21,7 +21,7 @@ from buildidfs.capture.live import protocol
 from buildidfs.capture.live.protocol import CatcherFailed, Forget
 from buildidfs.errors import BuildIdFsError, CapabilityError
 from buildidfs.linux import procfs
-from buildidfs.linux.supervised import Supervised
+from buildidfs.linux.child import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -36,7 +36,7 @@ from buildidfs.capture.live.protocol import (
     Refused,
     Silent,
 )
-from buildidfs.capture.origin import container, container_names
+from buildidfs.capture.origin import builder, container_names
 from buildidfs.capture.process.gate import REMEDY, STUCK_S, ProcessGate, described
 from buildidfs.capture.process.jit_files import JitFinder, JitOwner
 from buildidfs.capture.process.process import Ways
@@ -52,7 +52,7 @@ from buildidfs.linux.sdnotify import Notifier
 from buildidfs.names import printable
 from buildidfs.shares import HOST, FairQueue, Share
 from buildidfs.store import run_files
-from buildidfs.store.index.place_shares import share_at
+from buildidfs.store.index.locations import share_at
 from buildidfs.watch.client import Watcher
 from buildidfs.watch.history_writer import Minutes
 from buildidfs.watch.jit import JitFollower
@@ -566,16 +566,16 @@ class Watch(ResultListener):
         if not wanted:
             return True
         names = container_names.names_of(origin)
-        return any(container.fits(text, origin.container, names) for text in wanted)
+        return any(builder.fits(text, origin.container, names) for text in wanted)
 
     def captured(self, sighting: Sighting, build_id: BuildId) -> None:
         origin = sighting.origin
-        self._sources.add(container.reported(origin), origin.identity.size, share_at(origin))
+        self._sources.add(builder.reported(origin), origin.identity.size, share_at(origin))
         self._on_event(Event("captured", sighting, build_id))
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         origin = sighting.origin
-        shown = container.reported(origin)
+        shown = builder.reported(origin)
         self._lose(sighting, reason, build_id)
         self._on_event(Event("not captured", sighting, build_id, reason))
         now = time.monotonic()
@@ -595,7 +595,7 @@ class Watch(ResultListener):
     def _lose(self, sighting: Sighting, reason: str, build_id: BuildId | None) -> None:
         at = sighting.origin
         self._losses.add(
-            reason, container.reported(at), at.mnt_ns_id,
+            reason, builder.reported(at), at.mnt_ns_id,
             path=at.path, build_id=build_id, share=share_at(at),
         )  # fmt: skip
 

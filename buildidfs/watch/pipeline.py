@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.backoff import Backoff
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.base import Found, PinnedFile, Unreadable, resighted
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Patience
@@ -30,12 +30,12 @@ from buildidfs.ingest import staging
 from buildidfs.ingest.committer import ROW_DELAYS, Trouble, WatchCounters
 from buildidfs.ingest.pending_files import LetGo, PendingFile, PendingFiles
 from buildidfs.ingest.pipeline import Job, Pipeline, StoreMemo
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
-from buildidfs.store.retention.recapture import is_fresh
+from buildidfs.store.retention.plan import is_fresh
 
 if TYPE_CHECKING:
     from buildidfs.capture.live.protocol import Caught
@@ -427,7 +427,7 @@ class Live(Pipeline):
         build_id = pending.build_id if pending is not None else file.build_id
         if build_id is None and pending is None and file.fd >= 0:
             with contextlib.suppress(OSError):
-                found = elf_file.identify(file.fd)
+                found = base.identify(file.fd)
                 build_id = found if isinstance(found, BuildId) else None
         if build_id is not None:
             self._committer.see(file.sighting, build_id)
@@ -570,6 +570,6 @@ class CaughtFiles:
 
 
 def _opened(path_fd: int) -> tuple[int, BuildId | None]:
-    with closing_on_error(openat2.reopen_regular(path_fd)) as fd:
-        found = elf_file.identify(fd)
+    with closing_on_error(inodes.reopen_regular(path_fd)) as fd:
+        found = base.identify(fd)
     return fd, found if isinstance(found, BuildId) else None

@@ -12,7 +12,7 @@ import msgspec
 
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container_names
-from buildidfs.capture.origin.container import fits
+from buildidfs.capture.origin.builder import fits
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.catalog.containers import Names
 from buildidfs.errors import AmbiguousBuildId, InvalidBuildId

@@ -13,12 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from buildidfs.capture.base import reached
-from buildidfs.capture.origin import container, container_names
-from buildidfs.capture.origin.builder import Surroundings
+from buildidfs.capture.origin import builder, container_names
+from buildidfs.capture.origin.builder import Owners, Surroundings, trust_of
 from buildidfs.capture.origin.path_access import Reach, Root
-from buildidfs.capture.origin.trust import Owners, trust_of
 from buildidfs.formats.container import cgroup
-from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
+from buildidfs.linux import inodes, machine, mounts, namespaces, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import OWNER, FileIdentity, NamespaceSet, Sighting, Standing, Trust
 from buildidfs.shares import FairTable, Share, of_user
@@ -68,7 +67,7 @@ class LiveSightings:
         place = caught.place
         if place.namespaces.mnt != self._own_mnt:
             self._meet(place, caught.pid)
-        apart = container.apart(place.namespaces, self._initial)
+        apart = builder.apart(place.namespaces, self._initial)
         trust = self._trust(caught, fd)
         surroundings = Surroundings(
             place.namespaces,
@@ -94,13 +93,13 @@ class LiveSightings:
 
     def label(self, place: ProcessPlace) -> str:
         """Return the label of the container at ``place``, empty for the host."""
-        apart = container.apart(place.namespaces, self._initial)
+        apart = builder.apart(place.namespaces, self._initial)
         names = self._container_namespaces
-        return container.label_by(place.cgroup, place.namespaces, apart, names)
+        return builder.label_by(place.cgroup, place.namespaces, apart, names)
 
     def shown(self, place: ProcessPlace) -> str:
         """Return the label of the container at ``place`` for reports, see `container.shown`."""
-        return container.shown(self.label(place), place.cgroup)
+        return builder.shown(self.label(place), place.cgroup)
 
     def share(self, place: ProcessPlace) -> Share:
         """Return the share of a file: its container, else its mount namespace; on the host the
@@ -167,7 +166,7 @@ class LiveSightings:
                     functools.partial(procfs.mountinfo, pid_fd),
                     place.mnt_ns_id,
                     place.namespaces.user,
-                    container.maker(pid_fd, container.apart(place.namespaces, self._initial)),
+                    builder.maker(pid_fd, builder.apart(place.namespaces, self._initial)),
                 )
                 return self._reach.of(fd, identity, root)
 
@@ -203,9 +202,9 @@ def _is_ours(path: bytes, fd: int) -> bool:
     try:
         with (
             closing_fd(os.open(b"/", os.O_PATH | os.O_CLOEXEC)) as root_fd,
-            closing_fd(openat2.open_cached_in_root(root_fd, path)) as found_fd,
+            closing_fd(inodes.open_cached_in_root(root_fd, path)) as found_fd,
         ):
-            found, wanted = statx.identity(found_fd, ask=False), statx.identity(fd, ask=False)
+            found, wanted = inodes.identity(found_fd, ask=False), inodes.identity(fd, ask=False)
     except OSError:
         return False
     return (found.dev, found.ino) == (wanted.dev, wanted.ino)

@@ -17,7 +17,7 @@ from buildidfs.config import DEBUG_DIRECTORIES
 from buildidfs.ingest.committer import WatchCounters
 from buildidfs.model import BuildId, Sighting
 from buildidfs.shares import HOST, FairTable, Share, fair
-from buildidfs.store.retention.tally import Tally
+from buildidfs.store.values import Tally
 
 PARTIAL: Final = frozenset(("confined", "polling"))
 """The modes in which a watch cannot follow every process that starts on the machine."""

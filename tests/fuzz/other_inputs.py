@@ -20,9 +20,8 @@ import zstandard
 
 from buildidfs import config, names
 from buildidfs.capture.archive import stream
-from buildidfs.capture.base import Unreadable
+from buildidfs.capture.base import Unreadable, memory_file
 from buildidfs.capture.debug_files import Companions
-from buildidfs.capture.elf_file import memory_file
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
 from buildidfs.formats import package_databases
 from buildidfs.formats.budget import Budget, Spent

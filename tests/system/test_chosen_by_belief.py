@@ -25,7 +25,7 @@ from buildidfs.capture.base import PinnedFile
 from buildidfs.formats.elf.symbol_file import symbol_file
 from buildidfs.formats.perf.jit import JitFunction
 from buildidfs.ingest import Ingest
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, Kind, Origin, Quality, Sighting, Standing, Trust
 from buildidfs.profile.perf_data import Profile
 from buildidfs.profile.reading import build_ids_of, coverage
@@ -103,7 +103,7 @@ def pinned(
     path.chmod(mode)
     fd = os.open(path, os.O_RDONLY)
     trust, standing = place
-    origin = Origin(os.fsencode(path), statx.identity(fd), trust=trust, standing=standing)
+    origin = Origin(os.fsencode(path), inodes.identity(fd), trust=trust, standing=standing)
     return PinnedFile(Sighting(origin, time.time_ns()), fd, kind)
 
 

@@ -16,8 +16,7 @@ import pytest
 from buildidfs.capture.archive import elf_members, packages
 from buildidfs.capture.archive.packages import NotAPackage, PackageScanner, open_package
 from buildidfs.capture.archive.stream import ArchiveLimits
-from buildidfs.capture.base import Known, PinnedFile
-from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.base import Known, PinnedFile, memory_file
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.model import Absence, BuildId, FileIdentity
 from tests.support.elf.elfwriter import elf_file

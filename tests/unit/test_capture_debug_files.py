@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from buildidfs.capture import base as capture_elf_file
 from buildidfs.capture import debug_files
-from buildidfs.capture import elf_file as capture_elf_file
 from buildidfs.capture.base import Known, Unreadable
 from buildidfs.capture.debug_files import (
     DEFAULT_DIRECTORIES,
@@ -24,7 +24,7 @@ from buildidfs.capture.debug_files import (
     path_by_id,
 )
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, Kind
 from tests.support.clients.tools import run, tool
 from tests.support.elf.elfwriter import (
@@ -289,7 +289,7 @@ def test_known_companion_is_not_opened(root: Path) -> None:
     place = put(root, SPLIT_PATH, DEBUG)
     root_fd = os.open(root, os.O_PATH)
     fd = os.open(place, os.O_PATH)
-    memory = Memory({statx.identity(fd): Known(ID)})
+    memory = Memory({inodes.identity(fd): Known(ID)})
     os.close(fd)
     try:
         (item,) = Companions(root_fd, memory).of_known(b"/app/bin", ID, None)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from buildidfs.capture.live.admission import RecentFiles
 from buildidfs.capture.live.grabber import CatcherState, Lookout, end_now
 from buildidfs.capture.live.process_table import Home
 from buildidfs.capture.live.protocol import Generated, Message
-from buildidfs.capture.live.recent_files import RecentFiles
-from buildidfs.capture.origin.file_users import NOBODY
+from buildidfs.capture.origin.path_access import NOBODY
 from buildidfs.formats.perf.records import ExecutableMemory, Exited, Mapped
 from buildidfs.formats.proc_text import mappings_in
 from buildidfs.linux import procfs

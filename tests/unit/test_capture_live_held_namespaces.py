@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.live.held_namespaces import Finder, HeldNamespaces
-from buildidfs.capture.live.process_table import Home, Tasks
+from buildidfs.capture.live.process_table import Finder, HeldNamespaces, Home, Tasks
 from buildidfs.formats.perf.records import Mapped
 from buildidfs.linux import mounts, namespaces
 from buildidfs.model import NamespaceSet

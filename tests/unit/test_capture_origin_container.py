@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.errors import UsageError
 from buildidfs.linux import namespaces, procfs
 from buildidfs.linux.file_ops import closing_fd
@@ -33,17 +33,17 @@ HOST = NamespaceSet(net=1, uts=2, ipc=3, pid=4, user=5, mnt=6, cgroup=7)
     ],
 )
 def test_contained_by_namespaces(its: NamespaceSet, names: tuple[str, ...], expected: bool) -> None:
-    assert container.in_container(container.apart(its, HOST), names) is expected
+    assert builder.in_container(builder.apart(its, HOST), names) is expected
 
 
 def test_unknown_host_contains_nothing() -> None:
-    assert container.apart(NamespaceSet(mnt=60), NamespaceSet()) == 0
+    assert builder.apart(NamespaceSet(mnt=60), NamespaceSet()) == 0
 
 
 def test_label_falls_back_to_the_namespace() -> None:
     cgroup = b"/system.slice/docker-" + b"0123456789abcdef" * 4 + b".scope"
-    assert container.label(cgroup, NamespaceSet(mnt=60)) == "docker:0123456789ab"
-    assert container.label(b"/user.slice", NamespaceSet(mnt=60)) == "mnt:60"
+    assert builder.label(cgroup, NamespaceSet(mnt=60)) == "docker:0123456789ab"
+    assert builder.label(b"/user.slice", NamespaceSet(mnt=60)) == "mnt:60"
 
 
 LABELS = {"docker:0123456789ab", "docker:0199999999aa", "podman:0123456789ab", "nspawn:web"}
@@ -60,7 +60,7 @@ LABELS = {"docker:0123456789ab", "docker:0199999999aa", "podman:0123456789ab", "
     ],
 )
 def test_beginning_of_an_id_is_enough(given: str, meant: str) -> None:
-    assert container.choose([given], LABELS) == {meant}
+    assert builder.choose([given], LABELS) == {meant}
 
 
 @pytest.mark.parametrize(
@@ -77,25 +77,25 @@ def test_beginning_of_an_id_is_enough(given: str, meant: str) -> None:
 )
 def test_name_of_no_or_several_containers_is_refused(given: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        container.choose([given], LABELS)
+        builder.choose([given], LABELS)
 
 
 def test_exact_label_wins_over_longer_ones() -> None:
-    assert container.choose(["nspawn:a"], {"nspawn:a", "nspawn:ab"}) == {"nspawn:a"}
+    assert builder.choose(["nspawn:a"], {"nspawn:a", "nspawn:ab"}) == {"nspawn:a"}
 
 
 def test_none_running_is_said() -> None:
     with pytest.raises(UsageError, match="none is running"):
-        container.choose(["x"], set())
+        builder.choose(["x"], set())
 
 
 def test_apart_has_a_bit_for_each_namespace_that_is_not_the_hosts() -> None:
     its = NamespaceSet(net=10, uts=2, ipc=0, pid=40, user=5, mnt=60, cgroup=7)
-    bits = container.apart(its, HOST)
+    bits = builder.apart(its, HOST)
     assert bits == 1 << 0 | 1 << 3 | 1 << 5
-    assert container.apart_names(bits) == ["net", "pid", "mnt"]
-    assert container.apart(HOST, HOST) == container.apart(its, NamespaceSet()) == 0
-    assert container.apart_names(container.apart(NamespaceSet(*range(20, 27)), HOST)) == list(
+    assert builder.apart_names(bits) == ["net", "pid", "mnt"]
+    assert builder.apart(HOST, HOST) == builder.apart(its, NamespaceSet()) == 0
+    assert builder.apart_names(builder.apart(NamespaceSet(*range(20, 27)), HOST)) == list(
         NamespaceSet.__struct_fields__
     )
 
@@ -113,11 +113,11 @@ def test_apart_has_a_bit_for_each_namespace_that_is_not_the_hosts() -> None:
 )
 def test_label_by_another_definition(names: list[str], expected: str) -> None:
     its = NamespaceSet(net=10, uts=2, ipc=3, pid=40, user=5, mnt=60, cgroup=7)
-    bits = container.apart(its, HOST)
-    assert container.label_by(b"/user.slice", its, bits, names) == expected
+    bits = builder.apart(its, HOST)
+    assert builder.label_by(b"/user.slice", its, bits, names) == expected
     docker = b"/docker/" + b"0123456789abcdef" * 4
     named = "docker:0123456789ab" if expected else ""
-    assert container.label_by(docker, its, bits, names) == named
+    assert builder.label_by(docker, its, bits, names) == named
 
 
 # --- owners --------------------------------------------------------------------------------------
@@ -147,12 +147,12 @@ def delegated() -> Iterator[Path]:
 def test_control_group_of_a_user_is_no_container_of_root(delegated: Path) -> None:
     (delegated / SCOPE).mkdir()
     path = f"/{delegated.name}/{SCOPE}".encode()
-    assert container.group_maker(path) == USER
-    assert container.shown("docker:0f5c3e8d1b2a", path) == f"docker:0f5c3e8d1b2a (user {USER})"
+    assert builder.group_maker(path) == USER
+    assert builder.shown("docker:0f5c3e8d1b2a", path) == f"docker:0f5c3e8d1b2a (user {USER})"
     os.chown(delegated / SCOPE, USER, USER)
     os.chown(delegated, 0, 0)  # as crun does with a container in a user namespace
-    assert container.group_maker(path) == 0
-    assert container.shown("docker:0f5c3e8d1b2a", path) == "docker:0f5c3e8d1b2a"
+    assert builder.group_maker(path) == 0
+    assert builder.shown("docker:0f5c3e8d1b2a", path) == "docker:0f5c3e8d1b2a"
 
 
 @pytest.mark.root
@@ -163,8 +163,8 @@ def test_owner_is_the_user_who_made_the_outermost_user_namespace() -> None:
         process.stdout.readline()
         with closing_fd(procfs.open_pid(process.pid)) as pid_fd:
             its = namespaces.of(pid_fd)
-            assert container.owner(pid_fd, its.user, b"/") == USER
-            assert container.owner(pid_fd, its.user, f"/{SCOPE}".encode()) == 0
+            assert builder.owner(pid_fd, its.user, b"/") == USER
+            assert builder.owner(pid_fd, its.user, f"/{SCOPE}".encode()) == 0
         with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
-            assert container.owner(pid_fd, namespaces.of(pid_fd).user, b"/") == 0
+            assert builder.owner(pid_fd, namespaces.of(pid_fd).user, b"/") == 0
         process.kill()

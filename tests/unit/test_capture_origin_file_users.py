@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.origin.file_users import NOBODY, FileUsers
+from buildidfs.capture.origin.path_access import NOBODY, FileUsers
 from buildidfs.capture.process.scanner import ProcScanner
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.shares import of_user
-from buildidfs.store.index.place_shares import share_at
+from buildidfs.store.index.locations import share_at
 from tests.support.clients.tools import run, tool
 from tests.support.elf import echo
 from tests.support.filesystems import userfs
@@ -26,7 +26,7 @@ USER = 4242
 def user_of(users: FileUsers, path: Path, pid: int = GONE) -> int:
     fd = os.open(path, os.O_PATH)
     try:
-        return users.of(fd, statx.identity(fd, ask=False), pid)
+        return users.of(fd, inodes.identity(fd, ask=False), pid)
     finally:
         os.close(fd)
 
@@ -54,7 +54,7 @@ def test_file_of_a_fuse_server_counts_for_its_mounter_and_not_for_the_owner_it_s
             (item,) = (each.pinned for each in scanned if each.path.endswith(b"/app"))
             assert share_at(item.sighting.origin) == of_user(userfs.UID)
         try:
-            identity = statx.identity(fd, ask=False)
+            identity = inodes.identity(fd, ask=False)
             assert identity.uid == 0
             assert FileUsers().of(fd, identity, GONE) == userfs.UID
             run([tool("umount"), "-l", mountpoint])
@@ -67,7 +67,7 @@ def test_file_of_a_fuse_server_counts_for_its_mounter_and_not_for_the_owner_it_s
 def test_file_that_the_host_has_not_mounted_counts_for_the_user_of_the_process() -> None:
     fd = os.memfd_create("memory")
     try:
-        identity = statx.identity(fd)
+        identity = inodes.identity(fd)
         with running([tool("setpriv"), f"--reuid={USER}", "cat"]) as process:
             assert FileUsers().of(fd, identity, process.pid) == USER
         assert FileUsers().of(fd, identity, GONE) == NOBODY

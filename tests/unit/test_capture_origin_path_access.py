@@ -27,7 +27,7 @@ from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.unresponsive.filesystems import Patience
-from buildidfs.linux import mounts, namespaces, openat2, procfs, statx
+from buildidfs.linux import inodes, mounts, namespaces, procfs
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER, FileIdentity, Trust
 from tests.support.clients.tools import run, tool, unmount
 from tests.support.filesystems.silentfs import served
@@ -77,7 +77,7 @@ def own_root() -> Iterator[Root]:
 def reach_of(path: Path, root: Root, finder: Reach | None = None) -> int:
     fd = os.open(path, os.O_PATH)
     try:
-        return (finder or Reach()).of(fd, statx.identity(fd), root)
+        return (finder or Reach()).of(fd, inodes.identity(fd), root)
     finally:
         os.close(fd)
 
@@ -249,11 +249,11 @@ def _may_read(who: Who, mode: int, uid: int, gid: int) -> int:
 def test_a_deleted_file_is_its_owners(directory: Path, own_root: Root) -> None:
     fd = os.open(make(directory / "file", mode=0o755, uid=ALICE), os.O_RDONLY)
     try:
-        assert Reach().of(fd, statx.identity(fd), own_root) == EVERYBODY
+        assert Reach().of(fd, inodes.identity(fd), own_root) == EVERYBODY
         (directory / "file").unlink()
-        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+        assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER
         make(directory / "file", mode=0o755)  # another one has its name
-        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+        assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER
     finally:
         os.close(fd)
 
@@ -265,13 +265,13 @@ def test_a_directory_that_was_made_again(directory: Path, own_root: Root, finder
     private = make(directory / "private", mode=0o700, uid=ALICE, directory=True)
     fd = os.open(make(private / "file", mode=0o755, uid=ALICE), os.O_RDONLY)
     try:
-        assert finder.of(fd, statx.identity(fd), own_root) == OWNER
+        assert finder.of(fd, inodes.identity(fd), own_root) == OWNER
         (private / "file").unlink()
         private.rmdir()
         for name in ("file", "file (deleted)"):
             again = make(private, mode=0o755, uid=BOB, directory=True)
             make(again / name, mode=0o755, uid=BOB)
-            assert finder.of(fd, statx.identity(fd), own_root) == OWNER
+            assert finder.of(fd, inodes.identity(fd), own_root) == OWNER
             assert reach_of(again / name, own_root, finder) == EVERYBODY
             (again / name).unlink()
             again.rmdir()
@@ -288,7 +288,7 @@ def test_file_that_never_had_a_name(directory: Path, own_root: Root) -> None:
     memory = os.memfd_create("code")
     for fd in (temporary, memory):
         try:
-            assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+            assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER
         finally:
             os.close(fd)
 
@@ -299,9 +299,9 @@ def test_directory_that_is_gone(directory: Path, own_root: Root) -> None:
     try:
         (place / "file").unlink()
         place.rmdir()
-        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+        assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER
         make(place, mode=0o755, directory=True)
-        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER, "the directory is another"
+        assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER, "the directory is another"
     finally:
         os.close(fd)
 
@@ -312,7 +312,7 @@ def test_directory_that_became_a_link(directory: Path, own_root: Root) -> None:
     fd = os.open(make(place / "file", mode=0o755), os.O_RDONLY)
     try:
         finder = Reach(keep_s=60)
-        assert finder.of(fd, statx.identity(fd), own_root) == EVERYBODY
+        assert finder.of(fd, inodes.identity(fd), own_root) == EVERYBODY
         root = Root(own_root.fd, b"/", own_root.mountinfo, 0, own_root.user)
         (directory / "other").symlink_to(place)
         way = Reach()._walked(root, [*os.fsencode(place).split(b"/")[1:]])
@@ -354,11 +354,11 @@ def test_file_below_another_mount(directory: Path, own_root: Root, deleted: bool
     try:
         if deleted:
             (point / "file").unlink()
-        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+        assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER
         run([tool("mount"), "-t", "tmpfs", "-o", "mode=755", "none", point], check=True)
         try:
             make(point / "file", mode=0o755, uid=ALICE)
-            assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+            assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER
         finally:
             unmount(point)
     finally:
@@ -374,12 +374,12 @@ def test_file_of_a_mount_that_is_gone(directory: Path, own_root: Root, deleted: 
     file = make(point / "file", mode=0o755)
     fd = os.open(file, os.O_RDONLY)
     try:
-        assert Reach().of(fd, statx.identity(fd), own_root) == EVERYBODY
+        assert Reach().of(fd, inodes.identity(fd), own_root) == EVERYBODY
         if deleted:
             file.unlink()
         run([tool("umount"), "-l", point], check=True)
         assert os.readlink(f"/proc/self/fd/{fd}").startswith("/file")
-        assert Reach().of(fd, statx.identity(fd), own_root) == OWNER
+        assert Reach().of(fd, inodes.identity(fd), own_root) == OWNER
     finally:
         os.close(fd)
 
@@ -435,7 +435,7 @@ def _has_statmount_of_others() -> bool:
     fd = os.open("/", os.O_PATH)
     pid_fd = procfs.open_pid(os.getpid())
     try:
-        mounts.placed(statx.unique_mount_id(fd) or 0, namespaces.mnt_ns_id(pid_fd))
+        mounts.placed(inodes.unique_mount_id(fd) or 0, namespaces.mnt_ns_id(pid_fd))
     except OSError:
         return False
     finally:
@@ -459,7 +459,7 @@ def test_in_a_mount_namespace(directory: Path, own_root: Root) -> None:
                 namespaces.mnt_ns_id(pid_fd),
                 own_root.user,
             )
-            identity = statx.identity(fd)
+            identity = inodes.identity(fd)
             assert Reach().of(fd, identity, root) == EVERYBODY
             assert Reach().of(fd, identity, own_root) == OWNER, "it is not to be found here"
             os.chmod(f"/proc/{child.pid}/root{directory}", 0o700)
@@ -489,9 +489,9 @@ def _reach_in(pid: int, path: bytes) -> int:
     with PinnedProcess(pid, Ways()) as process:
         process.look(initial, ("mnt",))
         assert process.surroundings.apart & 1 << 5
-        fd = openat2.open_in_root(process.root_fd, path, os.O_PATH)
+        fd = inodes.open_in_root(process.root_fd, path, os.O_PATH)
         try:
-            return process.reach_of(fd, statx.identity(fd), Reach(), None)
+            return process.reach_of(fd, inodes.identity(fd), Reach(), None)
         finally:
             os.close(fd)
 
@@ -591,7 +591,7 @@ def test_memory_counts_with_clocks_of_whole_seconds(directory: Path, own_root: R
 def identity_at(path: Path, changed_ns: int) -> FileIdentity:
     fd = os.open(path, os.O_PATH)
     try:
-        return msgspec.structs.replace(statx.identity(fd), ctime_ns=changed_ns)
+        return msgspec.structs.replace(inodes.identity(fd), ctime_ns=changed_ns)
     finally:
         os.close(fd)
 
@@ -647,7 +647,7 @@ def test_silent_server_delays_no_thread(directory: Path, own_root: Root) -> None
     with served(point, cat_program()) as server:
         fd = os.open(point / "app", os.O_PATH)
         try:
-            identity = statx.identity(fd)
+            identity = inodes.identity(fd)
             assert Reach().of(fd, identity, own_root) == OWNER, "mounted by root, for root alone"
             server.send_signal(signal.SIGSTOP)
             before = threading.active_count()
@@ -670,7 +670,7 @@ def test_silent_server_delays_no_thread(directory: Path, own_root: Root) -> None
 def test_with_patience_where_everybody_answers(directory: Path, own_root: Root) -> None:
     fd = os.open(make(directory / "file", mode=0o755), os.O_PATH)
     try:
-        assert Reach().of(fd, statx.identity(fd), own_root, Patience()) == EVERYBODY
+        assert Reach().of(fd, inodes.identity(fd), own_root, Patience()) == EVERYBODY
     finally:
         os.close(fd)
 

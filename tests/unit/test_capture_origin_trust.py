@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.origin.trust import Owners, trust_of
+from buildidfs.capture.origin.builder import Owners, trust_of
 from buildidfs.capture.process.scanner import ProcScanner
-from buildidfs.linux import mounts, statx
+from buildidfs.linux import inodes, mounts
 from buildidfs.model import Kind, NamespaceSet, Standing, Trust
 from tests.support.elf.elfwriter import DWARF, TEXT, TEXT_SPLIT, debuglink, elf_file
 from tests.support.harness.captures import identity
@@ -121,10 +121,10 @@ def test_mounts_are_told_apart_not_devices(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_PATH)
     elsewhere = os.open("/proc/self", os.O_PATH)
     try:
-        first, again = statx.unique_mount_id(fd), statx.unique_mount_id(fd)
+        first, again = inodes.unique_mount_id(fd), inodes.unique_mount_id(fd)
         if first is None:
             pytest.skip("the kernel tells no unique mount ID (before Linux 6.8)")
-        assert first == again != statx.unique_mount_id(elsewhere)
+        assert first == again != inodes.unique_mount_id(elsewhere)
     finally:
         os.close(fd)
         os.close(elsewhere)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture import elf_file as capture_elf_file
+from buildidfs.capture import base as capture_elf_file
 from buildidfs.capture.process import inventory
 from buildidfs.model import Absence, BuildId
 from tests.support.elf.elfwriter import ET_REL, elf_file

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.process.scanner import ProcScanner
@@ -314,8 +314,8 @@ def test_which_namespaces_are_not_the_hosts_is_kept(mapped: Path) -> None:
     (origin,) = [
         seen.pinned.sighting.origin for seen in result.pinned if seen.path == os.fsencode(mapped)
     ]
-    assert container.apart_names(origin.apart) == ["pid", "mnt"]
-    assert container.label_by(origin.cgroup, own, origin.apart, ["mnt"]) == origin.container
+    assert builder.apart_names(origin.apart) == ["pid", "mnt"]
+    assert builder.label_by(origin.cgroup, own, origin.apart, ["mnt"]) == origin.container
 
 
 def test_container_that_is_not_there() -> None:

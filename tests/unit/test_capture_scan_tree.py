@@ -11,7 +11,7 @@ import pytest
 
 from buildidfs.capture import walk
 from buildidfs.capture.base import Known, Unreadable
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.formats.elf.other_ids import htlhash
 from buildidfs.linux import machine
@@ -250,8 +250,8 @@ def test_which_namespaces_are_not_the_hosts_is_kept(tmp_path: Path) -> None:
     initial = NamespaceSet(mnt=1, uts=own.uts, pid=2)
     result = scan(TreeScanner(Memory(), [os.fsencode(tmp_path)], initial=initial))
     origin = result.pinned[0].pinned.sighting.origin
-    assert container.apart_names(origin.apart) == ["pid", "mnt"]
-    assert container.label_by(origin.cgroup, own, origin.apart, ["mnt"]) == origin.container
+    assert builder.apart_names(origin.apart) == ["pid", "mnt"]
+    assert builder.label_by(origin.cgroup, own, origin.apart, ["mnt"]) == origin.container
 
 
 @needs_root("others cannot enter their own directories so far down")

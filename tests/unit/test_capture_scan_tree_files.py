@@ -15,7 +15,7 @@ from buildidfs import names
 from buildidfs.capture.base import Known
 from buildidfs.capture.scan.tree import GivenFiles
 from buildidfs.ingest import Ingest, StoreMemo
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, Kind, Quality, Trust
 from buildidfs.store import Store
 from tests.support.clients.tools import run, tool
@@ -165,7 +165,7 @@ def test_kallsyms(tmp_path: Path) -> None:
     (seen,) = given(path, build_id=GIVEN, kallsyms=True).pinned
     assert (seen.path, seen.data) == (b"[kernel.kallsyms]", SYMBOLS)
     assert (seen.pinned.kind, seen.pinned.build_id) == (Kind.KALLSYMS, GIVEN)
-    assert seen.pinned.sighting.origin.identity == statx.identity_at(-1, os.fsencode(path))
+    assert seen.pinned.sighting.origin.identity == inodes.identity_at(-1, os.fsencode(path))
     memory = Memory({seen.pinned.sighting.origin.identity: Known(GIVEN)})
     (again,) = given(path, memory=memory, build_id=GIVEN, kallsyms=True).again
     assert again.sighting.origin.path == b"[kernel.kallsyms]"

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import pytest
 
 from buildidfs import names
-from buildidfs.capture import elf_file as capture_elf_file
+from buildidfs.capture import base as capture_elf_file
 from buildidfs.capture.archive.elf_members import ArchiveOrigin, Members, MemberSpool
 from buildidfs.capture.archive.stream import ArchiveLimits, LimitedStream
 from buildidfs.capture.debug_files import Companion, Companions
 from buildidfs.capture.scan.tree import TreeScanner, identify_tree
 from buildidfs.formats.archive import tar as tar_format
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import PUBLIC_ACCESS, Absence, BuildId, Kind, Trust
 from tests.support.clients.tools import run, tool
 from tests.support.elf import debugforms
@@ -125,7 +125,7 @@ def test_beside_the_binary(tmp_path: Path, split: Split) -> None:
     memory = Memory()
     scanned = tree(tmp_path, memory)
     remember(memory, scanned)
-    assert statx.identity_at(-1, os.fsencode(package)) in memory
+    assert inodes.identity_at(-1, os.fsencode(package)) in memory
     assert found(tmp_path, "/app/lib.so", memory) == [(*wanted, True)]
 
 

@@ -17,7 +17,7 @@ import pytest
 from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.capture.unresponsive import file_helper
 from buildidfs.capture.unresponsive.file_helper import FileHelper
-from buildidfs.linux import child, statx
+from buildidfs.linux import child, inodes
 from buildidfs.shares import HOST, of_user
 from tests.support.elf.elfwriter import elf_file
 from tests.support.filesystems import halffs
@@ -53,7 +53,7 @@ def fd(file: Path) -> Iterator[int]:
 def test_file_is_pinned_looked_at_and_copied(helper: FileHelper, file: Path, fd: int) -> None:
     root = os.open(file.parent, os.O_PATH)
     pinned, identity = helper.open(DEVICE, root, b"/file")
-    assert identity == statx.identity(fd) == helper.look(DEVICE, pinned)
+    assert identity == inodes.identity(fd) == helper.look(DEVICE, pinned)
     same, copy = helper.copy(DEVICE, pinned, identity.size)
     assert same == identity
     assert os.pread(copy, 4_000_000, 0) == file.read_bytes()
@@ -96,7 +96,7 @@ def test_helper_that_was_killed_is_started_again(helper: FileHelper, fd: int) ->
     helper._program.process.wait(30)
     with pytest.raises(OSError, match="was ended"):
         helper.look(DEVICE, fd)
-    assert helper.look(DEVICE, fd) == statx.identity(fd)
+    assert helper.look(DEVICE, fd) == inodes.identity(fd)
 
 
 @pytest.mark.fuse
@@ -118,7 +118,7 @@ def test_silence_is_waited_for_once_and_its_helper_left(
         assert time.monotonic() - begun < 0.5
         left = child._left_behind[-1]
         assert left.poll() is None, "not even SIGKILL ends it"
-        assert helper.look((3, 4), fd) == statx.identity(fd), "others are asked all the same"
+        assert helper.look((3, 4), fd) == inodes.identity(fd), "others are asked all the same"
         os.close(silent)
     until(lambda: left.poll() is not None, "its end with the server's")
 
@@ -140,7 +140,7 @@ def test_owner_of_silent_filesystems_keeps_no_other_from_being_read(
         with pytest.raises(TimeoutError, match="too many"):
             helper.look(DEVICE, fd, mallory)
         for share in (alice, HOST):
-            assert helper.look(DEVICE, fd, share) == statx.identity(fd)
+            assert helper.look(DEVICE, fd, share) == inodes.identity(fd)
             with pytest.raises(TimeoutError):
                 helper.copy((5, len(share.owner)), silent, 0, share)
             with pytest.raises(TimeoutError, match="too many"):
@@ -179,7 +179,7 @@ def test_closing_does_not_wait_for_an_answer(file: Path, tmp_path: Path) -> None
 
 def test_start_of_the_program_is_no_silence(file: Path, fd: int) -> None:
     with FileHelper(0.02) as helper:  # less than a Python takes to start
-        assert helper.look(DEVICE, fd) == statx.identity(fd)
+        assert helper.look(DEVICE, fd) == inodes.identity(fd)
 
 
 def test_program_that_cannot_start_is_told(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:

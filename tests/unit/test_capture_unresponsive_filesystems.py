@@ -17,7 +17,7 @@ from buildidfs.capture.unresponsive.filesystems import (
     SlowMounts,
     slow_devices,
 )
-from buildidfs.linux import mounts, namespaces, procfs, statx
+from buildidfs.linux import inodes, mounts, namespaces, procfs
 from tests.support.filesystems.silentfs import served
 from tests.support.harness.captures import identity
 from tests.support.harness.children import cat_program, needs_root, private_cat
@@ -29,7 +29,7 @@ def is_slow(path: str | bytes | Path, mnt_ns_id: int = 0, slow: SlowMounts | Non
     fd = os.open(path, os.O_PATH)
     try:
         mounts = SlowMounts() if slow is None else slow
-        return mounts.is_slow(fd, statx.identity(fd, ask=False), mnt_ns_id)
+        return mounts.is_slow(fd, inodes.identity(fd, ask=False), mnt_ns_id)
     finally:
         os.close(fd)
 
@@ -56,7 +56,7 @@ def test_memory_is_not_asked_for_its_mount_which_is_nowhere() -> None:
     try:
         assert not is_slow(f"/proc/self/fd/{fd}")
         with pytest.raises(OSError, match="No such file"):
-            mounts.mount_magic(statx.unique_mount_id(fd) or 0)
+            mounts.mount_magic(inodes.unique_mount_id(fd) or 0)
     finally:
         os.close(fd)
 
@@ -70,7 +70,7 @@ def test_a_server_that_is_silent(tmp_path: Path) -> None:
         fd = os.open(tmp_path / "app", os.O_PATH)
         server.send_signal(signal.SIGSTOP)
         try:
-            shown = statx.identity(fd, ask=False)
+            shown = inodes.identity(fd, ask=False)
             assert SlowMounts().is_slow(fd, shown, 0)
             # As of FUSE on a block device, which has a number of its own.
             on_disk = identity(dev=0x801, scope=b"", ino=shown.ino)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.origin.container import shown
+from buildidfs.capture.origin.builder import shown
 from buildidfs.catalog import containers, history
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.catalog.survey import take

@@ -151,7 +151,7 @@ def test_pool_is_named(call: Call) -> None:
 def test_modules_that_start_processes_are_named() -> None:
     section = PAGE.partition("## Processes\n")[2].partition("\n## ")[0]
     starting = {module for module, text in MODULES.items() if STARTS.search(text)}
-    assert starting - {"linux/supervised", "linux/child"} != set()
+    assert starting - {"linux/child"} != set()
     assert [module for module in sorted(starting) if f"`{module}`" not in section] == []
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.capture.elf_file import reader
+from buildidfs.capture.base import reader
 from buildidfs.formats.elf import identify, other_ids
 from buildidfs.model import Absence, AdoptedId, AliasType, BuildId
 from tests.support.clients.tools import go_version

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from buildidfs.capture.base import Found, Known, PinnedFile, Resighting, Unreadable
-from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.base import Found, Known, PinnedFile, Resighting, Unreadable, memory_file
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.errors import IntegrityError, Interrupted, StoreFull, UsageError
 from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, committer, pipeline, staging
-from buildidfs.linux import machine, statx
+from buildidfs.linux import inodes, machine
 from buildidfs.model import (
     OWNER,
     Absence,
@@ -99,7 +98,7 @@ def _batches_of(files: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sighting(path: Path | bytes, fd: int, **changes: object) -> Sighting:
     name = path if isinstance(path, bytes) else os.fsencode(path)
-    origin = Origin(name, statx.identity(fd), host="here", trust=Trust.HOST, scanner="test")
+    origin = Origin(name, inodes.identity(fd), host="here", trust=Trust.HOST, scanner="test")
     return Sighting(msgspec.structs.replace(origin, **changes), time.time_ns())
 
 
@@ -300,7 +299,7 @@ def test_absence_is_remembered(store: Watched) -> None:
     script = Path(os.__file__)  # old enough to be remembered, and no ELF file
     ingest(store, pin(script))
     fd = os.open(script, os.O_RDONLY)
-    assert StoreMemo(store).recall(statx.identity(fd)) == Known(absence=Absence.NOT_ELF)
+    assert StoreMemo(store).recall(inodes.identity(fd)) == Known(absence=Absence.NOT_ELF)
     os.close(fd)
 
 
@@ -313,7 +312,7 @@ def test_absence_that_the_scanner_knows_is_counted(store: Watched, tmp_path: Pat
 
 def test_memo_of_an_unknown_file(store: Watched) -> None:
     fd = os.open(cat_program(), os.O_RDONLY)
-    assert StoreMemo(store).recall(statx.identity(fd)) is None
+    assert StoreMemo(store).recall(inodes.identity(fd)) is None
     os.close(fd)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from buildidfs.capture.base import PinnedFile
 from buildidfs.ingest import Ingest
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import AliasType, Artifact, BuildId, Digest, Kind, Origin, Sighting, Trust
 from buildidfs.store import Store
 from buildidfs.store.fsck import rebuild
@@ -63,7 +63,7 @@ def captured(
     path = directory / (name or f"file{next(_numbers)}")
     path.write_bytes(data)
     fd = os.open(path, os.O_RDONLY)
-    origin = Origin(os.fsencode(path), statx.identity(fd), trust=trust)
+    origin = Origin(os.fsencode(path), inodes.identity(fd), trust=trust)
     summary = Ingest(store).run([PinnedFile(Sighting(origin, time.time_ns()), fd)])
     assert (summary.captured, summary.absent.total()) == (1, 0), summary
 
@@ -296,7 +296,7 @@ def test_alias_of_a_file_that_the_host_has_after_a_crowd_leads_to_it(
     last = program(b"tiny 11", link)
     assert digest(last) not in known
     fd = os.open(tmp_path / "tiny11", os.O_RDONLY)
-    origin = Origin(b"/usr/bin/tiny", statx.identity(fd), trust=Trust.HOST)
+    origin = Origin(b"/usr/bin/tiny", inodes.identity(fd), trust=Trust.HOST)
     Ingest(store).run([PinnedFile(Sighting(origin, time.time_ns()), fd)])
     assert digest(last) in store.aliases.blobs(
         AliasType.LINK, (7).to_bytes(4, "big") + b"app.debug"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from buildidfs.capture.base import PinnedFile
 from buildidfs.ingest import Ingest, derived
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import (
     AliasType,
     Artifact,
@@ -59,7 +59,7 @@ def ingest(
     path.chmod(0o755)
     fd = os.open(path, os.O_RDONLY)
     origin = Origin(
-        os.fsencode(path), statx.identity(fd), trust=trust, standing=standing, scanner="test"
+        os.fsencode(path), inodes.identity(fd), trust=trust, standing=standing, scanner="test"
     )
     summary = Ingest(store).run([PinnedFile(Sighting(origin, time.time_ns() + _A_WHILE_NS), fd)])
     assert summary.captured == 1

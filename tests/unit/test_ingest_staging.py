@@ -23,7 +23,7 @@ from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.formats.elf.minidebug import completed, dynamic_symbols
 from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, staging
 from buildidfs.ingest.staging import StabilityLimits
-from buildidfs.linux import file_ops, statx
+from buildidfs.linux import file_ops, inodes
 from buildidfs.model import Absence, Artifact, BuildId, Kind, Origin, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, Store
 from buildidfs.store.write import transaction
@@ -73,7 +73,7 @@ def test_file_with_a_writer_is_tried_when_it_rests_while_others_are_taken(tmp_pa
         assert time.monotonic() - began >= 0.9, "its last write may have taken this long"
         ordinals = [store.index.ordinal(BuildId(each)) for each in (b"\x67" * 20, ID)]
         assert ordinals == [1, 2]
-        assert store.index.recall(statx.identity_at(-1, os.fsencode(held))) is None
+        assert store.index.recall(inodes.identity_at(-1, os.fsencode(held))) is None
 
 
 def test_fresh_files_wait_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_copy_of_our_own_has_no_writer(tmp_path: Path, monkeypatch: pytest.Mon
     """However new the file is that it was made from."""
     path = tmp_path / "packed"
     path.write_bytes(b"what it was unpacked from")
-    identity = statx.identity_at(-1, os.fsencode(path))
+    identity = inodes.identity_at(-1, os.fsencode(path))
     sighting = Sighting(Origin(os.fsencode(path), identity), time.time_ns())
     data = elf_file(build_id=ID)
     monkeypatch.setattr(staging, "limits", StabilityLimits(pause=3600))
@@ -208,23 +208,23 @@ def test_file_with_a_writer_is_captured_and_not_remembered(
     with Store.create(tmp_path / "store") as store:
         with SharedMapping(path) as shared:
             first = tree(store, path)
-            before = statx.identity_at(-1, os.fsencode(path))
+            before = inodes.identity_at(-1, os.fsencode(path))
             assert (first.captured, first.absent.total()) == (1, 0)
             assert store.index.recall(before) is None
             other = elf_file(build_id=b"\x67" * 20).ljust(4096, b"\0")
             shared.write(other)
-            assert statx.identity_at(-1, os.fsencode(path)) == before, "no trace, on this kernel"
+            assert inodes.identity_at(-1, os.fsencode(path)) == before, "no trace, on this kernel"
             again = tree(store, path)
             assert again.captured == 1
             assert store.index.ordinal(BuildId(b"\x67" * 20)) is not None
         assert tree(store, path).held == 1
-        assert store.index.recall(statx.identity_at(-1, os.fsencode(path))) is not None
+        assert store.index.recall(inodes.identity_at(-1, os.fsencode(path))) is not None
 
 
 def test_row_of_a_file_that_has_a_writer_now_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(elf_file(build_id=ID))
-    identity = msgspec.structs.replace(statx.identity_at(-1, os.fsencode(path)), ctime_ns=1)
+    identity = msgspec.structs.replace(inodes.identity_at(-1, os.fsencode(path)), ctime_ns=1)
     with Store.create(tmp_path / "store") as store:
         for remember in (True, False):
             absence = NewAbsence(identity, time.time_ns(), Absence.NOT_ELF, remember=remember)
@@ -263,7 +263,7 @@ def mini(library: Path) -> debugforms.Mini:
 def seen(path: Path, trust: Trust) -> list[Found]:
     """A file as a scanner pins it, at a place believed that much, a while after it was made."""
     fd = os.open(path, os.O_RDONLY)
-    origin = Origin(os.fsencode(path), statx.identity(fd), trust=trust, scanner="test")
+    origin = Origin(os.fsencode(path), inodes.identity(fd), trust=trust, scanner="test")
     return [PinnedFile(Sighting(origin, time.time_ns() + _A_WHILE_NS), fd)]
 
 

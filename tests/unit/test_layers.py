@@ -37,7 +37,7 @@ READERS_OF_PROC = {
     "scan/kernel.py": "/proc/kallsyms, /proc/modules, notes below /sys",
     "unresponsive/file_helper.py": "a copy of its own",
 }
-"""The modules of capture that open files for reading without `openat2.reopen_regular`."""
+"""The modules of capture that open files for reading without `inodes.reopen_regular`."""
 
 
 def test_files_of_others_are_opened_through_one_gate() -> None:
@@ -55,7 +55,7 @@ def _opens_a_path(call: ast.Call) -> bool:
     if ast.unparse(call.func) == "os.open":
         return "O_RDONLY" in words and "O_DIRECTORY" not in words
     first = ast.unparse(call.args[0]) if call.args else ""
-    is_descriptor = first.endswith("fd") or "openat2." in first or "memfd" in first
+    is_descriptor = first.endswith("fd") or "inodes." in first or "memfd" in first
     return ast.unparse(call.func) == "open" and not is_descriptor
 
 

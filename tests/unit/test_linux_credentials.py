@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.formats import proc_text
-from buildidfs.linux import credentials, openat2, procfs, syscalls
+from buildidfs.linux import credentials, inodes, procfs, syscalls
 from tests.support.harness.children import cat_program, needs_root, running
 
 pytestmark = needs_root("becomes another user")
@@ -178,13 +178,13 @@ def test_a_thread_opens_files_as_a_user_and_other_threads_as_root(tmp_path: Path
         other = ThreadPoolExecutor(1)
         other.submit(os.getpid).result()  # a thread inherits the rights of the one that starts it
         with other, credentials.opening_as(_USER, _USER):
-            os.close(openat2.reopen_regular(own_fd))
-            other.submit(lambda: os.close(openat2.reopen_regular(private_fd))).result()
+            os.close(inodes.reopen_regular(own_fd))
+            other.submit(lambda: os.close(inodes.reopen_regular(private_fd))).result()
             try:
-                os.close(openat2.reopen_regular(private_fd))
+                os.close(inodes.reopen_regular(private_fd))
             except PermissionError:
                 refused = True
-        os.close(openat2.reopen_regular(private_fd))
+        os.close(inodes.reopen_regular(private_fd))
         dumpable = syscalls.libc.prctl(syscalls.PR_GET_DUMPABLE, 0, 0, 0, 0)
         return f"{refused} {os.getgroups()} {dumpable}"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.formats import proc_text as parser
-from buildidfs.linux import mounts, namespaces, procfs, statx, syscalls
+from buildidfs.linux import inodes, mounts, namespaces, procfs, syscalls
 from buildidfs.linux.file_ops import closing_fd
 from tests.support.clients.tools import run, tool, unmount
 from tests.support.harness.children import needs_root, private_cat
@@ -167,7 +167,7 @@ def mount_of(path: str | Path) -> int:
     """The unique number of the mount that a path is on."""
     fd = os.open(path, os.O_PATH)
     try:
-        number = statx.unique_mount_id(fd)
+        number = inodes.unique_mount_id(fd)
     finally:
         os.close(fd)
     if number is None:
@@ -185,7 +185,7 @@ def magic_of(path: str | Path) -> int:
 def _has_statmount() -> bool:
     try:
         with closing_fd(os.open("/", os.O_PATH)) as fd:
-            mounts.mount_magic(statx.unique_mount_id(fd) or 0)
+            mounts.mount_magic(inodes.unique_mount_id(fd) or 0)
     except OSError as error:
         return error.errno != errno.ENOSYS
     return True

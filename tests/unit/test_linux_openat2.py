@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.linux.openat2: both ways to resolve inside a root, which must agree."""
+"""buildidfs.linux.syscalls: both ways to resolve inside a root, which must agree."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildidfs.linux import openat2, syscalls
+from buildidfs.linux import inodes, syscalls
 from tests.support.filesystems.silentfs import served
 from tests.support.harness.children import needs_root, private_cat
 
 Opener = Callable[[int, bytes, int], int]
 
 needs_openat2 = pytest.mark.skipif(
-    not openat2.have_openat2(), reason="this kernel (or a filter) has no openat2"
+    not inodes.have_openat2(), reason="this kernel (or a filter) has no openat2"
 )
 both = pytest.mark.parametrize(
     "open_in_root",
     [
-        pytest.param(openat2.open_in_root, marks=needs_openat2, id="openat2"),
-        pytest.param(openat2.walk_in_root, id="walk"),
+        pytest.param(inodes.open_in_root, marks=needs_openat2, id="openat2"),
+        pytest.param(inodes.walk_in_root, id="walk"),
     ],
 )
 
@@ -222,8 +222,8 @@ _flags = st.sampled_from(
 @given(components=st.lists(_component, max_size=7), flags=_flags)
 def test_the_walk_agrees_with_the_kernel(root_fd: int, components: list[bytes], flags: int) -> None:
     path = b"/".join(components)
-    kernel = _outcome(openat2.open_in_root, root_fd, path, flags)
-    assert _outcome(openat2.walk_in_root, root_fd, path, flags) == kernel
+    kernel = _outcome(inodes.open_in_root, root_fd, path, flags)
+    assert _outcome(inodes.walk_in_root, root_fd, path, flags) == kernel
 
 
 @both
@@ -238,7 +238,7 @@ def test_no_descriptor_is_left_open(open_in_root: Opener, root_fd: int) -> None:
 def test_magic_links_are_refused() -> None:
     fd = os.open("/", os.O_PATH)
     try:
-        outcome = _outcome(openat2.open_in_root, fd, b"proc/self/root/etc", os.O_PATH)
+        outcome = _outcome(inodes.open_in_root, fd, b"proc/self/root/etc", os.O_PATH)
     finally:
         os.close(fd)
     assert outcome == "ELOOP"
@@ -253,7 +253,7 @@ def test_the_way_back_is_the_way_in(tmp_path: Path) -> None:
     (root / "mark").write_text("inside")
     fd = os.open(root, os.O_PATH)
 
-    class Moving(openat2._Walk):
+    class Moving(inodes._Walk):
         def _enter(self, name: bytes, *, last_nofollow: bool) -> None:
             super()._enter(name, last_nofollow=last_nofollow)
             if name == b"b":
@@ -273,15 +273,15 @@ def test_the_way_back_is_the_way_in(tmp_path: Path) -> None:
 
 def test_without_openat2_the_walk_is_taken(root_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syscalls, "SYS_OPENAT2", 0x7FFF)  # no such system call: ENOSYS
-    openat2.have_openat2.cache_clear()
+    inodes.have_openat2.cache_clear()
     try:
-        assert not openat2.have_openat2()
-        assert _content(openat2.open_in_root, root_fd, b"chain") == b"root"
-        fd = openat2.open_regular_in_root(root_fd, b"../absolute")
+        assert not inodes.have_openat2()
+        assert _content(inodes.open_in_root, root_fd, b"chain") == b"root"
+        fd = inodes.open_regular_in_root(root_fd, b"../absolute")
         os.close(fd)
     finally:
         monkeypatch.undo()
-        openat2.have_openat2.cache_clear()
+        inodes.have_openat2.cache_clear()
 
 
 @needs_openat2
@@ -301,7 +301,7 @@ def test_renames_elsewhere_do_not_keep_us_out(
         return real(call, *args, filename=filename)
 
     monkeypatch.setattr(syscalls, "syscall", disturbed)
-    assert _content(openat2.open_in_root, root_fd, b"a/../chain") == b"root"
+    assert _content(inodes.open_in_root, root_fd, b"a/../chain") == b"root"
     assert 1 < asked < 100
 
 
@@ -336,7 +336,7 @@ def test_only_a_regular_file_is_ever_opened(top: Path, root_fd: int) -> None:
     with _opens_of(root / "fifo", root / "socket", root / "etc") as opens:
         for path in (b"fifo", b"to-fifo", b"socket", b"etc", b"slash", b"/"):
             with pytest.raises(OSError, match="not a regular file") as caught:
-                openat2.open_regular_in_root(root_fd, path)
+                inodes.open_regular_in_root(root_fd, path)
             assert caught.value.errno == errno.EINVAL
         assert opens() == 0
         os.close(os.open(root / "etc", os.O_RDONLY))
@@ -346,17 +346,17 @@ def test_only_a_regular_file_is_ever_opened(top: Path, root_fd: int) -> None:
 def test_pipe_of_the_shell_is_opened_and_a_fifo_is_not(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="not a regular file"):
-        openat2.open_regular(tmp_path / "fifo", pipe=True)
+        inodes.open_regular(tmp_path / "fifo", pipe=True)
     reading, writing = os.pipe()
     os.write(writing, b"x")
-    opened = openat2.open_regular(f"/dev/fd/{reading}", pipe=True)
+    opened = inodes.open_regular(f"/dev/fd/{reading}", pipe=True)
     assert os.read(opened, 1) == b"x"
     for fd in (reading, writing, opened):
         os.close(fd)
 
 
 def test_a_regular_file_is_open_for_reading_only(root_fd: int) -> None:
-    fd = openat2.open_regular_in_root(root_fd, b"a/b/absolute")
+    fd = inodes.open_regular_in_root(root_fd, b"a/b/absolute")
     try:
         assert os.read(fd, 10) == b"root"
         assert not os.get_inheritable(fd)
@@ -387,11 +387,11 @@ def test_the_root_of_a_container_is_entered_from_outside(
 @pytest.fixture
 def open_cached() -> Callable[[int, bytes], int]:
     try:
-        os.close(openat2.open_cached_in_root(syscalls.AT_FDCWD, b"/"))
+        os.close(inodes.open_cached_in_root(syscalls.AT_FDCWD, b"/"))
     except OSError as error:
         assert error.errno in (errno.EINVAL, errno.ENOSYS)  # noqa: PT017 - before Linux 5.12
         pytest.skip("this kernel always asks")
-    return openat2.open_cached_in_root
+    return inodes.open_cached_in_root
 
 
 def test_file_in_memory_is_pinned(
@@ -439,7 +439,7 @@ def test_an_entry_is_pinned_as_it_is(
     try:
         for name in (b"a", b"escape", b"host"):
             (top / "root" / os.fsdecode(name)).lstat()
-            entry = openat2.pin_entry(fd, name, ask=ask)
+            entry = inodes.pin_entry(fd, name, ask=ask)
             try:
                 assert os.path.samestat(os.fstat(entry), (top / "root" / os.fsdecode(name)).lstat())
                 assert not os.get_inheritable(entry)
@@ -447,6 +447,6 @@ def test_an_entry_is_pinned_as_it_is(
                 os.close(entry)
         for name in (b"", b".", b"..", b"a/b", b"/etc"):
             with pytest.raises(OSError, match="not the name of an entry"):
-                openat2.pin_entry(fd, name, ask=ask)
+                inodes.pin_entry(fd, name, ask=ask)
     finally:
         os.close(fd)

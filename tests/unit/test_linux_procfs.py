@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.formats import proc_text
-from buildidfs.linux import openat2, procfs
+from buildidfs.linux import inodes, procfs
 from tests.support.clients.tools import run, tool
 from tests.support.harness.catches import Program, started
 from tests.support.harness.children import cat_program, copied_cat, needs_root, private_cat, running
@@ -216,7 +216,7 @@ def test_map_files_reaches_into_a_filesystem_that_is_detached(tmp_path: Path) ->
             root = procfs.open_root(fd)
             try:
                 with pytest.raises(FileNotFoundError):
-                    openat2.open_regular_in_root(root, os.fsencode(tmp_path / "cat"))
+                    inodes.open_regular_in_root(root, os.fsencode(tmp_path / "cat"))
             finally:
                 os.close(root)
             assert _read_and_close(procfs.open_map_file(fd, start, end)) == content

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.linux.statx against what os.stat says, and against recycled device numbers."""
+"""buildidfs.linux.syscalls against what os.stat says, and against recycled device numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.linux import procfs, statx
+from buildidfs.linux import inodes, procfs
 from tests.support.clients.tools import run, tool
 from tests.support.harness.children import needs_root, private_cat
 
@@ -45,7 +45,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 def test_identity_agrees_with_fstat(path: str, flags: int) -> None:
     fd = os.open(path, flags)
     try:
-        assert _same(statx.identity(fd), os.fstat(fd))
+        assert _same(inodes.identity(fd), os.fstat(fd))
     finally:
         os.close(fd)
 
@@ -57,7 +57,7 @@ def test_large_old_and_foreign_values_survive(tmp_path: Path) -> None:
         os.utime(path, ns=(0, -5_000_000_007))
         if os.geteuid() == 0:
             os.chown(path, 0xFFFF_FFFE, 0xFFFF_FFFD)
-        identity = statx.identity(file.fileno())
+        identity = inodes.identity(file.fileno())
         assert _same(identity, os.fstat(file.fileno()))
     assert identity.size == (1 << 40) + 3
     assert identity.mtime_ns == -5_000_000_007
@@ -65,21 +65,21 @@ def test_large_old_and_foreign_values_survive(tmp_path: Path) -> None:
 
 def test_a_deleted_file_has_its_identity_still(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
-        before = statx.identity(file.fileno())
+        before = inodes.identity(file.fileno())
         (tmp_path / "file").unlink()
-        after = statx.identity(file.fileno())
+        after = inodes.identity(file.fileno())
     assert (after.dev, after.ino, after.scope) == (before.dev, before.ino, before.scope)
 
 
 def test_identity_at_follows_links_or_not(tmp_path: Path, directory: int) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("file")
-    assert statx.identity_at(directory, b"file").size == 5
-    assert statx.identity_at(directory, b"link") == statx.identity_at(directory, b"file")
-    link = statx.identity_at(directory, b"link", follow=False)
+    assert inodes.identity_at(directory, b"file").size == 5
+    assert inodes.identity_at(directory, b"link") == inodes.identity_at(directory, b"file")
+    link = inodes.identity_at(directory, b"link", follow=False)
     assert _same(link, os.lstat(tmp_path / "link"))
     absolute = os.fsencode(tmp_path / "link")
-    assert statx.identity_at(directory, absolute) == statx.identity_at(directory, b"file")
+    assert inodes.identity_at(directory, absolute) == inodes.identity_at(directory, b"file")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_identity_at_names_the_path_in_its_error(
     (tmp_path / "file").write_bytes(b"")
     text = "NUL byte" if number == errno.EINVAL else os.strerror(number)
     with pytest.raises(OSError, match=text) as caught:
-        statx.identity_at(directory, path)
+        inodes.identity_at(directory, path)
     assert caught.value.errno == number
     assert caught.value.filename == (path or None)
 
@@ -106,37 +106,37 @@ def test_a_closed_descriptor_is_an_error() -> None:
     fd = os.open("/", os.O_PATH)
     os.close(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        statx.identity(fd)
+        inodes.identity(fd)
 
 
 def test_an_anonymous_device_is_scoped_by_boot_and_mount() -> None:
     fd = os.memfd_create("anonymous")
     try:
-        identity = statx.identity(fd)
+        identity = inodes.identity(fd)
         assert os.major(identity.dev) == 0
         if identity.scope is None:
             pytest.skip("this kernel has no unique mount IDs (before 6.8)")
         assert len(identity.scope) == 24
         assert identity.scope[:16].hex() == _BOOT_ID
-        assert statx.identity(fd).scope == identity.scope
+        assert inodes.identity(fd).scope == identity.scope
     finally:
         os.close(fd)
 
 
 def test_a_disk_needs_no_scope_but_a_loop_device_does() -> None:
     """The whole rule, from the kernel's answer to `FileIdentity.scope`."""
-    unique = statx._STATX_MNT_ID_UNIQUE
+    unique = inodes._STATX_MNT_ID_UNIQUE
     boot = bytes.fromhex(_BOOT_ID)
-    assert statx.boot_id() == boot
+    assert inodes.boot_id() == boot
     for major in (8, 254, 259):
-        assert statx._scope(major, 1, unique, 7) == b""
-        assert statx._scope(major, 1, 0, 0) == b""
+        assert inodes._scope(major, 1, unique, 7) == b""
+        assert inodes._scope(major, 1, 0, 0) == b""
         # An image with fixed times: only the mount tells it from its next version.
-        assert statx._scope(major, 0, unique, 7) == boot + b"\7\0\0\0\0\0\0\0"
-        assert statx._scope(major, 0, 0, 0) is None
+        assert inodes._scope(major, 0, unique, 7) == boot + b"\7\0\0\0\0\0\0\0"
+        assert inodes._scope(major, 0, 0, 0) is None
     for major in (0, 7):
-        assert statx._scope(major, 1, unique, 7) == boot + b"\7\0\0\0\0\0\0\0"
-        assert statx._scope(major, 1, 0, 7) is None
+        assert inodes._scope(major, 1, unique, 7) == boot + b"\7\0\0\0\0\0\0\0"
+        assert inodes._scope(major, 1, 0, 7) is None
 
 
 def test_every_thread_has_a_buffer_of_its_own(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_every_thread_has_a_buffer_of_its_own(tmp_path: Path) -> None:
     def look(size: int) -> None:
         with (tmp_path / str(size)).open("wb") as file:
             file.truncate(size)
-            seen[size] = {statx.identity(file.fileno()).size for _ in range(2000)}
+            seen[size] = {inodes.identity(file.fileno()).size for _ in range(2000)}
 
     threads = [threading.Thread(target=look, args=(size,)) for size in (1, 2, 3, 4)]
     for thread in threads:
@@ -158,7 +158,7 @@ def test_every_thread_has_a_buffer_of_its_own(tmp_path: Path) -> None:
 def _identity_of_executable(child: subprocess.Popen[bytes]) -> FileIdentity:
     pid_fd = procfs.open_pid(child.pid)
     try:
-        return statx.identity_at(pid_fd, b"exe")
+        return inodes.identity_at(pid_fd, b"exe")
     finally:
         os.close(pid_fd)
 
@@ -198,8 +198,8 @@ def test_times_that_nothing_has_room_for() -> None:
     try:
         for seconds in (1 << 60, -(1 << 60)):
             os.utime(fd, (seconds, seconds))
-            assert abs(statx.identity(fd).mtime_ns) == (1 << 63) - 1
-            assert (statx.identity(fd).mtime_ns > 0) is (seconds > 0)
+            assert abs(inodes.identity(fd).mtime_ns) == (1 << 63) - 1
+            assert (inodes.identity(fd).mtime_ns > 0) is (seconds > 0)
     finally:
         os.close(fd)
 
@@ -209,7 +209,7 @@ def test_root_of_a_mount(tmp_path: Path) -> None:
     for path in ("/proc", "/proc/self", tmp_path):
         fd = os.open(path, os.O_PATH)
         try:
-            found[path] = statx.rooted_mount_id(fd), statx.unique_mount_id(fd)
+            found[path] = inodes.rooted_mount_id(fd), inodes.unique_mount_id(fd)
         finally:
             os.close(fd)
     assert found["/proc"] == (found["/proc/self"][1], found["/proc/self"][1])
@@ -220,8 +220,8 @@ def test_identity_and_mount_in_one_call(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/proc"), Path("/dev/shm")):
         fd = os.open(path, os.O_PATH)
         try:
-            expected = statx.identity(fd), statx.unique_mount_id(fd)
-            assert statx.identity_on_mount(fd) == expected
-            assert statx.identity_on_mount(fd, ask=False) == expected
+            expected = inodes.identity(fd), inodes.unique_mount_id(fd)
+            assert inodes.identity_on_mount(fd) == expected
+            assert inodes.identity_on_mount(fd, ask=False) == expected
         finally:
             os.close(fd)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from buildidfs.backoff import Backoff
-from buildidfs.linux import supervised
-from buildidfs.linux.supervised import Supervised
+from buildidfs.linux import child
+from buildidfs.linux.child import Supervised
 from tests.support.harness.scans import open_descriptors
 
-READY = "supervised.report_ready(sock, 'with less')"
+READY = "child.report_ready(sock, 'with less')"
 
 Make = Callable[[str], Supervised]
 
@@ -29,7 +29,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     def of(body: str) -> Supervised:
         (tmp_path / "supervised_program.py").write_text(
-            "import os, socket, time\nfrom buildidfs.linux import supervised\n"
+            "import os, socket, time\nfrom buildidfs.linux import child\n"
             "def main(words):\n"
             f"    sock = socket.socket(fileno=int(words[0]))\n    {body}\n"
         )
@@ -61,14 +61,14 @@ def test_program_is_started_once_and_answers_when_it_is_ready(make: Make) -> Non
 def test_introduction_is_the_first_packet(make: Make) -> None:
     make("")
     program = Supervised("supervised_program", introduction=b"hello", quiet=True)
-    make("supervised.report_ready(sock, sock.recv(9).decode()); sock.recv(1)")
+    make("child.report_ready(sock, sock.recv(9).decode()); sock.recv(1)")
     program.start()
     assert program.status == "hello"
     program.kill(10)
 
 
 def test_reason_of_a_program_that_cannot_work_is_raised(make: Make) -> None:
-    program = make("supervised.report_failure(sock, 13, 'no rights')")
+    program = make("child.report_failure(sock, 13, 'no rights')")
     with pytest.raises(PermissionError, match="no rights"):
         program.start()
     assert program.pid == 0
@@ -86,7 +86,7 @@ def test_program_that_ends_early_is_not_started_at_once(make: Make) -> None:
 def test_program_that_never_gets_ready_is_killed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised, "START_S", 0.5)
+    monkeypatch.setattr(child, "START_S", 0.5)
     program = make("time.sleep(1000)")
     with pytest.raises(TimeoutError, match=r"not ready within 0\.5 s"):
         program.start()

@@ -15,7 +15,7 @@ from buildidfs.catalog.remedies import AMBIGUOUS
 from buildidfs.config import Settings
 from buildidfs.formats.elf.core import Unknown
 from buildidfs.ingest import Ingest
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, Origin, Sighting
 from buildidfs.profile import cores, inputs
 from buildidfs.store import Store
@@ -39,7 +39,7 @@ def seen(
     fd = os.memfd_create("captured")
     os.write(fd, data)
     when = time.time_ns() + int(after * 1e9)
-    origin = Origin(path, statx.identity(fd), container=box)
+    origin = Origin(path, inodes.identity(fd), container=box)
     assert Ingest(store).run([PinnedFile(Sighting(origin, when), fd, is_copy=True)]).captured == 1
     return htl(data)
 

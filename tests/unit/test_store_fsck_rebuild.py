@@ -14,7 +14,7 @@ import pytest
 
 from buildidfs.errors import StoreDamaged, StoreLocked, StoreMissing
 from buildidfs.model import Artifact, BuildId, ContainerNames, Kind, Quality, Sighting, Trust
-from buildidfs.store import NewSeen, Store, layout
+from buildidfs.store import NewSeen, Store
 from buildidfs.store.blobs import files
 from buildidfs.store.fsck import rebuild
 from buildidfs.store.index import environment
@@ -222,7 +222,7 @@ def test_a_store_of_another_format(path: Path, version: int) -> None:
         before = _shown(store)
     (path / "format").write_text(f"buildidfs store {version}\n")
     rebuild.rebuild(path)
-    assert layout.read_format(bytes(path)) == 1
+    assert environment.read_format(bytes(path)) == 1
     with Store.open(path) as store:
         assert _shown(store) == before
         assert list(store.check(digests=True)) == []

@@ -14,8 +14,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
 from buildidfs.store import schema
 from buildidfs.store.index import environment
-from buildidfs.store.index.locations import components, spelled
-from buildidfs.store.index.place_shares import APART_MNT
+from buildidfs.store.index.locations import APART_MNT, components, spelled
 from buildidfs.store.location_rows import offset_of
 from buildidfs.store.write import containers
 from tests.support.harness.browsed import (

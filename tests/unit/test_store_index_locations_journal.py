@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from buildidfs.errors import StoreError
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, Kind, NamespaceSet
 from buildidfs.store import JournalRecord, NewSeen, Store, location_rows, schema
 from buildidfs.store.index import environment
@@ -80,13 +80,13 @@ def test_all_that_was_seen_comes_back(store: Store) -> None:
         cgroup=origin.cgroup,
         container="docker:010101010101",
         host="h\udcff",
-        boot=statx.boot_id(),
+        boot=inodes.boot_id(),
         scanner="watch",
         first_seen_ns=NOW,
         last_seen_ns=NOW,
     )
     assert list(store.journal.since()) == [expected]
-    assert store.journal.at(7, b"/a\xff") == store.journal.at(7, b"/a\xff", statx.boot_id())
+    assert store.journal.at(7, b"/a\xff") == store.journal.at(7, b"/a\xff", inodes.boot_id())
     assert store.journal.at(7, b"/a\xff") == [expected]
     assert store.stats().journal == 1
     assert store.stats().ids == 0, "there are no bytes"
@@ -175,10 +175,10 @@ def test_one_path_in_one_namespace(store: Store) -> None:
             seen(boot=b"", build_id=OTHER, at=3 * MINUTE),
         ]
     )
-    here = store.journal.at(1, b"/bin/app", statx.boot_id())
+    here = store.journal.at(1, b"/bin/app", inodes.boot_id())
     assert [row.build_id for row in here] == [OTHER, ID], "last seen first"
     everywhen = store.journal.at(1, b"/bin/app")
-    assert [row.boot for row in everywhen] == [b"", BOOT, statx.boot_id(), statx.boot_id()]
+    assert [row.boot for row in everywhen] == [b"", BOOT, inodes.boot_id(), inodes.boot_id()]
     assert [row.last_seen_ns - NOW for row in everywhen] == [3 * MINUTE, 2 * MINUTE, MINUTE, 0]
     assert [row.boot for row in store.journal.at(1, b"/bin/app", BOOT)] == [BOOT]
     assert [row.boot for row in store.journal.at(1, b"/bin/app", b"")] == [b""]

@@ -12,7 +12,7 @@ import pytest
 
 from buildidfs.capture.base import PinnedFile
 from buildidfs.ingest import Ingest
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, Kind, Origin, Sighting, Trust
 from buildidfs.store import Store, placement
 from buildidfs.store.placement import (
@@ -60,7 +60,7 @@ def taken(
 ) -> None:
     fd = os.memfd_create("captured")
     os.write(fd, data)
-    origin = Origin(b"/app/" + name, statx.identity(fd), scanner=scanner, trust=trust)
+    origin = Origin(b"/app/" + name, inodes.identity(fd), scanner=scanner, trust=trust)
     sighting = Sighting(origin, 1_700_000_000_000_000_000)
     assert Ingest(store).run([PinnedFile(sighting, fd, is_copy=True)]).captured == 1
 

@@ -20,9 +20,9 @@ import msgspec
 import pytest
 
 from buildidfs import names
-from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.base import memory_file
 from buildidfs.errors import IntegrityError, Recapturable, StoreError, StoreFull
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import (
     BuildId,
     Digest,
@@ -37,7 +37,7 @@ from buildidfs.store import NewCapture, Store, schema
 from buildidfs.store.index import environment
 from buildidfs.store.retention import eviction, plan
 from buildidfs.store.retention.eviction import Policy
-from buildidfs.store.retention.tally import Tally
+from buildidfs.store.values import Tally
 from buildidfs.store.write.uses import UseWriter
 from tests.support.harness.captures import SECOND, capture, identity, read_blob, sighting
 from tests.support.harness.scans import open_descriptors
@@ -95,7 +95,7 @@ def _host_file(path: Path, number: int, days_ago: float = 0) -> Sighting:
     """A sighting of a file that this host has, and believes."""
     path.write_bytes(b"%d" % number)
     with path.open("rb") as file:
-        found = statx.identity(file.fileno())
+        found = inodes.identity(file.fileno())
     origin = Origin(os.fsencode(path), found, host=os.uname().nodename, trust=Trust.HOST)
     return Sighting(origin, time.time_ns() - int(days_ago * DAY * SECOND))
 
@@ -104,7 +104,7 @@ def _member(path: Path, days_ago: float = 0) -> Sighting:
     """A sighting of a file that is in a package file of this host."""
     path.write_bytes(b"package")
     with path.open("rb") as file:
-        scope = archive_scope(statx.identity(file.fileno()))
+        scope = archive_scope(inodes.identity(file.fileno()))
     member = msgspec.structs.replace(identity(), scope=scope)
     origin = Origin(b"/usr/bin/x", member, trust=Trust.PACKAGE, archive=os.fsencode(path))
     return Sighting(origin, time.time_ns() - int(days_ago * DAY * SECOND))
@@ -299,7 +299,7 @@ def test_recapturable_file_does_not_take_the_room_of_a_loss(store: Store, tmp_pa
     with path.open("rb+") as file:
         file.write(os.urandom(SIZE))
         file.flush()
-        origin = msgspec.structs.replace(here.origin, identity=statx.identity(file.fileno()))
+        origin = msgspec.structs.replace(here.origin, identity=inodes.identity(file.fileno()))
         with pytest.raises(Recapturable):
             store.stage(file.fileno(), origin=origin)
     assert _ids(store) == before

@@ -14,7 +14,7 @@ import pytest
 from buildidfs.errors import StoreError
 from buildidfs.model import Absence, BuildId, ByteRange, Digest, Kind, Quality, Sighting, Trust
 from buildidfs.store import NewAbsence, NewCapture, Outcome, Remembered, Store, schema
-from buildidfs.store.index.place_shares import APART_MNT
+from buildidfs.store.index.locations import APART_MNT
 from tests.support.harness.captures import (
     NOW,
     SECOND,

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.linux import machine, statx
+from buildidfs.linux import inodes, machine
 from buildidfs.model import Trust
-from buildidfs.store import Store
+from buildidfs.store import Store, values
 from buildidfs.store.index.environment import acquire, release
-from buildidfs.store.retention import tally
 from tests.support.containers.crowding import Witness
 from tests.support.harness.captures import capture, commit, sighting
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def _keep(store: Store, path: Path, trust: Trust = Trust.HOST) -> None:
     """Capture a file that is on this host; only if it is trusted it can be had again."""
     with path.open("rb") as file:
-        identity = statx.identity(file.fileno())
+        identity = inodes.identity(file.fileno())
     at = sighting(bytes(path), identity=identity, host=machine.host_name())
     commit(store, capture(store, path.read_bytes(), at=at, trust=trust))
 
@@ -33,9 +32,9 @@ def _lose(store: Store) -> None:
     env = acquire(store.path, read_only=False)
 
     def work(txn: Txn) -> None:
-        row = tally.load(env, txn)
-        row.add([tally.Evicted(b"\xab\xcd", b"/gone", 4096, 1)])
-        tally.save(env, txn, row)
+        row = values.load(env, txn)
+        row.add([values.Evicted(b"\xab\xcd", b"/gone", 4096, 1)])
+        values.save(env, txn, row)
 
     try:
         env.write(work)

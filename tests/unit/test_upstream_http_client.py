@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from buildidfs.upstream.http_client import HttpClient
-from buildidfs.upstream.server import Unavailable
+from buildidfs.upstream.options import Unavailable
 from tests.support.servers.upstreams import Handler, self_signed, upstream
 
 

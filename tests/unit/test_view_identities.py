@@ -14,7 +14,7 @@ import pytest
 from buildidfs.capture.base import PinnedFile
 from buildidfs.formats.elf.identify import identify
 from buildidfs.ingest import Ingest
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import AliasType, BuildId, Kind, Origin, Sighting
 from buildidfs.store import Store
 from buildidfs.view import NeedsReading, View
@@ -109,7 +109,7 @@ def test_perf_gets_a_note_where_the_path_is_not_for_all(store: Store, tmp_path: 
     path = tmp_path / "app"
     path.write_bytes(data)
     with path.open("rb") as file:
-        origin = Origin(bytes(path), statx.identity(file.fileno()), reach=0)
+        origin = Origin(bytes(path), inodes.identity(file.fileno()), reach=0)
         pinned = PinnedFile(Sighting(origin, time.time_ns()), os.dup(file.fileno()))
         assert Ingest(store).run([pinned]).captured == 1
     view, name = View(store), str(htl(data))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.watch.activity: rates of a few looks, and a watch that was started anew."""
+"""buildidfs.watch.status: rates of a few looks, and a watch that was started anew."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from buildidfs.answers import Process, Removed, Status, Verdict
 from buildidfs.catalog.containers import Names
-from buildidfs.watch.activity import Activity
+from buildidfs.watch.status import Activity
 
 SOURCE = {"container": "docker:ab", "bytes": 5, "last": 1.0}
 

@@ -27,7 +27,7 @@ from buildidfs.capture.live.protocol import (
     ProcessPlace,
 )
 from buildidfs.ingest.committer import WatchCounters
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.shares import HOST, Share
 from buildidfs.store import Store
@@ -76,7 +76,7 @@ class Caughts:
         """As the catcher would tell of a file."""
         fd = os.open(file, os.O_PATH | os.O_CLOEXEC)
         caught = Caught(
-            KEY, 4711, time.time_ns(), os.fsencode(file), statx.identity(fd),
+            KEY, 4711, time.time_ns(), os.fsencode(file), inodes.identity(fd),
             ProcessPlace(own_namespaces(), 77, b"/system.slice"), build_id,
         )  # fmt: skip
         if build_id is not None:
@@ -546,7 +546,7 @@ def test_pins_are_those_of_their_container(make: Callable[..., Caughts], some: P
     watch = make()
     live = watch.watch._sightings
     caught = Caught(
-        KEY, 4711, time.time_ns(), os.fsencode(some), statx.identity_at(-1, os.fsencode(some)),
+        KEY, 4711, time.time_ns(), os.fsencode(some), inodes.identity_at(-1, os.fsencode(some)),
         ProcessPlace(own_namespaces(), 77, b"/system.slice"),
     )  # fmt: skip
 

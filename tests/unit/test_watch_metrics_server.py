@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.watch import metrics_server
-from buildidfs.watch.metrics_server import MetricsServer
+from buildidfs.watch import metrics
+from buildidfs.watch.metrics import MetricsServer
 from tests.support.harness.scans import open_descriptors
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def address() -> Iterator[tuple[str, int]]:
     """A running server that answers with `BODY`."""
     before = open_descriptors()
     wake, woken = os.pipe()
-    with socket.create_server(("127.0.0.1", 0), backlog=metrics_server.BACKLOG) as listening:
+    with socket.create_server(("127.0.0.1", 0), backlog=metrics.BACKLOG) as listening:
         server = MetricsServer(listening, wake, lambda request: BODY)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -81,7 +81,7 @@ def test_request_may_come_in_parts(address: tuple[str, int]) -> None:
 def test_connection_ends_after_its_time(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics_server, "CONNECTION_S", 0.2)
+    monkeypatch.setattr(metrics, "CONNECTION_S", 0.2)
     with socket.create_connection(address, 10) as client:
         client.sendall(b"GET ")
         assert answer(client) == b""

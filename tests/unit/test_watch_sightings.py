@@ -14,7 +14,7 @@ import pytest
 
 from buildidfs.capture.live.protocol import Caught, ProcessPlace
 from buildidfs.capture.origin.path_access import Reach, Root
-from buildidfs.linux import machine, mounts, namespaces, procfs, statx
+from buildidfs.linux import inodes, machine, mounts, namespaces, procfs
 from buildidfs.model import EVERYBODY, OWNER, BuildId, NamespaceSet, Sighting, Trust
 from buildidfs.watch.sightings import LiveSightings
 from tests.support.harness.captures import identity
@@ -64,7 +64,7 @@ def sighting_of_file(live: LiveSightings, path: Path, shown: bytes = b"", **plac
     """Of a file that is root's, whoever runs the test."""
     fd = os.open(path, os.O_PATH)
     try:
-        own = statx.identity(fd)
+        own = inodes.identity(fd)
         changes = {"dev": own.dev, "ino": own.ino, "scope": own.scope}
         return live.of(caught(shown or os.fsencode(path), **changes, **place), fd)
     finally:
@@ -158,7 +158,7 @@ def reach_of(live: LiveSightings, path: str, pid: int, place: ProcessPlace) -> i
     """Of a file that is held open at a path of ours, caught in a process that may be gone."""
     fd = os.open(path, os.O_PATH)
     try:
-        message = Caught(b"k", pid, 1, b"/any", statx.identity(fd), place)
+        message = Caught(b"k", pid, 1, b"/any", inodes.identity(fd), place)
         return reach_in(live, message, fd)
     finally:
         os.close(fd)
@@ -205,7 +205,7 @@ def test_reach_in_a_container_needs_one_of_its_processes(directory: Path) -> Non
         fd = os.open(path, os.O_PATH)
         try:
             # The one it was caught in is gone, and no other was ever seen.
-            identity = statx.identity(fd)
+            identity = inodes.identity(fd)
             gone = Caught(b"k", 1 << 22, 1, b"/any", identity, place)
             assert reach_in(live, gone, fd) == OWNER
             assert reach_of(live, path, stranger.pid, place) == OWNER, "it lives elsewhere"

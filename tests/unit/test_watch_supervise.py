@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.watch.supervise
+"""buildidfs.watch.up
 
 What fails is started again, and nothing is left over.
 
@@ -36,8 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _RUNNER = """
 import json, os, sys
 from buildidfs import errors, log
-from buildidfs.watch.supervise import ProgramSpec
-from buildidfs.watch.supervise import Supervisor
+from buildidfs.watch.up import ProgramSpec
+from buildidfs.watch.up import Supervisor
 from buildidfs.backoff import Backoff
 from buildidfs.store.run_files import Presence
 log.setup(1)

@@ -23,7 +23,7 @@ from buildidfs.store import Store
 from buildidfs.store.run_files import Presence, Present, present
 from buildidfs.watch import status, up
 from buildidfs.watch.status import UP, WATCH, PartState
-from buildidfs.watch.supervise import RETRY
+from buildidfs.watch.up import RETRY
 from tests.support.clients.tools import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,12 +117,12 @@ def test_hurry_waits_for_one_that_tells_nothing_yet(
 
 _EARLY = """
 import os, sys
-from buildidfs.watch import supervise, up
-class Found(supervise.Supervisor):
+from buildidfs.watch import (up)
+class Found(up.Supervisor):
     def run(self, ready):
-        os.kill(os.getpid(), supervise.RETRY)
+        os.kill(os.getpid(), up.RETRY)
         super().run(ready)
-supervise.Supervisor = Found
+up.Supervisor = Found
 programs = [up.ProgramSpec("a", ("true",))]
 up.start(sys.argv[1], programs, environ=os.environ, mountpoint=None, ready=lambda: None)
 """

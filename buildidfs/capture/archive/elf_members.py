@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names as spellings
-from buildidfs.capture import debug_files, elf_file
+from buildidfs.capture import base, debug_files
 from buildidfs.capture.archive.stream import CannotDecompress, decompressed
-from buildidfs.capture.base import Known, PinnedFile, Resighting, Unreadable
-from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.base import Known, PinnedFile, Resighting, Unreadable, memory_file
 from buildidfs.capture.origin.builder import Surroundings
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
 from buildidfs.formats.budget import STEP_BYTES
@@ -309,12 +308,12 @@ class Members(NamedMembers):
     def _known(self, pinned: Spooled, names: list[bytes]) -> Known:
         """Identify a file; close it if it has no build ID. Raises OSError."""
         with on_error(pinned.close):
-            answer = elf_file.own_id(pinned.fd)
+            answer = base.own_id(pinned.fd)
             if answer is Absence.NO_BUILD_ID and (owner := self._owner(pinned.fd, names)):
                 answer = pinned.build_id = owner
                 pinned.kind = Kind.DEBUGINFO
             else:
-                answer = elf_file.adopted(answer, pinned.fd)
+                answer = base.adopted(answer, pinned.fd)
                 if isinstance(answer, BuildId):
                     self._remember_units(pinned.fd, answer, names)
         if isinstance(answer, Absence):

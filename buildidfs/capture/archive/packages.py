@@ -36,7 +36,7 @@ from buildidfs.capture.base import Found, Memo, PinnedFile, Unreadable, month
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.formats.archive import common, packages, tar
 from buildidfs.formats.archive.common import Damaged, Member, installed
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import FileIdentity, Trust, archive_scope
 
@@ -128,7 +128,7 @@ class PackageScanner:
     def _read(self, file: walk.WalkedFile, spool: MemberSpool) -> Iterator[Found | _Done]:
         """Yield the ELF files in a file if it is a package. Raises `Ended`."""
         try:
-            identity = statx.identity(file.fd)
+            identity = inodes.identity(file.fd)
             access = access_of(file.fd)
             mark = _mark(identity, access)
             if not self._reread and mark is not None and self._memo.recall(mark) is not None:
@@ -150,7 +150,7 @@ class PackageScanner:
         except (Damaged, CannotDecompress, OSError) as error:
             yield Unreadable.of(file.path, error)
             complete = False
-        unchanged = statx.identity(file.fd) == identity
+        unchanged = inodes.identity(file.fd) == identity
         yield _Done(mark if complete and unchanged else None)
 
     def _members(

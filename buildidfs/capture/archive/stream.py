@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from buildidfs.capture.elf_file import memory_file
+from buildidfs.capture.base import memory_file
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Damaged, Packing
 from buildidfs.formats.budget import STEP_BYTES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
-from buildidfs.capture import elf_file, walk
+from buildidfs.capture import base, walk
 from buildidfs.capture.archive.elf_members import Closed, Members
 from buildidfs.capture.archive.plain_files import PlainFile, PlainFiles, is_readable
 from buildidfs.capture.archive.stream import PlainStream, Region, unpacked
@@ -25,7 +25,7 @@ from buildidfs.formats.archive.common import Damaged, Type, installed
 from buildidfs.formats.budget import STEP_BYTES
 from buildidfs.formats.container import oci
 from buildidfs.formats.elf.header import MAGIC
-from buildidfs.linux import file_ops, openat2, statx
+from buildidfs.linux import file_ops, inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import EVERYBODY, Absence, Sighting, Trust
 
@@ -111,7 +111,7 @@ class TarLayer:
 
     def verify(self, limits: ArchiveLimits) -> None:
         with self._files.open(self._path) as region:
-            self._verified = statx.identity(region.fd)
+            self._verified = inodes.identity(region.fd)
             if self._size is not None and region.size != self._size:
                 raise IntegrityError(
                     f"layer {self.name} has {region.size} bytes and not {self._size}"
@@ -161,7 +161,7 @@ class TarLayer:
 
     def _require_unchanged(self, region: Region) -> None:
         """Raise `IntegrityError` if the archive is not the one that was verified."""
-        if statx.identity(region.fd) != self._verified:
+        if inodes.identity(region.fd) != self._verified:
             raise IntegrityError(f"layer {self.name} was changed while it was read")
 
 
@@ -186,7 +186,7 @@ class DirectoryLayer:
             return access_of(fd)
 
     def _open(self) -> int:
-        return openat2.open_in_root(self._root_fd, self._path, os.O_PATH | os.O_DIRECTORY)
+        return inodes.open_in_root(self._root_fd, self._path, os.O_PATH | os.O_DIRECTORY)
 
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
         def look(file: walk.WalkedFile, reach: _ReachOf) -> Iterator[Found]:
@@ -202,7 +202,7 @@ class DirectoryLayer:
             if not is_wanted(file.path, size):
                 yield PlainFile(file.path, size)
                 return
-            identity = statx.identity(file.fd)
+            identity = inodes.identity(file.fd)
             is_public = is_readable(identity.mode) and reach(file, identity) == EVERYBODY
             data = file_ops.read_fully(file.fd, size, 0) if is_public else None
             yield PlainFile(file.path, size, data, not is_public)
@@ -246,12 +246,12 @@ class DirectoryLayer:
         whose = viewers(file.path)
         if not whose or os.pread(file.fd, len(MAGIC), 0) != MAGIC:
             return
-        identity = statx.identity(file.fd)
+        identity = inodes.identity(file.fd)
         now, reached = time.time_ns(), reach(file, identity)
         sightings = [Sighting(each.origin(file.path, identity, reached), now) for each in whose]
         known = context.memo.recall(identity)
         if known is None:
-            answer = elf_file.identify(file.fd)
+            answer = base.identify(file.fd)
             known = Known(absence=answer) if isinstance(answer, Absence) else Known(answer)
             if known.build_id is not None:
                 # Without a scope the memo would not recognise the file in the next scan.
@@ -364,7 +364,7 @@ class DirectoryFiles:
     @contextlib.contextmanager
     def open(self, path: bytes) -> Iterator[Region]:
         """See `Files`. No link leads out of the directory."""
-        with closing_fd(openat2.open_regular_in_root(self.root_fd, path)) as fd:
+        with closing_fd(inodes.open_regular_in_root(self.root_fd, path)) as fd:
             yield Region(fd, 0, os.fstat(fd).st_size)
 
     def access(self, path: bytes) -> Access:

@@ -22,7 +22,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.budget import STEP_BYTES, Budget
 from buildidfs.formats.container import engine_records, oci
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Trust
 
@@ -251,7 +251,7 @@ class ContentStore:
         """Yield the manifests and indexes among the blobs; or an error for a blob that claims to be
         one and does not have its digest.
         """
-        fd = openat2.open_in_root(
+        fd = inodes.open_in_root(
             self._root_fd, self._prefix + b"/blobs/sha256", os.O_RDONLY | os.O_DIRECTORY
         )
         with closing_fd(fd):
@@ -408,7 +408,7 @@ class Storage:
 def _listed(files: DirectoryFiles, path: bytes) -> list[str]:
     """Return the names in a directory, in order; none if it does not exist. Raises OSError."""
     try:
-        fd = openat2.open_in_root(files.root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = inodes.open_in_root(files.root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return []

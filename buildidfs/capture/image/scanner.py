@@ -46,7 +46,7 @@ from buildidfs.formats.archive import tar
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import oci
 from buildidfs.formats.container.oci import NAMES_MAX_BYTES, LayerNames
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.model import FileIdentity, Standing, Trust, fingerprint
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ def images_at(
     if stat.S_ISDIR(status.st_mode):
         sources = _in_directory(DirectoryFiles(path_fd), platform)
     else:
-        fd = openat2.reopen_regular(path_fd)
+        fd = inodes.reopen_regular(path_fd)
         open_files.callback(os.close, fd)
         access = access_of(fd)
         whole = Region(fd, 0, os.fstat(fd).st_size)
@@ -458,7 +458,7 @@ def _in_directory(files: DirectoryFiles, platform: Platform | None) -> list[_Ima
 
 def _is_directory(files: DirectoryFiles, path: bytes) -> bool:
     try:
-        os.close(openat2.open_in_root(files.root_fd, path, os.O_PATH | os.O_DIRECTORY))
+        os.close(inodes.open_in_root(files.root_fd, path, os.O_PATH | os.O_DIRECTORY))
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True

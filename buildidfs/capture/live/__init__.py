@@ -3,7 +3,7 @@
 
 `client.Watcher` starts the catcher, a process of its own (`catcher`). The catcher reads the
 kernel's events (`event_rings`), pins each new file (`grabber`, `identifier`), even if its process
-is gone already (`held_namespaces`), and sends it over a socket (`protocol`). `sightings` makes the
+is gone already (`process_table`), and sends it over a socket (`protocol`). `sightings` makes the
 sighting of a caught file, and `pending_files` holds the file open until it is copied. None of these
 modules knows the store.
 """

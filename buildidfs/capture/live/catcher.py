@@ -39,6 +39,7 @@ import msgspec
 
 from buildidfs import log
 from buildidfs.capture.live import first_touch, process_table, protocol
+from buildidfs.capture.live.admission import RecentFiles
 from buildidfs.capture.live.event_rings import Rings
 from buildidfs.capture.live.grabber import CatcherState, Lookout
 from buildidfs.capture.live.identifier import Settler
@@ -52,11 +53,10 @@ from buildidfs.capture.live.protocol import (
     Refused,
     Silent,
 )
-from buildidfs.capture.live.recent_files import RecentFiles
 from buildidfs.capture.live.touches import Touches
 from buildidfs.capture.process.gate import MOST, STUCK_S
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import credentials, supervised, syscalls, threads
+from buildidfs.linux import child, credentials, syscalls, threads
 from buildidfs.linux.alarm import Alarm
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Catcher:
             self._look_out()
             threading.Thread(target=self._settle, daemon=True).start()
             threading.Thread(target=self._guard, daemon=True).start()
-            supervised.report_ready(self._socket, hurry or "")
+            child.report_ready(self._socket, hurry or "")
             if self._refusal:
                 self._outbox.put(Refused(self._refusal))
 
@@ -324,9 +324,9 @@ def main(argv: Sequence[str]) -> None:
         reason = error.strerror or str(error)
         if error.errno in (errno.EACCES, errno.EPERM):
             reason += f"; {credentials.remedy('CAP_PERFMON', 'CAP_SYS_ADMIN')}"
-        supervised.report_failure(sock, error.errno or errno.EIO, reason)
+        child.report_failure(sock, error.errno or errno.EIO, reason)
     except CapabilityError as error:
-        supervised.report_failure(sock, errno.EPERM, str(error))
+        child.report_failure(sock, errno.EPERM, str(error))
     else:
         _run(catcher, sock)
     finally:

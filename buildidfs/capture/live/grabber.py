@@ -26,13 +26,11 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import log
 from buildidfs.capture.live import process_table
-from buildidfs.capture.live.admission import FairShare
+from buildidfs.capture.live.admission import FairShare, HostFiles, RecentFiles, file_key, place_key
 from buildidfs.capture.live.first_touch import decode_touch
-from buildidfs.capture.live.held_namespaces import HOLD_S, HeldNamespaces, found_here
-from buildidfs.capture.live.process_table import Home
+from buildidfs.capture.live.process_table import HOLD_S, HeldNamespaces, Home, found_here
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
-from buildidfs.capture.live.recent_files import HostFiles, RecentFiles, file_key, place_key
-from buildidfs.capture.origin.file_users import NOBODY, FileUsers, known_user, user_of_process
+from buildidfs.capture.origin.path_access import NOBODY, FileUsers, known_user, user_of_process
 from buildidfs.capture.process.gate import (
     MOST_OF_AN_OWNER,
     SLOW_S,
@@ -49,7 +47,7 @@ from buildidfs.formats.perf.records import (
     Mapped,
     Output,
 )
-from buildidfs.linux import namespaces, procfs, statx, syscalls
+from buildidfs.linux import inodes, namespaces, procfs, syscalls
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.linux.threads import Closer, is_held
 from buildidfs.shares import HOST, of_user
@@ -529,7 +527,7 @@ class Lookout:
         # before the open costs one lookup more for a new file, and saves one descriptor, and its
         # close, for each of the many known ones.
         link = task + b"/" + procfs.map_file_name(record.start, end)
-        identity = statx.identity_at(syscalls.AT_FDCWD, link, ask=False)
+        identity = inodes.identity_at(syscalls.AT_FDCWD, link, ask=False)
         if not stat.S_ISREG(identity.mode):
             if _TRACES:
                 _trace(record, "dropped, because it is no regular file")
@@ -548,13 +546,13 @@ class Lookout:
         if not is_hosts and not self._admits(record, home, is_copy=is_copy):
             return -1
         # O_PATH asks no filesystem: an open for reading would call open() of a FUSE server, which
-        # may not answer. `openat2.reopen_regular` opens it for reading later.
+        # may not answer. `inodes.reopen_regular` opens it for reading later.
         fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         # Between statx(2) and open(2) the process may have mapped another file at the same address,
         # so the pinned file is compared with the record. Stacked filesystems may show one inode
         # number here and another there: then the name has to suffice.
         try:
-            is_it = statx.identity(fd, ask=False).ino == record.inode
+            is_it = inodes.identity(fd, ask=False).ino == record.inode
             user = self._state.users.of(fd, identity, record.pid) if is_hosts else 0
         except BaseException:  # a closer closes it, because that may take long
             self._done.append(fd)
@@ -580,7 +578,7 @@ class Lookout:
             fd, user = found_here(record, state.host), NOBODY
             try:
                 if fd >= 0:
-                    identity = statx.identity(fd, ask=False)
+                    identity = inodes.identity(fd, ask=False)
                     if place_key(home.mnt_ns_id, file_key(identity), record.path) in state.recent:
                         if _TRACES:
                             _trace(record, "known")

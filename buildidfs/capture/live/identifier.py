@@ -9,14 +9,14 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.live import process_table
-from buildidfs.capture.live.held_namespaces import Finder
+from buildidfs.capture.live.admission import file_key, place_key
+from buildidfs.capture.live.process_table import Finder
 from buildidfs.capture.live.protocol import Caught, Missed
-from buildidfs.capture.live.recent_files import file_key, place_key
-from buildidfs.capture.origin.file_users import NOBODY
+from buildidfs.capture.origin.path_access import NOBODY
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
-from buildidfs.linux import openat2, statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId
 from buildidfs.shares import of_user
 
@@ -113,7 +113,7 @@ class Settler:
                 self._miss(record, home, error)
                 return
         try:
-            identity = statx.identity(fd, ask=False)
+            identity = inodes.identity(fd, ask=False)
         except OSError as failed:
             self._done.append(fd)
             self._miss(record, home, failed)
@@ -197,11 +197,11 @@ class Settler:
         if self._slow.is_slow(fd, identity, home.mnt_ns_id, user):
             return None
         try:
-            readable = openat2.reopen_regular(fd)
+            readable = inodes.reopen_regular(fd)
         except OSError:
             return None
         try:
-            found = elf_file.identify(readable)
+            found = base.identify(readable)
         except OSError:
             return None
         finally:

@@ -29,11 +29,11 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.container import cgroup, engine_records, oci
-from buildidfs.linux import credentials, machine, openat2
+from buildidfs.linux import credentials, inodes, machine
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import NO_NAMES, ContainerNames
 from buildidfs.shares import FairQueue, FairTable
@@ -159,7 +159,7 @@ class EngineNames:
             names, until = self._known.get(place) or (NO_NAMES, -math.inf)
             if until <= self._clock():
                 # A user may have given a control group the ID of a container of root.
-                names, maker = NO_NAMES, container.group_maker(cgroup_path)
+                names, maker = NO_NAMES, builder.group_maker(cgroup_path)
                 if maker == _ROOT:
                     names = self._ask(_ENGINES, its_id, _ROOT)
                 owner = maker or cgroup.user_id(cgroup_path) or os.geteuid()
@@ -194,7 +194,7 @@ class EngineNames:
 
 
 def _share(cgroup_path: bytes) -> Share:
-    return cgroup.share(cgroup_path, 0, container.group_maker(cgroup_path))
+    return cgroup.share(cgroup_path, 0, builder.group_maker(cgroup_path))
 
 
 def _own_roots() -> Iterator[bytes]:
@@ -299,7 +299,7 @@ class _Host:
         """Return home directory and group of the owner. Raises OSError, ValueError; ENOENT if
         /etc/passwd does not have them.
         """
-        with closing_fd(openat2.open_regular_in_root(self._root_fd, _PASSWD)) as fd:
+        with closing_fd(inodes.open_regular_in_root(self._root_fd, _PASSWD)) as fd:
             text = _read(fd, _PASSWD_MAX)
         for line in text.split(b"\n"):
             fields = line.split(b":")
@@ -341,7 +341,7 @@ class _Host:
 
     def _open(self, path: bytes) -> int:
         """Open a regular file that only root and the owner may write to; raises OSError."""
-        with closing_on_error(openat2.open_regular_in_root(self._root_fd, path)) as fd:
+        with closing_on_error(inodes.open_regular_in_root(self._root_fd, path)) as fd:
             status = os.fstat(fd)
             if status.st_uid not in (_ROOT, self._owner) or status.st_mode & _OTHERS_MAY_WRITE:
                 raise PermissionError(f"{os.fsdecode(path)} may be written by other users")
@@ -351,7 +351,7 @@ class _Host:
         """Return the wanted names in a directory; only a limited number of entries is read."""
         found: list[bytes] = []
         with _as_missing():
-            fd = openat2.open_in_root(self._root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+            fd = inodes.open_in_root(self._root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
             with closing_fd(fd), os.scandir(fd) as entries:
                 names = (os.fsencode(entry.name) for entry in islice(entries, _LISTED_MAX))
                 found.extend(name for name in names if wanted.fullmatch(name))

@@ -13,7 +13,7 @@ directories of mode 0700:
 - files in the root filesystem of a container whose mount namespace root has made. The root of a
   rootless container, or of ``unshare -Urm``, is not exempt. But if it is an overlay that the host
   has not mounted, the check starts at that root;
-- files that lie only in the storage directories of engines (`trust.CONTAINER_STORAGE`).
+- files that lie only in the storage directories of engines (`CONTAINER_STORAGE`).
 
 Every other overlay that the host has not mounted is for the owners of its files, because the
 directories above its layers are unknown. If the three classes cannot express the permissions, the
@@ -31,6 +31,11 @@ result allows less:
   that has the name now need not be the one in which the file was.
 
 Root can read every file, whatever the result is.
+
+`FileUsers` finds the user for whom a file in the host's mount namespace counts, in all that users
+divide. The owner that a file shows is not always a fact. The server of a FUSE filesystem chooses
+it, and any user may run one; so may the layer of an overlay that a user has mounted in a namespace,
+and whose files the user's processes on the host open through /proc/PID/root.
 """
 
 from __future__ import annotations
@@ -46,16 +51,121 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.capture.origin.trust import CONTAINER_STORAGE
 from buildidfs.capture.unresponsive.filesystems import SlowMounts, is_slow_type
 from buildidfs.formats import posix_acl, proc_text
-from buildidfs.linux import file_ops, mounts, namespaces, openat2, statx
+from buildidfs.linux import file_ops, inodes, mounts, namespaces, procfs
 from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
 from buildidfs.model import EVERYBODY, GROUP, OTHERS, OWNER
 
 if TYPE_CHECKING:
     from buildidfs.capture.unresponsive.filesystems import Patience
     from buildidfs.model import FileIdentity
+
+# Container managers keep the files of images here, in the host's mount namespace and owned by root,
+# but the maker of the image wrote them.
+CONTAINER_STORAGE: Final = (
+    b"/var/lib/docker/",
+    b"/var/lib/containerd/",
+    b"/var/lib/containers/",
+    b"/var/lib/machines/",
+    b"/var/lib/lxc/",
+    b"/var/lib/lxd/",
+    b"/var/lib/incus/",
+    b"/var/lib/kubelet/",
+    b"/run/containerd/",
+    b"/run/containers/",
+)
+
+
+NOBODY: Final = 65534
+"""Stands for an unknown user: the kernel shows this number for users without one."""
+
+_MOST_MOUNTS: Final = 4096
+_SHOWN: Final = -1  # the owner that the file shows
+_ELSEWHERE: Final = -2  # the mount is not in the host's mount namespace
+_FUSE: Final = (b"fuse", b"fuseblk")
+_INIT: Final = 1
+
+
+class FileUsers:
+    """Finds the users of files. Several threads may use it; no filesystem is asked."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._host = 0
+
+    def of(self, fd: int, identity: FileIdentity, pid: int) -> int:
+        """Return the user for whom an open file counts (O_PATH suffices); process ``pid`` uses it.
+
+        It is the user who mounted the FUSE filesystem with the file. For a file that is on no mount
+        of the host's mount namespace (it was unmounted, is in memory, or belongs to another
+        namespace) it is the user of the process, `NOBODY` if that is gone. For all other files it
+        is the owner. Raises OSError.
+        """
+        mount = inodes.unique_mount_id(fd)
+        user = None if mount is None else self._known.get(mount)
+        if user is None:
+            user = self._mounter(fd, mount)
+            if mount is not None:
+                if len(self._known) >= _MOST_MOUNTS:
+                    self._known.clear()
+                self._known[mount] = user
+        if user == _ELSEWHERE:
+            return known_user(pid)
+        return identity.uid if user == _SHOWN else user
+
+    def _mounter(self, fd: int, mount: int | None) -> int:
+        """Return the user of a mount, which has a file at ``fd``. Raises OSError.
+
+        Only the mounts of FUSE filesystems need all of mountinfo: any user can make many others.
+        """
+        self._host = self._host or _host_namespace()
+        try:
+            if mount is not None and self._host:
+                fstype = mounts.placed(mount, self._host).fstype
+                if fstype not in _FUSE:
+                    return _SHOWN
+        except FileNotFoundError:
+            return _ELSEWHERE
+        except OSError:  # before Linux 6.11, or not permitted
+            pass
+        return _mounter(mounts.mount_id(fd))
+
+
+def _host_namespace() -> int:
+    """Return the number of the mount namespace of `mounts.initial_mountinfo`, 0 if unknown."""
+    for pid in (_INIT, os.getpid()):
+        with contextlib.suppress(OSError), closing_fd(procfs.open_pid(pid)) as pid_fd:
+            return namespaces.mnt_ns_id(pid_fd)
+    return 0
+
+
+def user_of_process(pid: int) -> int:
+    """Return the effective user of a process. Raises OSError if it is gone."""
+    with closing_fd(procfs.open_pid(pid)) as pid_fd:
+        return procfs.uids(pid_fd)[1]
+
+
+def known_user(pid: int) -> int:
+    """Return the effective user of a process; `NOBODY` if it is gone."""
+    try:
+        return user_of_process(pid)
+    except OSError:
+        return NOBODY
+
+
+def _mounter(number: int) -> int:
+    """Return the user whose mount has that number in mountinfo. Raises OSError."""
+    mark = b"%d " % number
+    lines = (line for line in mounts.initial_mountinfo().split(b"\n") if line.startswith(mark))
+    found = next(proc_text.mounts_in(next(lines, b"")), None)
+    if found is None:
+        return _ELSEWHERE
+    if found.fstype.partition(b".")[0] not in _FUSE:
+        return _SHOWN
+    # Root's mounts show users whom root lets them show.
+    return int(proc_text.option(found.super_options, b"user_id") or b"0") or _SHOWN
+
 
 MAX_DEPTH: Final = 256
 SCAN_KEEP_S: Final = 1.0
@@ -199,7 +309,7 @@ class Reach:
         # ends in " (deleted)" without one.
         path = _inside(os.readlink(b"/proc/self/fd/%d" % fd), root.path)
         directory, _, name = path.rpartition(b"/")
-        mount = statx.unique_mount_id(fd)
+        mount = inodes.unique_mount_id(fd)
         way, parent = self._way(root, directory, identity.ctime_ns)
         with closing_fd(parent):
             # Another file may have got the name between readlink(2) and this lookup. Its directory
@@ -218,11 +328,11 @@ class Reach:
     def _is_there(self, parent: int, name: bytes, identity: FileIdentity, ground: _Ground) -> bool:
         """Return True if the file with ``name`` in a directory is the one with ``identity``."""
         try:
-            fd = openat2.pin_entry(parent, name, ask=self._ask or not ground.is_networked)
+            fd = inodes.pin_entry(parent, name, ask=self._ask or not ground.is_networked)
         except OSError:
             return False
         with closing_fd(fd):
-            found = statx.identity(fd, ask=self._ask)
+            found = inodes.identity(fd, ask=self._ask)
         return (found.dev, found.ino) == (identity.dev, identity.ino)
 
     # --- directories -----------------------------------------------------------------------
@@ -260,13 +370,13 @@ class Reach:
         """Pin the directory at ``path`` if its device and inode are ``place``; else -1."""
         try:
             if self._ask:
-                fd = openat2.open_in_root(root.fd, path, os.O_PATH | os.O_DIRECTORY)
+                fd = inodes.open_in_root(root.fd, path, os.O_PATH | os.O_DIRECTORY)
             else:
-                fd = openat2.open_cached_in_root(root.fd, path)
+                fd = inodes.open_cached_in_root(root.fd, path)
         except OSError:
             return -1
         with Fd(fd) as directory:
-            found = statx.identity(fd, ask=self._ask)
+            found = inodes.identity(fd, ask=self._ask)
             return directory.release() if (found.dev, found.ino) == place else -1
 
     def _walked(self, root: Root, names: list[bytes]) -> tuple[_Way, int]:
@@ -280,7 +390,7 @@ class Reach:
             barriers.update(found)
             for name in names:
                 # No link is followed: the path comes from the kernel and contains none.
-                at.replace(openat2.pin_entry(at.fd, name, ask=self._ask or not ground.is_networked))
+                at.replace(inodes.pin_entry(at.fd, name, ask=self._ask or not ground.is_networked))
                 identity, ground, found = self._look(at.fd, ground, root)
                 barriers.update(found)
             way = _Way(frozenset(barriers), ground, (identity.dev, identity.ino), begun_ns)
@@ -294,13 +404,13 @@ class Reach:
         """
         barriers: set[_Barrier] = set()
         with Fd(os.dup(root.fd)) as at:
-            here = statx.identity_on_mount(at.fd, ask=self._ask)
+            here = inodes.identity_on_mount(at.fd, ask=self._ask)
             ground: _Ground | None = None
             if root.maker is None:  # a process in a chroot does not see the mounts above it
                 root = msgspec.structs.replace(root, mountinfo=mounts.initial_mountinfo)
             for _ in range(MAX_DEPTH):
-                at.replace(openat2.pin_parent(at.fd, ask=self._ask))
-                above = statx.identity_on_mount(at.fd, ask=self._ask)
+                at.replace(inodes.pin_parent(at.fd, ask=self._ask))
+                above = inodes.identity_on_mount(at.fd, ask=self._ask)
                 # ".." of the uppermost directory is that directory. The mount belongs to the
                 # comparison, because a bind mount shows one directory twice.
                 if (above[0].dev, above[0].ino, above[1]) == (here[0].dev, here[0].ino, here[1]):
@@ -319,7 +429,7 @@ class Reach:
         self, fd: int, before: _Ground | None, root: Root
     ) -> tuple[FileIdentity, _Ground, frozenset[_Barrier]]:
         """Return a directory, its mount, and the barriers of both. Raises OSError."""
-        identity, mount = statx.identity_on_mount(fd, ask=self._ask)
+        identity, mount = inodes.identity_on_mount(fd, ask=self._ask)
         if not stat.S_ISDIR(identity.mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         ground, barriers = before, frozenset[_Barrier]()
@@ -380,7 +490,9 @@ class Reach:
         """
         if mount is not None and root.mnt_ns_id and root.path == b"/":
             with contextlib.suppress(OSError):  # before Linux 6.11, or no longer mounted
-                return mounts.placed(mount, root.mnt_ns_id), mount == statx.rooted_mount_id(root.fd)
+                return mounts.placed(mount, root.mnt_ns_id), mount == inodes.rooted_mount_id(
+                    root.fd
+                )
         mark = b"%d " % mounts.mount_id(fd)
         lines = (line for line in root.mountinfo().split(b"\n") if line.startswith(mark))
         found = next(proc_text.mounts_in(next(lines, b"")), None)
@@ -423,10 +535,10 @@ class Reach:
         """Return the uppermost directory of the mount that a directory is on. Raises OSError."""
         number = mounts.mount_id(fd)
         with Fd(os.dup(fd)) as at:
-            here = statx.identity(fd, ask=self._ask)
+            here = inodes.identity(fd, ask=self._ask)
             for _ in range(MAX_DEPTH):
-                at.replace(openat2.pin_parent(at.fd, ask=self._ask))
-                above = statx.identity(at.fd, ask=self._ask)
+                at.replace(inodes.pin_parent(at.fd, ask=self._ask))
+                above = inodes.identity(at.fd, ask=self._ask)
                 same = (above.dev, above.ino) == (here.dev, here.ino)
                 if same or mounts.mount_id(at.fd) != number:
                     return here

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.capture.unresponsive.filesystems import Attempt
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import procfs, threads
@@ -89,7 +89,7 @@ def owner_of(pid_fd: int) -> str:
     """
     path = cgroup.path(procfs.cgroup(pid_fd))
     user_namespace = os.stat(b"ns/user", dir_fd=pid_fd).st_ino
-    maker = container.owner(pid_fd, user_namespace, path)
+    maker = builder.owner(pid_fd, user_namespace, path)
     if not maker and (outer := cgroup.outermost(path)):
         return outer.decode("utf-8", "surrogateescape")
     return of_user(maker or procfs.uids(pid_fd)[0]).owner

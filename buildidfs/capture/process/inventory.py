@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from buildidfs.capture import elf_file as files
+from buildidfs.capture import base as files
 from buildidfs.capture.process.gate import NoAnswer, ProcessGate, described
 from buildidfs.capture.unresponsive.filesystems import Patience, no_answer, slow_devices
 from buildidfs.formats import proc_text
-from buildidfs.linux import mounts, openat2, procfs, statx
+from buildidfs.linux import inodes, mounts, procfs
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import Absence, BuildId
 
@@ -149,8 +149,8 @@ class _Count:
         with closing_fd(procfs.open_root(pid_fd)) as root_fd:
             for path in named:
                 try:
-                    path_fd = openat2.open_in_root(root_fd, path, os.O_PATH | os.O_CLOEXEC)
-                    identity = statx.identity(path_fd)
+                    path_fd = inodes.open_in_root(root_fd, path, os.O_PATH | os.O_CLOEXEC)
+                    identity = inodes.identity(path_fd)
                 except OSError as error:
                     self.refuse(error)
                     continue
@@ -211,7 +211,7 @@ def _open_same(pid_fd: int, name: bytes, file: FileIdentity) -> int:
     """
     fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
     with closing_on_error(fd):
-        identity = statx.identity(fd, ask=False)
+        identity = inodes.identity(fd, ask=False)
         if (identity.dev, identity.ino) != (file.dev, file.ino):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return fd
@@ -224,7 +224,7 @@ def _place(device: int) -> tuple[int, int]:
 def _identify(path_fd: int) -> BuildId | Absence:
     """Return the build ID of a regular file; takes over its O_PATH descriptor. Raises OSError."""
     with closing_fd(path_fd):
-        fd = openat2.reopen_regular(path_fd)
+        fd = inodes.reopen_regular(path_fd)
     with closing_fd(fd):
         return files.identify(fd)
 
@@ -240,7 +240,7 @@ def _links(pid_fd: int, name: bytes) -> list[tuple[bytes, FileIdentity | OSError
         for entry in os.listdir(directory):
             link = name + b"/" + os.fsencode(entry)
             try:
-                found.append((link, statx.identity_at(pid_fd, link, ask=False)))
+                found.append((link, inodes.identity_at(pid_fd, link, ask=False)))
             except OSError as error:
                 found.append((link, error))
     return found

@@ -19,11 +19,11 @@ import stat
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from buildidfs.capture.origin import container
+from buildidfs.capture.origin import builder
 from buildidfs.capture.process.process import PinnedProcess, Ways, is_dump
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats.perf.jit import JitDump
-from buildidfs.linux import machine, namespaces, openat2, procfs, statx
+from buildidfs.linux import inodes, machine, namespaces, procfs
 from buildidfs.linux.file_ops import close_fds, closing_on_error
 from buildidfs.model import OWNER, JitProcess, Trust
 
@@ -203,7 +203,7 @@ class JitFinder:
         self._helper = helper
         self._patience = Patience()
         self._ways = Ways(gate=gate)
-        self._boot_id = statx.boot_id().hex()
+        self._boot_id = inodes.boot_id().hex()
 
     def whose(self, pid: int) -> JitOwner:
         """Return the share of a process: its container, on the host its user. Raises OSError."""
@@ -213,7 +213,7 @@ class JitFinder:
             if process.namespaces.mnt == self._initial.mnt:
                 return JitOwner(share)
             seen_in = process.surroundings
-            label = container.shown(seen_in.container, seen_in.cgroup)
+            label = builder.shown(seen_in.container, seen_in.cgroup)
             return JitOwner(share, label, seen_in.mnt_ns_id)
 
     def find(self, pid: int) -> list[JitFile]:
@@ -255,13 +255,13 @@ class JitFinder:
         """Return an O_PATH descriptor of the file at a path of a process. Raises OSError."""
         root_fd = process.root_fd
         try:
-            return openat2.open_cached_in_root(root_fd, path, os.O_NOFOLLOW)
+            return inodes.open_cached_in_root(root_fd, path, os.O_NOFOLLOW)
         except OSError as error:
             if error.errno not in _UNCACHED:
                 raise
 
         def question(own: int) -> int:
-            return openat2.open_in_root(own, path, os.O_PATH | os.O_NOFOLLOW)
+            return inodes.open_in_root(own, path, os.O_PATH | os.O_NOFOLLOW)
 
         device = (-1, process.mount_namespace)
         return self._patience.ask_about(device, root_fd, question, os.close)
@@ -281,14 +281,14 @@ class JitFinder:
         believed. Raises OSError.
         """
         with closing_on_error(path_fd):
-            identity = statx.identity(path_fd, ask=False)
+            identity = inodes.identity(path_fd, ask=False)
             if not stat.S_ISREG(identity.mode) or not _is_own(process, identity):
                 raise OSError(errno.EPERM, "not a regular file of the process's own user")
             mount, user = process.surroundings.mnt_ns_id, process.namespaces.user
             described = self._described(process, path, identity)
             share = process.share(self._initial)
             is_slow = self._slow.is_slow(path_fd, identity, mount, user)
-            fd = -1 if is_slow else openat2.reopen_regular(path_fd)
+            fd = -1 if is_slow else inodes.reopen_regular(path_fd)
         return JitFile(described, path_fd, fd, self._helper, share, dump=dump)
 
     def _described(self, process: PinnedProcess, path: bytes, identity: FileIdentity) -> JitProcess:

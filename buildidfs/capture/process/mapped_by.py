@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.package_databases import PackageDatabases
@@ -32,7 +32,7 @@ from buildidfs.formats import package_databases
 from buildidfs.formats.elf import identify as elf_identify
 from buildidfs.formats.elf import other_ids
 from buildidfs.formats.package_databases import UNKNOWN, Package
-from buildidfs.linux import mounts, namespaces, openat2, procfs
+from buildidfs.linux import inodes, mounts, namespaces, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, fingerprint
 
@@ -241,7 +241,7 @@ def _opened(process: PinnedProcess, mapping: Mapping) -> Iterator[int | None]:
     """Open a mapped file for reading; None if it is not a regular one. Raises `Moved`, OSError."""
     path_fd, identity = process.pin(mapping)
     with closing_fd(path_fd):
-        fd = openat2.reopen_regular(path_fd) if stat.S_ISREG(identity.mode) else None
+        fd = inodes.reopen_regular(path_fd) if stat.S_ISREG(identity.mode) else None
     if fd is None:
         yield None
         return
@@ -252,7 +252,7 @@ def _opened(process: PinnedProcess, mapping: Mapping) -> Iterator[int | None]:
 def _look_into(process: PinnedProcess, mapping: Mapping) -> BuildId | None:
     """Return the build ID of a mapped file by reading it. Raises `Moved`, OSError."""
     with _opened(process, mapping) as fd:
-        answer = None if fd is None else elf_file.identify(fd)
+        answer = None if fd is None else base.identify(fd)
     return answer if isinstance(answer, BuildId) else None
 
 
@@ -263,6 +263,6 @@ def _note_of(process: PinnedProcess, mapping: Mapping) -> tuple[bytes, int]:
     with _opened(process, mapping) as fd:
         if fd is None:
             return b"", 0
-        status, read_at = os.fstat(fd), elf_file.reader(fd)
+        status, read_at = os.fstat(fd), base.reader(fd)
         head = read_at(0, elf_identify.HEAD_SIZE)
         return other_ids.package_note(head, read_at, status.st_size), status.st_ctime_ns

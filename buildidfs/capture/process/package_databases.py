@@ -19,12 +19,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from buildidfs import names
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats import package_databases
 from buildidfs.formats.package_databases import UNKNOWN, Package
-from buildidfs.linux import openat2, procfs
+from buildidfs.linux import inodes, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
 
@@ -161,14 +161,14 @@ def _boot_time() -> float:
 
 def _dpkg_log(root_fd: int) -> tuple[bytes, float]:
     """Return the text of dpkg's log, and the time when it was written. Raises OSError."""
-    with closing_fd(openat2.open_regular_in_root(root_fd, _DPKG_LOGS[-1])) as fd:
+    with closing_fd(inodes.open_regular_in_root(root_fd, _DPKG_LOGS[-1])) as fd:
         written = os.fstat(fd).st_mtime
     return b"".join(_content(root_fd, path) for path in _DPKG_LOGS), written
 
 
 def _build_id_at(root_fd: int, path: bytes) -> BuildId | None:
-    with closing_fd(openat2.open_regular_in_root(root_fd, path)) as fd:
-        answer = elf_file.identify(fd)
+    with closing_fd(inodes.open_regular_in_root(root_fd, path)) as fd:
+        answer = base.identify(fd)
     return answer if isinstance(answer, BuildId) else None
 
 
@@ -209,7 +209,7 @@ def _rpm(root_fd: int) -> Iterator[_Owner]:
     """Copy the databases of rpm, which a confined process reads."""
     for path in _RPM:
         with contextlib.suppress(OSError):
-            with closing_fd(openat2.open_regular_in_root(root_fd, path)) as fd:
+            with closing_fd(inodes.open_regular_in_root(root_fd, path)) as fd:
                 reader = RpmReader(fd)
             yield reader.owner
 
@@ -222,7 +222,7 @@ def _first(owners: list[_Owner], paths: list[bytes]) -> Package:
 def _content(root_fd: int, path: bytes) -> bytes:
     """Return the content of a regular file below a root; empty if it is missing or too large."""
     with contextlib.suppress(OSError):
-        fd = openat2.open_regular_in_root(root_fd, path)
+        fd = inodes.open_regular_in_root(root_fd, path)
         with open(fd, "rb") as file:
             data = file.read(_LIST_MAX + 1)
         return data if len(data) <= _LIST_MAX else b""
@@ -243,7 +243,7 @@ def _files(root_fd: int, path: bytes, suffix: bytes = b"") -> Iterator[tuple[byt
 
 def _names(root_fd: int, path: bytes) -> list[bytes]:
     with contextlib.suppress(OSError):
-        fd = openat2.open_in_root(root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = inodes.open_in_root(root_fd, path, os.O_RDONLY | os.O_DIRECTORY)
         with closing_fd(fd), os.scandir(fd) as entries:
             return [os.fsencode(entry.name) for entry in islice(entries, _MOST_LISTS)]
     return []

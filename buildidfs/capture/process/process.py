@@ -20,9 +20,9 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.origin import builder, container
+from buildidfs.capture.origin import builder
 from buildidfs.capture.origin.path_access import Root
 from buildidfs.capture.process.gate import ANSWER_S, NoAnswer, ProcessGate
 from buildidfs.errors import InvalidBuildId
@@ -30,7 +30,7 @@ from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup
 from buildidfs.formats.elf import identify, loaded_names
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC, parse_header
-from buildidfs.linux import credentials, machine, namespaces, openat2, procfs, statx
+from buildidfs.linux import credentials, inodes, machine, namespaces, procfs
 from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
 from buildidfs.model import OWNER, BuildId, FileIdentity, Mapping, NamespaceSet, is_shared
 from buildidfs.shares import Share, of_user
@@ -203,7 +203,7 @@ class PinnedProcess:
             partial(procfs.mountinfo, self.fd),
             self.mount_namespace,
             self.namespaces.user,
-            container.maker(self.fd, self.surroundings.apart),
+            builder.maker(self.fd, self.surroundings.apart),
         )
         return finder.of(fd, identity, root, patience)
 
@@ -261,7 +261,7 @@ class PinnedProcess:
             link = procfs.exe(self.fd)
             if any(_same_name(link, mapping) for mapping in known):
                 return []
-            identity = statx.identity_at(self.fd, b"exe", ask=False)
+            identity = inodes.identity_at(self.fd, b"exe", ask=False)
         except OSError:
             return []  # it ended meanwhile, or may not be read
         if any(mapping.inode == identity.ino for mapping in known):
@@ -369,13 +369,13 @@ class PinnedProcess:
         fd, identity = self.pin(mapping)
         with closing_on_error(fd):
             if stat.S_ISREG(identity.mode):
-                with closing_fd(openat2.reopen_regular(fd)) as readable:
+                with closing_fd(inodes.reopen_regular(fd)) as readable:
                     os.pread(readable, 1, 0)
         return fd, identity
 
     def _pin_map_file(self, mapping: Mapping, *, ask: bool) -> tuple[int, FileIdentity]:
         with closing_on_error(self.open_map_file(mapping)) as fd:
-            identity = statx.identity(fd, ask=ask)
+            identity = inodes.identity(fd, ask=ask)
             # Stacked filesystems may show one inode number here and another there.
             if identity.ino != mapping.inode:
                 name = procfs.map_file_name(mapping.start, mapping.end)
@@ -394,7 +394,7 @@ class PinnedProcess:
         except OSError:
             return None
         try:
-            identity = statx.identity(fd, ask=ask)
+            identity = inodes.identity(fd, ask=ask)
             if identity.ino == mapping.inode or self._proven(fd, mapping):
                 return fd, identity
         except OSError:
@@ -405,9 +405,9 @@ class PinnedProcess:
     def _pin_by_path(self, mapping: Mapping) -> tuple[int, FileIdentity]:
         if mapping.deleted or not mapping.path.startswith(b"/"):
             raise OSError(errno.EPERM, "has no name any more; needs CAP_CHECKPOINT_RESTORE")
-        fd = openat2.open_in_root(self.root_fd, self.path_in_root(mapping), os.O_PATH)
+        fd = inodes.open_in_root(self.root_fd, self.path_in_root(mapping), os.O_PATH)
         with closing_on_error(fd):
-            identity = statx.identity(fd)
+            identity = inodes.identity(fd)
             same = (os.makedev(*mapping.dev), mapping.inode) == (identity.dev, identity.ino)
             if not same and not self._proven(fd, mapping):
                 raise OSError(
@@ -422,8 +422,8 @@ class PinnedProcess:
         in_memory = self.build_id_in_memory(mapping)
         if in_memory is None:
             return False
-        with closing_fd(openat2.reopen_regular(path_fd)) as fd:
-            return elf_file.identify(fd) == in_memory
+        with closing_fd(inodes.reopen_regular(path_fd)) as fd:
+            return base.identify(fd) == in_memory
 
     def build_id(self, mapping: Mapping) -> BuildId | None:
         """Return the build ID of a mapped file; the kernel may have to ask the filesystem for it.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.base import (
     Found,
     Known,
@@ -25,6 +25,7 @@ from buildidfs.capture.base import (
     PinnedFile,
     Resighting,
     Unreadable,
+    memory_file,
     reached,
     resighted,
 )
@@ -37,12 +38,9 @@ from buildidfs.capture.debug_files import (
     debug_directories,
     have_build_ids,
 )
-from buildidfs.capture.elf_file import memory_file
-from buildidfs.capture.origin import container
-from buildidfs.capture.origin.builder import Surroundings
-from buildidfs.capture.origin.file_users import FileUsers
-from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
-from buildidfs.capture.origin.trust import Owners, trust_of
+from buildidfs.capture.origin import builder
+from buildidfs.capture.origin.builder import Owners, Surroundings, trust_of
+from buildidfs.capture.origin.path_access import SCAN_KEEP_S, FileUsers, Reach
 from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.process import Moved, PinnedProcess, Ways, denied, is_device
 from buildidfs.capture.unresponsive.file_helper import FileHelper
@@ -50,7 +48,7 @@ from buildidfs.capture.unresponsive.filesystems import Devices, Patience, fuse_d
 from buildidfs.formats import proc_text
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import credentials, machine, mounts, namespaces, openat2, procfs
+from buildidfs.linux import credentials, inodes, machine, mounts, namespaces, procfs
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import (
     EVERYBODY,
@@ -166,7 +164,7 @@ class ProcScanner:
         wanted: frozenset[str] | None = None
         if self._containers:
             called = scan.containers(pids)
-            wanted = container.choose(self._containers, called.keys(), called)
+            wanted = builder.choose(self._containers, called.keys(), called)
         yield from scan.vdso()
         for number, pid in enumerate(pids):
             self.share = number / len(pids)
@@ -444,9 +442,9 @@ class _Scan:
             trust = self._trust(process, path, identity, path_fd)
             sighting = self._sighting(process, path, identity, path_fd, trust)
         else:
-            fd = openat2.reopen_regular(path_fd)
+            fd = inodes.reopen_regular(path_fd)
         with closing_on_error(fd):
-            described = elf_file.describe(fd)
+            described = base.describe(fd)
         yield PinnedFile(self._reached(sighting, process, path_fd), fd, is_copy=is_copy)
         if isinstance(described, ElfFile):
             yield from self._debug_files(process, path, described, trust)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs import names
-from buildidfs.capture import elf_file as files
+from buildidfs.capture import base as files
 from buildidfs.capture.base import (
     Found,
     Memo,
@@ -29,15 +29,14 @@ from buildidfs.capture.base import (
     reached,
     resighted,
 )
-from buildidfs.capture.origin.file_users import FileUsers
-from buildidfs.capture.origin.path_access import SCAN_KEEP_S, Reach
-from buildidfs.capture.origin.trust import trust_of
+from buildidfs.capture.origin.builder import trust_of
+from buildidfs.capture.origin.path_access import SCAN_KEEP_S, FileUsers, Reach
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.capture.process.process import PinnedProcess, Ways, denied
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.tree import TreeScanner
 from buildidfs.capture.unresponsive.filesystems import Patience
-from buildidfs.linux import machine, mounts, namespaces, openat2, procfs, statx
+from buildidfs.linux import inodes, machine, mounts, namespaces, procfs
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 from buildidfs.model import BuildId, Sighting
 
@@ -217,7 +216,7 @@ def _status(path: bytes) -> os.stat_result:
     process. Raises OSError.
     """
     with closing_fd(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd:
-        fd = openat2.open_in_root(root_fd, path, os.O_PATH)
+        fd = inodes.open_in_root(root_fd, path, os.O_PATH)
     with closing_fd(fd):
         return os.fstat(fd)
 
@@ -287,11 +286,11 @@ def _open(
     root_fd: int, path: bytes, wanted: set[BuildId], own_mounts: Collection[tuple[int, int]]
 ) -> tuple[int, BuildId, FileIdentity] | None:
     """Open a file below a root; return None unless its build ID is wanted. Raises OSError."""
-    with closing_fd(openat2.open_in_root(root_fd, path, os.O_PATH)) as path_fd:
-        identity = statx.identity(path_fd)
+    with closing_fd(inodes.open_in_root(root_fd, path, os.O_PATH)) as path_fd:
+        identity = inodes.identity(path_fd)
         if (os.major(identity.dev), os.minor(identity.dev)) in own_mounts:
             return None
-        fd = openat2.reopen_regular(path_fd)
+        fd = inodes.reopen_regular(path_fd)
     with closing_on_error(fd):
         answer = files.identify(fd)
     if isinstance(answer, BuildId) and answer in wanted:

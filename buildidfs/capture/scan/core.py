@@ -13,13 +13,13 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.capture.archive import stream
-from buildidfs.capture.elf_file import reader, scratch_file
+from buildidfs.capture.base import reader, scratch_file
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.capture.process import scanner
 from buildidfs.errors import UsageError
 from buildidfs.formats.archive.common import Damaged
 from buildidfs.formats.elf import core
-from buildidfs.linux import machine, namespaces, openat2, procfs
+from buildidfs.linux import inodes, machine, namespaces, procfs
 from buildidfs.linux.file_ops import (
     Fd,
     closing_fd,
@@ -158,7 +158,7 @@ def living_mount_namespaces() -> set[int]:
 def _open(path: bytes) -> int:
     """Return a descriptor of a regular file. Raises `UsageError`."""
     try:
-        return openat2.open_regular(path)
+        return inodes.open_regular(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{_shown(path)}: {reason}") from error

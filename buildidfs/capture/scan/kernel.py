@@ -17,7 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from buildidfs.capture import elf_file, walk
+from buildidfs.capture import base, walk
 from buildidfs.capture.archive import stream
 from buildidfs.capture.archive.elf_members import MemberSpool
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, Unreadable
@@ -30,7 +30,7 @@ from buildidfs.formats.archive.common import Packing
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.header import gnu_build_id
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import credentials, machine, namespaces, openat2, statx
+from buildidfs.linux import credentials, inodes, machine, namespaces
 from buildidfs.linux.file_ops import closing_fd, closing_on_error, on_error
 from buildidfs.model import (
     EVERYBODY,
@@ -125,7 +125,7 @@ class KernelScanner:
         """Return an identity that stays the same during one boot while no module is loaded or
         removed.
         """
-        state = build_id + statx.boot_id()
+        state = build_id + inodes.boot_id()
         try:
             with open(self._root + b"/proc/modules", "rb") as file:
                 for line in file:
@@ -204,7 +204,7 @@ class KernelScanner:
         """Return the file at a path if it has the build ID; None if there is no file."""
         try:
             with closing_fd(os.open(self._root + path, os.O_PATH | os.O_CLOEXEC)) as path_fd:
-                fd = openat2.reopen_regular(path_fd)
+                fd = inodes.reopen_regular(path_fd)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -263,7 +263,7 @@ def module_paths(dep_file: bytes) -> dict[bytes, bytes]:
     Raises OSError. Source: modules.dep(5).
     """
     paths = {}
-    with open(openat2.open_regular(dep_file), "rb") as file:
+    with open(inodes.open_regular(dep_file), "rb") as file:
         for line in file:
             path = line.partition(b":")[0]
             name, suffix, _ = os.path.basename(path).partition(b".ko")
@@ -356,7 +356,7 @@ class InstalledKernels:
         of_systems = [os.path.join(each, name) for each in systems for name in _MODULE_DIRECTORIES]
         for place in (*_PLACES, *of_systems):
             try:
-                start_fd = openat2.open_in_root(root_fd, place, os.O_PATH | os.O_DIRECTORY)
+                start_fd = inodes.open_in_root(root_fd, place, os.O_PATH | os.O_DIRECTORY)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
                     yield Unreadable.of(prefix + place, error)
@@ -381,7 +381,7 @@ class InstalledKernels:
     def _named(self, root_fd: int, prefix: bytes, path: bytes) -> Iterator[Found]:
         """Yield the kernel at a path, if there is one that was not scanned yet."""
         try:
-            fd = openat2.open_regular_in_root(root_fd, path)
+            fd = inodes.open_regular_in_root(root_fd, path)
         except OSError as error:
             if error.errno not in (*_NOT_THERE, errno.EINVAL):
                 yield Unreadable.of(prefix + path, error)
@@ -419,7 +419,7 @@ def _generations(root_fd: int) -> list[bytes]:
     """Return the paths of all generations of NixOS. Does not raise."""
     try:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        with closing_fd(openat2.open_in_root(root_fd, _PROFILES, flags)) as fd:
+        with closing_fd(inodes.open_in_root(root_fd, _PROFILES, flags)) as fd:
             names = sorted(map(os.fsencode, os.listdir(fd)))
     except OSError:
         return []
@@ -516,7 +516,7 @@ class KernelFiles:
         if known is not None:
             return known.build_id, self._here.resighted(self._memo, sighting, known, fd)
         head = os.pread(fd, identify.HEAD_SIZE, 0)
-        answer = elf_file.adopted(identify.identify(head, elf_file.reader(fd)), fd)
+        answer = base.adopted(identify.identify(head, base.reader(fd)), fd)
         packed = _packed(path, fd, head) if answer is Absence.NOT_ELF else None
         if packed is None:
             if isinstance(answer, Absence):
@@ -525,7 +525,7 @@ class KernelFiles:
         pieces = _limited(fd, packed)
         pinned = self._spool.pin(self._here.reached(sighting, fd), packed.limit, pieces)
         with on_error(pinned.close):
-            inside = elf_file.describe(pinned.fd)
+            inside = base.describe(pinned.fd)
             # Not every decoder reports that its input ends too early.
             if inside in _CUT_SHORT or (isinstance(inside, ElfFile) and inside.truncated):
                 raise stream.CannotDecompress("damaged: ends too early")
@@ -564,7 +564,7 @@ def _payload(fd: int, head: bytes, size: int) -> ByteRange | None:
     contains one; None for other files. Raises OSError.
     """
     where = bzimage.payload(head, size)
-    image = None if where is not None else pe.section(elf_file.reader(fd), size, pe.KERNEL)
+    image = None if where is not None else pe.section(base.reader(fd), size, pe.KERNEL)
     if image is None:
         return where
     inside = bzimage.payload(os.pread(fd, bzimage.HEAD_SIZE, image.offset), image.size)

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import debug_files, elf_file, walk
+from buildidfs.capture import base, debug_files, walk
 from buildidfs.capture.archive.elf_members import MemberSpool
-from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, Unreadable
-from buildidfs.capture.elf_file import reader
+from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, Unreadable, reader
 from buildidfs.capture.origin.builder import Here, is_foreign
 from buildidfs.capture.scan.kernel import KALLSYMS_PATH, KernelFiles
 from buildidfs.capture.unresponsive.file_helper import NamedFileProbe
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.core import is_core
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import openat2
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, Kind, Sighting
 
@@ -69,7 +68,7 @@ def _opener(start_fd: int, shown: bytes) -> Callable[[bytes], int]:
     """
 
     def open_at(path: bytes) -> int:
-        return openat2.open_regular_in_root(start_fd, path.removeprefix(shown))
+        return inodes.open_regular_in_root(start_fd, path.removeprefix(shown))
 
     return open_at
 
@@ -87,7 +86,7 @@ def _judged(
         package_id = debug_files.package_id(file.path, file.fd, open_at)
         if package_id:
             return package_id, Kind.DEBUGINFO
-    return elf_file.adopted(answer, file.fd), None
+    return base.adopted(answer, file.fd), None
 
 
 def _identify(fd: int) -> BuildId | Absence:
@@ -245,13 +244,13 @@ class GivenFiles:
             return
         trust = found.sighting.origin.trust
         yield found
-        binary = elf_file.describe(fd, self._build_id)
+        binary = base.describe(fd, self._build_id)
         if isinstance(binary, ElfFile) and not foreign:
             yield from self._companions(shown, binary, trust)
 
     def _found(self, path: bytes, shown: bytes, fd: int, foreign: bool) -> Found:
         kept_under, kind = self._build_id, None
-        if elf_file.own_id(fd) is Absence.NO_BUILD_ID:
+        if base.own_id(fd) is Absence.NO_BUILD_ID:
             if kept_under is None:
                 kept_under, kind = debug_files.package_id(path, fd, _opened), Kind.DEBUGINFO
             if kept_under is not None:
@@ -314,4 +313,4 @@ def _opened(path: bytes) -> int:
     with closing_fd(walk.open_start(path)) as path_fd:
         if stat.S_ISDIR(os.fstat(path_fd).st_mode):
             raise IsADirectoryError(errno.EISDIR, "a directory: use scan tree")
-        return openat2.reopen_regular(path_fd)
+        return inodes.reopen_regular(path_fd)

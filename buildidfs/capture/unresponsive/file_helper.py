@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.unresponsive.filesystems import Silences, is_slow_type, no_answer
 from buildidfs.errors import UsageError
 from buildidfs.formats import proc_text
-from buildidfs.linux import file_ops, mounts, openat2, statx, supervised
+from buildidfs.linux import child, file_ops, inodes, mounts
+from buildidfs.linux.child import Supervised
 from buildidfs.linux.file_ops import close_fds, closing_fd
-from buildidfs.linux.supervised import Supervised
 from buildidfs.model import BuildId, FileIdentity, Mapping
 from buildidfs.shares import HOST, Quota, Share
 
@@ -198,7 +198,7 @@ class FileHelper:
         if size > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         seconds = size / BYTES_PER_SECOND
-        with closing_fd(elf_file.scratch_file()) as scratch:
+        with closing_fd(base.scratch_file()) as scratch:
             fds = [path_fd, scratch]
             answer, _ = self._ask(device, _Request("copy"), fds, share, seconds)
             # For reading only, so that other programs do not see a writer.
@@ -270,7 +270,7 @@ def main(words: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program
     with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as channel:
-        supervised.report_ready(channel)
+        child.report_ready(channel)
         while True:
             data, fds, _, _ = socket.recv_fds(channel, _MESSAGE_MAX, 2)
             if not data:
@@ -294,18 +294,18 @@ def _answer(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
 def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
     """Handle a request; ``opened`` gets the descriptors to return. Raises OSError."""
     if request.kind == "open":
-        opened.append(openat2.open_in_root(fds[0], request.path, os.O_PATH))
-        return _Answer(statx.identity(opened[0]))
+        opened.append(inodes.open_in_root(fds[0], request.path, os.O_PATH))
+        return _Answer(inodes.identity(opened[0]))
     if request.kind == "start":
         opened.append(os.open(request.path, os.O_PATH | os.O_CLOEXEC, dir_fd=fds[0]))
-        return _Answer(statx.identity(opened[0]))
+        return _Answer(inodes.identity(opened[0]))
     if request.kind == "read":
-        fds.append(openat2.reopen_regular(fds[0]))
+        fds.append(inodes.reopen_regular(fds[0]))
         while os.read(fds[1], _CHUNK):
             pass
         return _Answer()
     if request.kind == "look":
-        return _Answer(statx.identity(fds[0]))
+        return _Answer(inodes.identity(fds[0]))
     if request.mapping is not None:
         from buildidfs.capture.process.process import (  # rarely needed, and large
             PinnedProcess,
@@ -316,13 +316,13 @@ def _look(request: _Request, fds: list[int], opened: list[int]) -> _Answer:
         with PinnedProcess(request.pid, Ways(answer_s=_IDENTIFY_S)) as process:
             return _Answer(build_id=bytes(process.build_id(request.mapping) or b""))
     path_fd, copy_fd = fds
-    before = statx.identity(path_fd)
+    before = inodes.identity(path_fd)
     if not stat.S_ISREG(before.mode):
         raise OSError(errno.EINVAL, "not a regular file")
-    fd = openat2.reopen_regular(path_fd)
+    fd = inodes.reopen_regular(path_fd)
     fds.append(fd)
     _copy_all(fd, copy_fd, before.size)
-    if statx.identity(path_fd) != before:
+    if inodes.identity(path_fd) != before:
         raise OSError(errno.ETXTBSY, "it changed while it was read")
     return _Answer(before)
 

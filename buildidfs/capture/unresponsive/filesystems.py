@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from buildidfs.formats import proc_text
-from buildidfs.linux import mounts, namespaces, statx
+from buildidfs.linux import inodes, mounts, namespaces
 from buildidfs.linux.file_ops import closing_fd
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class SlowMounts:
         No test shows in advance if such a filesystem answers.
         """
         try:
-            return self._known.get(statx.unique_mount_id(fd) or 0) == mounts.OVERLAY_MAGIC
+            return self._known.get(inodes.unique_mount_id(fd) or 0) == mounts.OVERLAY_MAGIC
         except OSError:
             return True
 
@@ -143,7 +143,7 @@ class SlowMounts:
             return False
         on_disk = identity.scope == b""
         try:
-            mount = statx.unique_mount_id(fd)
+            mount = inodes.unique_mount_id(fd)
         except OSError:
             mount = None
         if mount is None:

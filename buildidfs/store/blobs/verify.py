@@ -4,7 +4,7 @@
 The inode and the change time show if a file was touched: no process can set a change time
 (inode(7)). If they differ from the row, the file was restored from a backup, moved to another disk,
 or written to; then the blob is read as a whole before it is used. The process remembers the result
-until it ends, and the next writer records it (`scrub`, `check`, a capture of the same bytes).
+until it ends, and the next writer records it (`fsck.check`, a capture of the same bytes).
 Changes below the filesystem are found by reading all blobs now and then, or by the kernel with
 fs-verity.
 """

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a new index from the blobs: the one remedy for all faults of an index.
 
-The data beside each blob and its bytes become rows again. Rows that no blob has, such as pins, come
-from the old index, see `salvage`.
+The data beside each blob (`provenance`) and its bytes become rows again; they decide which build
+IDs, trust and readers a blob has. The old index (`OldIndex`) adds the rows that no blob has, as far
+as they still decode: pins, journal, history, further places, and the order of uses. A wrong bit may
+change a place, but gives no user more rights: the place gets at most the trust and the readers that
+the blob has already.
 """
 
 from __future__ import annotations
@@ -12,16 +15,19 @@ import os
 import time
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import lmdb
 import msgspec
 
-from buildidfs.errors import IntegrityError, StoreDamaged, StoreError
+from buildidfs.errors import BuildIdFsError, IntegrityError, StoreDamaged, StoreError
 from buildidfs.formats.elf import other_ids
 from buildidfs.formats.elf.header import ET_DYN, ET_EXEC
 from buildidfs.linux.file_ops import sync_directory
 from buildidfs.model import (
+    EVERYBODY,
     NO_NAMES,
+    OWNER,
     QUALITIES,
     Alias,
     AliasType,
@@ -36,28 +42,184 @@ from buildidfs.model import (
     Standing,
     Trust,
 )
-from buildidfs.store import layout, location_rows, schema
+from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Blobs, Staged
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import translated
-from buildidfs.store.fsck.salvage import OldIndex
-from buildidfs.store.fsck.scrub import GIVEN, Scrubber, describe
+from buildidfs.store.fsck.check import CHECK_MARK, GIVEN, SCRUB_MARK, Scrubber, describe
+from buildidfs.store.fsck.rules import Rows
 from buildidfs.store.index import environment
 from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import Environment
+from buildidfs.store.index.locations import label_of
 from buildidfs.store.index.queries import DAMAGE
 from buildidfs.store.values import NewCapture, claimed
 from buildidfs.store.write import provenance
-from buildidfs.store.write.containers import NOTHING_CALLED
+from buildidfs.store.write.containers import NOTHING_CALLED, row_of
 from buildidfs.store.write.transaction import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from buildidfs.formats.elf.identify import ElfFile
     from buildidfs.model import ContainerNames
     from buildidfs.store.fsck.check import Checker
     from buildidfs.store.index.environment import Txn
+
+
+_BATCH: Final = 64
+_OWN_ROWS: Final = frozenset((schema.COUNTERS_KEY, schema.FORMAT_KEY, CHECK_MARK, SCRUB_MARK))
+"""Rows of *meta* that are right for one index only."""
+
+T = TypeVar("T")
+
+_Row = tuple[bytes, bytes]
+
+
+class _Place(NamedTuple):
+    """A place of a blob under a build ID, with its times and the names of its container."""
+
+    digest: Digest
+    build_id: BuildId
+    origin: Origin
+    first_ns: int
+    last_ns: int
+    names: ContainerNames
+
+
+class OldIndex:
+    """An index that can be read, although its rows may have faults; ``env`` None is an empty
+    one.
+    """
+
+    def __init__(self, env: Environment | None) -> None:
+        self._env = env
+
+    def used(self, digest: Digest) -> int | None:
+        """Return the time of the last use of a blob (Unix time, s); None if it is unknown."""
+        if self._env is None:
+            return None
+        with self._env.read() as txn:
+            row = Rows(self._env, txn).digest_row(digest)
+        return None if row is None else row.used
+
+    def keep(self, new: Environment, blobs: Blobs) -> None:
+        """Write the rows that still decode into a new index that has all blobs."""
+        for table, decode in (("pins", _pin), ("history", _history), ("meta", _meta)):
+            for rows in _batches(self._rows(table, decode)):
+                new.write(partial(_put, new, table, rows))
+        for rows in _batches(self._rows("journal", _journal)):
+            new.write(partial(_put_journal, new, rows))
+        for places in _batches(self._places()):
+            new.write(partial(_see, new, blobs, places))
+
+    def _rows(self, table: str, decode: Callable[[bytes, bytes], object]) -> Iterator[_Row]:
+        """Yield the rows of a table that ``decode`` takes."""
+        if self._env is None:
+            return
+        try:
+            with self._env.read() as txn:
+                for key, value in Rows(self._env, txn).having(table):
+                    try:
+                        decode(key, value)
+                    except (*DAMAGE, BuildIdFsError):
+                        continue
+                    yield key, value
+        except (lmdb.Error, BuildIdFsError):
+            return  # the rest of the table cannot be read
+
+    def _places(self) -> Iterator[_Place]:
+        for key, value in self._rows("origins", location_rows.place_of):
+            place = self._place(key, value)
+            if place is not None:
+                yield place
+
+    def _place(self, key: bytes, value: bytes) -> _Place | None:
+        assert self._env is not None
+        if location_rows.place_of(key, value) is None:
+            return None
+        digest, _, origin, first, last = location_rows.unpack_origin(value)
+        with self._env.read() as txn:
+            named = Rows(self._env, txn).named(int.from_bytes(key[:8], "big"))
+        names = self._names(origin) if label_of(origin) else NO_NAMES
+        return None if named is None else _Place(digest, named.build_id, origin, first, last, names)
+
+    def _names(self, origin: Origin) -> ContainerNames:
+        """Return the names of the container of a place, as far as its row can be read."""
+        assert self._env is not None
+        try:
+            with self._env.read() as txn:
+                row = row_of(self._env, txn, origin)
+            return NO_NAMES if row is None else row.names
+        except (*DAMAGE, BuildIdFsError):
+            return NO_NAMES
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    each = iter(items)
+    while batch := list(islice(each, _BATCH)):
+        yield batch
+
+
+def _pin(key: bytes, value: bytes) -> None:
+    schema.pin_of(key)
+    schema.U64.unpack(value)
+
+
+def _history(key: bytes, value: bytes) -> None:
+    schema.unpack_history(key, value)
+
+
+def _meta(key: bytes, value: bytes) -> None:
+    if key.startswith(schema.FLOOR_PREFIX):
+        schema.unpack_floor(key, value)
+    elif key in _OWN_ROWS or key.startswith(schema.DERIVATION_PREFIX):
+        raise ValueError("of the old index only")
+
+
+def _journal(key: bytes, value: bytes) -> None:
+    record = location_rows.unpack_journal(key, value)
+    if record.last_seen_ns < record.first_seen_ns:
+        raise ValueError("last seen before it was first seen")
+
+
+def _put(new: Environment, table: str, rows: list[_Row], txn: Txn) -> None:
+    for key, value in rows:
+        txn.put(key, value, db=new.tables[table])
+
+
+def _put_journal(new: Environment, rows: list[_Row], txn: Txn) -> None:
+    for key, value in rows:
+        txn.put(key, value, db=new.tables["journal"])
+        txn.put(value[8:16] + key, b"", db=new.tables["recent"])
+
+
+def _see(new: Environment, blobs: Blobs, places: list[_Place], txn: Txn) -> None:
+    """Record places of blobs that the new index has under the same build IDs."""
+    called = {(each.origin.cgroup, each.origin.container): each.names for each in places}
+    called = {key: names for key, names in called.items() if names != NO_NAMES}
+    recorder, rows = Recorder(new, txn, blobs, called=called), Rows(new, txn)
+    for each in places:
+        row, number = rows.digest_row(each.digest), rows.get("ids", each.build_id)
+        if row is None or number is None:
+            continue
+        ordinal = int.from_bytes(number, "big")
+        refs = (rows.variant(*ref) for ref in row.refs if ref[0] == ordinal)
+        kept = [artifact for artifact in refs if artifact is not None]
+        if not kept:
+            continue
+        origin = msgspec.structs.replace(
+            each.origin,
+            trust=min(each.origin.trust, kept[0].trust),
+            reach=each.origin.reach & (EVERYBODY if kept[0].mode & 0o444 == 0o444 else OWNER),
+        )
+        kinds = tuple(artifact.kind for artifact in kept)
+        for when in dict.fromkeys((each.first_ns, each.last_ns)):
+            sighting = claimed(Sighting(origin, when), time.time_ns())
+            recorder.capture(
+                NewCapture(sighting, each.digest, each.build_id, kinds, remember=False)
+            )
+    recorder.finish()
 
 
 def name_blobs(checker: Checker) -> int:
@@ -92,7 +254,6 @@ def _put_aliases(env: Environment, found: dict[Digest, tuple[Alias, ...]], txn: 
 
 
 _NEW: Final = b"index.new"
-_BATCH: Final = 64
 _MAP_BYTES: Final = 1 << 40
 _PROGRAMS: Final = frozenset((ET_EXEC, ET_DYN))
 _UNKNOWN_FILE: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
@@ -134,12 +295,12 @@ def rebuild(
 ) -> Rebuilt:
     """Make a new index for a closed store of any format; ``progress`` gets the blobs done.
 
-    It keeps the rows of the old index that no blob has, see `salvage`.
+    It keeps the rows of the old index that no blob has, see `OldIndex`.
 
     Raises `StoreLocked` if a process has the store open, `StoreFull`, `StoreMissing`, `StoreError`.
     """
     root = os.path.abspath(os.fsencode(path))
-    is_kept = layout.read_format(root) == schema.FORMAT_VERSION and is_readable(root)
+    is_kept = environment.read_format(root) == schema.FORMAT_VERSION and is_readable(root)
     with translated(root):
         os.makedirs(os.path.join(root, b"index"), 0o700, exist_ok=True)
         os.makedirs(os.path.join(root, _NEW), 0o700, exist_ok=True)
@@ -151,7 +312,7 @@ def rebuild(
         finally:
             blobs.close()
         _take_over(root)
-    layout.write_format(root)
+    environment.write_format(root)
     return result
 
 
@@ -162,7 +323,7 @@ def _begin(root: bytes) -> Environment:
     except StoreDamaged:
         _to_quarantine(root, os.path.join(root, _NEW, b"data.mdb"))
         env = Environment(root, read_only=False, create=True, map_size=None, directory=_NEW)
-    env.write(lambda txn: layout.begin(env, txn))
+    env.write(lambda txn: environment.begin(env, txn))
     return env
 
 

@@ -26,17 +26,22 @@ import msgspec
 from buildidfs.errors import Recapturable, StoreFull
 from buildidfs.model import BuildId, Digest, Sighting
 from buildidfs.names import printable
-from buildidfs.store import schema
+from buildidfs.store import schema, values
 from buildidfs.store.index.environment import load_counters
-from buildidfs.store.index.locations import Journal
-from buildidfs.store.index.place_shares import share_at
+from buildidfs.store.index.locations import Journal, share_at
 from buildidfs.store.index.queries import Index
 from buildidfs.store.location_rows import Removal
-from buildidfs.store.retention import removal, tally
-from buildidfs.store.retention.plan import NO_ROOM, Choice, Planner, Room
-from buildidfs.store.retention.recapture import is_fresh, is_spare, recapturable_place
-from buildidfs.store.retention.tally import Evicted, Tally
-from buildidfs.store.values import NewSeen, OriginRecord
+from buildidfs.store.retention import removal
+from buildidfs.store.retention.plan import (
+    NO_ROOM,
+    Choice,
+    Planner,
+    Room,
+    is_fresh,
+    is_spare,
+    recapturable_place,
+)
+from buildidfs.store.values import Evicted, NewSeen, OriginRecord, Tally
 from buildidfs.store.write import uses
 from buildidfs.store.write.locations import JournalWriter
 
@@ -552,10 +557,10 @@ def _write_down(
     journal = JournalWriter(env, txn)
     for digest in removed:
         journal.add(entries.get(digest, ()))
-    row = tally.load(env, txn)
+    row = values.load(env, txn)
     row.add(gone[digest] for digest in removed if digest in gone)
     row.omitted += journal.omitted
-    tally.save(env, txn, row)
+    values.save(env, txn, row)
 
 
 def _evicted(choice: Choice, now: int) -> Evicted:

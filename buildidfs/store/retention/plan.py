@@ -11,6 +11,9 @@ Step 1 follows *uses* from its old end. A blob may be filed there as recapturabl
 has lost the file; it is then treated as one of the others, and `Planner.lower` files it as such, so
 statx(2) is called only once for it. Step 2 reads all of the others, because it compares places. A
 caller that makes more room than it needs at the moment makes this rare.
+
+A pin keeps a build ID whatever the size limits say. A pin without a user-given name has the empty
+name. A build ID may have many pins, and may be pinned before a file of it is captured.
 """
 
 from __future__ import annotations
@@ -27,23 +30,205 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs import names
+from buildidfs.errors import UsageError
 from buildidfs.formats.container import cgroup
-from buildidfs.model import Artifact, BuildId, Digest, Kind
+from buildidfs.linux import inodes, machine, namespaces
+from buildidfs.linux.file_ops import closing_fd
+from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust, archive_scope
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.place_shares import UNKNOWN, share_in
-from buildidfs.store.index.queries import DAMAGE, Index, prefixed
-from buildidfs.store.retention.pins import Pins
-from buildidfs.store.retention.recapture import recapturable_at
+from buildidfs.store.index.locations import APART_MNT, IN_USE, UNKNOWN, Journal, share_in
+from buildidfs.store.index.queries import DAMAGE, Index, prefixed, whole
+from buildidfs.store.values import Pin
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from buildidfs.model import FileIdentity, Origin
     from buildidfs.shares import Share
     from buildidfs.store.index.environment import Environment, Txn
     from buildidfs.store.values import OriginRecord
 
     AltLinks = Callable[[Digest], BuildId | None]
+
+
+class Pins:
+    """Reads of the pins."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
+
+    def every(self, name: bytes | None = None) -> Iterator[Pin]:
+        """Yield all pins, or those with one name, by length and value of the build IDs."""
+        for key, value in Index(self._env).rows(self._env.tables["pins"], b"", None):
+            build_id, named = schema.pin_of(key)
+            if name is None or named == name:
+                yield Pin(build_id, named, int.from_bytes(value, "big"))
+
+    @whole
+    def of(self, build_id: BuildId) -> list[Pin]:
+        """Return the pins of one build ID."""
+        with self._env.read() as txn:
+            rows = list(prefixed(txn, self._env.tables["pins"], schema.pin_key(build_id, b"")))
+        return [
+            Pin(build_id, schema.pin_of(key)[1], int.from_bytes(value, "big"))
+            for key, value in rows
+        ]
+
+
+def pin(env: Environment, build_ids: Iterable[BuildId], name: bytes, now_ns: int) -> int:
+    """Pin build IDs under a name, and return the number of new pins.
+
+    Raises `UsageError` for a name that is too long, and `StoreError`.
+    """
+    if len(name) > schema.MAX_PIN_NAME:
+        raise UsageError(
+            f"a name of {len(name)} bytes is too long for a pin: --name gives it another"
+            f" ({schema.MAX_PIN_NAME} at most)"
+        )
+    keys = [schema.pin_key(build_id, name) for build_id in build_ids]
+    created = schema.U64.pack(now_ns)
+
+    def work(txn: Txn) -> int:
+        table = env.tables["pins"]
+        return sum(txn.put(key, created, overwrite=False, db=table) for key in keys)
+
+    return env.write(work)
+
+
+def unpin(env: Environment, build_ids: Iterable[BuildId]) -> int:
+    """Remove the pins with the empty name from build IDs, and return the number removed."""
+    return _delete(env, [schema.pin_key(build_id, b"") for build_id in build_ids])
+
+
+def unpin_name(env: Environment, name: bytes) -> int:
+    """Remove all pins with a name, and return the number removed. Reads every pin."""
+    return _delete(env, [schema.pin_key(each.build_id, name) for each in Pins(env).every(name)])
+
+
+def _delete(env: Environment, keys: Sequence[bytes]) -> int:
+    def work(txn: Txn) -> int:
+        return sum(txn.delete(key, db=env.tables["pins"]) for key in keys)
+
+    return env.write(work)
+
+
+#: The number of a blob's latest places at which statx(2) looks for its file.
+MOST_PLACES: Final = 16
+
+#: Permission bits by which users other than the owner can change a file.
+_OTHERS_WRITE: Final = 0o022
+
+#: A file in use that was made within this time may be gone in a moment.
+_FRESH_NS: Final = 3600 * 1_000_000_000
+
+#: A blob of a file in use that was made within this time does not count as recapturable: builds run
+#: programs and delete them, and the blob of such a program would make room while its file is there.
+_NEW_NS: Final = 120 * 1_000_000_000
+
+
+def recapturable_at(places: list[OriginRecord]) -> str | None:
+    """Return the place at which the host still has bytes that were seen at these places.
+
+    The result is None if no such place is known, or if a file was just made at all of them.
+    """
+    believed = [each.origin for each in places if each.origin.trust >= Trust.PACKAGE]
+    lasting = (origin for origin in believed[:MOST_PLACES] if not _is_recent(origin, _NEW_NS))
+    return next(filter(None, map(recapturable, lasting)), None)
+
+
+def recapturable(origin: Origin) -> str | None:
+    """Return the place at which the host has the file of an origin; None if it may be gone.
+
+    statx(2) is called for trusted places only, and no file is opened.
+    """
+    seen = origin.identity
+    # Symbols unpacked from an executable have its identity, except for these fields.
+    is_part = seen.scope is None and origin.trust is Trust.PACKAGE
+    if origin.archive:
+        now = _identity(origin.archive)
+        if now is not None and (is_part or archive_scope(now) == seen.scope):
+            return "a package has it"
+    elif origin.host == machine.host_name() and (
+        origin.trust is Trust.HOST or (is_part and not origin.container)
+    ):
+        now = _identity(origin.path)
+        if now is not None and is_part:
+            now = msgspec.structs.replace(now, scope=None, mode=now.mode & ~0o111)
+        return "this host has it" if now == seen else None
+    return None
+
+
+def recapturable_place(env: Environment, origin: Origin) -> str | None:
+    """Return the place at which the host has the file of an origin; None if it may be gone."""
+    return recapturable(origin) or _in_another_namespace(env, origin)
+
+
+def is_spare(env: Environment, origin: Origin) -> bool:
+    """Return True if the host has the file of an origin, and did not just make it."""
+    return not _is_recent(origin, _NEW_NS) and bool(recapturable_place(env, origin))
+
+
+def is_fresh(origin: Origin) -> bool:
+    """Return True for a file that was seen in use within an hour after it was made."""
+    return _is_recent(origin, _FRESH_NS)
+
+
+def _is_recent(origin: Origin, most_ns: int) -> bool:
+    is_young = time.time_ns() - origin.identity.ctime_ns < most_ns
+    return is_young and origin.scanner in IN_USE and not origin.archive
+
+
+def _in_another_namespace(env: Environment, origin: Origin) -> str | None:
+    """Return the place at which the host has a file that was seen in another mount namespace.
+
+    The result is None if the journal has no row for the file. Services with a mount namespace of
+    their own, and containers that were given directories of the host, run the host's files. A
+    sighting in such a namespace is not believed. The path must have been seen in the host's own
+    mount namespace and omitted for lack of room, and statx(2) must find the same inode there.
+    """
+    seen = origin.identity
+    if not origin.apart & APART_MNT or origin.host != machine.host_name():
+        return None
+    if seen.uid or seen.mode & _OTHERS_WRITE:
+        return None
+    for row in Journal(env).at(_host_mnt_ns_id(), origin.path, inodes.boot_id()):
+        is_hosts = row.host == origin.host and not row.apart & APART_MNT
+        # The scope names the mount, and each namespace has mounts of its own.
+        if (
+            row.omitted is not None
+            and is_hosts
+            and _without_scope(row.omitted) == _without_scope(seen)
+        ):
+            return "this host has it" if _identity(row.path) == row.omitted else None
+    return None
+
+
+def _without_scope(identity: FileIdentity) -> FileIdentity:
+    return msgspec.structs.replace(identity, scope=None)
+
+
+@functools.cache
+def _host_mnt_ns_id() -> int:
+    """Return `Origin.mnt_ns_id` of the host's mount namespace; 0 if unknown."""
+    try:
+        fd, number = namespaces.open_initial_root()
+    except OSError:
+        return 0
+    os.close(fd)
+    return number
+
+
+def _identity(path: bytes) -> FileIdentity | None:
+    """Return the identity of the file at a path of the host, if it is unambiguous."""
+    with contextlib.suppress(OSError, ValueError):
+        # Network filesystems are not asked: one that does not answer must not delay captures.
+        with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            now = inodes.identity_at(fd, path, follow=False, ask=False)
+        if now.scope is not None:
+            return now
+    return None
+
 
 #: Rows that are read or written in one transaction.
 _AT_ONCE: Final = 1024

@@ -22,9 +22,9 @@ from buildidfs.store.index.locations import (
     label_of,
     link_key,
     names_of,
+    share_at,
     token_of,
 )
-from buildidfs.store.index.place_shares import share_at
 from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.location_rows import (
     KEY,

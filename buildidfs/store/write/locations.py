@@ -10,7 +10,7 @@ import msgspec
 
 from buildidfs.errors import StoreError
 from buildidfs.formats.container import cgroup
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import Kind, Sighting, Trust, fingerprint
 from buildidfs.shares import HOST, Share, Shares
 from buildidfs.store import location_rows, schema
@@ -19,10 +19,12 @@ from buildidfs.store.index.locations import (
     NAMES,
     PATH_KINDS,
     ROOT,
+    UNKNOWN,
     clamped,
     components,
+    share_at,
+    share_in,
 )
-from buildidfs.store.index.place_shares import UNKNOWN, share_at, share_in
 from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.index.ranking import believed
 from buildidfs.store.write.containers import NOTHING_CALLED, ContainerWriter
@@ -433,7 +435,7 @@ class JournalWriter:
         self._txn = txn
         self._rows = environment.tables["journal"]
         self._recent = environment.tables["recent"]
-        self._boot = statx.boot_id()
+        self._boot = inodes.boot_id()
         self._count: int = txn.stat(self._rows)["entries"]
         self._labels: dict[bytes, str | None] = {}
         self.omitted = 0

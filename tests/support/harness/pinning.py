@@ -7,20 +7,20 @@ import os
 import time
 from pathlib import Path
 
-from buildidfs.capture import elf_file
+from buildidfs.capture import base
 from buildidfs.capture.base import PinnedFile
 from buildidfs.ingest.pending_files import PendingFile
-from buildidfs.linux import statx
+from buildidfs.linux import inodes
 from buildidfs.model import BuildId, Origin, Sighting, Trust
 
 
 def pinned(path: Path, *, slow: bool = False, mnt_ns_id: int = 7) -> PendingFile:
     """A file, open; one that is ``slow`` was not looked at."""
     fd = os.open(path, os.O_RDONLY)
-    found = None if slow else elf_file.identify(fd)
+    found = None if slow else base.identify(fd)
     origin = Origin(
         os.fsencode(path),
-        statx.identity(fd),
+        inodes.identity(fd),
         mnt_ns_id=mnt_ns_id,
         host="here",
         trust=Trust.HOST,
