@@ -437,9 +437,9 @@ class View:
                 if offset > after:
                     yield name, node, offset
             after = _OFFSET_IDS
-        of_id = nodes.of_id
-        for ordinal, build_id in self._store.index.build_ids_from(after - _OFFSET_IDS):
-            yield hexlify(build_id), of_id(ordinal), ordinal + _OFFSET_IDS
+        first, shift = nodes.of_id(0), nodes.ORDINAL_SHIFT
+        for ordinal, raw in self._store.index.raw_ids_from(after - _OFFSET_IDS):
+            yield hexlify(raw), first | ordinal << shift, ordinal + _OFFSET_IDS
 
     def _lookup_static(self, node: int, name: bytes) -> int:
         entries = _STATIC.get(node)

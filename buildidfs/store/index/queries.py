@@ -12,7 +12,8 @@ import heapq
 import struct
 from collections.abc import Iterator
 from functools import wraps
-from itertools import islice, takewhile
+from itertools import chain, islice, repeat, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import lmdb
@@ -43,6 +44,7 @@ R = TypeVar("R")
 _FIRST_ROWS, _MOST_ROWS = 64, 2048
 _MOST_FLOORS: Final = 64
 _NAME_AT: Final = schema.NAME_AT  # the most frequent key is first
+_name_in: Final = itemgetter(slice(_NAME_AT, None))
 
 
 #: Exceptions raised by decoding a damaged row.
@@ -381,24 +383,31 @@ class Index:
 
     def build_ids_from(self, after: int = 0) -> Iterator[tuple[int, BuildId]]:
         """Yield (ordinal, build ID) in order of ordinals, beyond ``after`` (0: from the start)."""
+        for ordinal, raw in self.raw_ids_from(after):
+            try:
+                yield ordinal, BuildId(raw)
+            except InvalidBuildId as error:
+                raise damaged(error) from error
+
+    def raw_ids_from(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Do as `build_ids_from` with the bytes of build IDs, in half the time."""
         start = schema.U64.pack(after) + b"\0"
-        build_id_of = schema.build_id_of
-        rows = self._linked(self._ordinals, b"", start, build_id_of, self._ids)
-        for key, value, back in rows:
-            if not value[0]:
-                continue  # removed; its other rows will be removed later
-            ordinal = int.from_bytes(key, "big")
-            if back != key:
-                raise _crossed(f"build ID number {ordinal}")
-            yield ordinal, build_id_of(value)
+        number = int.from_bytes
+        for rows in self._linked(self._ordinals, b"", start, _name_in, self._ids):
+            for (key, value), (raw, back) in rows:
+                if not value[0]:
+                    continue  # removed; its other rows will be removed later
+                if back != key:
+                    raise _crossed(f"build ID number {number(key, 'big')}")
+                yield number(key, "big"), raw
 
     def build_ids_with_prefix(
         self, prefix: bytes, after: bytes | None = None
     ) -> Iterator[tuple[BuildId, int]]:
         """Yield (build ID, ordinal) in order of build IDs that start with ``prefix``."""
         start = prefix if after is None or after < prefix else after + b"\0"
-        rows = self._linked(self._ids, prefix, start, lambda value: value, self._ordinals)
-        for key, value, back in rows:
+        linked = self._linked(self._ids, prefix, start, lambda value: value, self._ordinals)
+        for (key, _), (value, back) in chain.from_iterable(linked):
             try:
                 build_id = BuildId(key)
             except InvalidBuildId as error:
@@ -468,20 +477,21 @@ class Index:
         start: bytes,
         link: Callable[[bytes], bytes],
         other: Table,
-    ) -> Iterator[tuple[bytes, bytes, bytes | None]]:
-        """Yield each row of `rows_at` with a row of another table, whose key ``link`` derives from
-        it.
+    ) -> Iterator[Iterator[tuple[tuple[bytes, bytes], tuple[bytes, bytes | None]]]]:
+        """Yield the rows of `rows_at` in batches, each with a key of another table that ``link``
+        derives from its value, and the value of this key.
         """
 
-        def back(txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes | None]:
+        def back(txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes | None]]:
             try:
-                return [txn.get(link(value), db=other) for _, value in rows]
+                links = [link(value) for _, value in rows]
+                found = map(txn.get, links, repeat(None), repeat(other))
+                return list(zip(links, found, strict=True))
             except (*DAMAGE, lmdb.BadValsizeError) as error:
                 raise damaged(error) from error
 
         for rows, found in self._batches_with(table, prefix, start, back):
-            for (key, value), linked in zip(rows, found, strict=True):
-                yield key, value, linked
+            yield zip(rows, found, strict=True)
 
     def _batches(
         self, table: Table, prefix: bytes, start: bytes
