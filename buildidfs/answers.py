@@ -16,12 +16,12 @@ from msgspec import UNSET, UnsetType
 from buildidfs import errors
 from buildidfs.formats.package_databases import Package
 from buildidfs.located import InContainer, Located, base64_of, raw, utf8
+from buildidfs.reports import Limits, WatchFacts, watch_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
-    from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.values import Evicted as EvictedBlob
     from buildidfs.store.values import Evictions, Tally
 
@@ -92,20 +92,6 @@ class Removed(msgspec.Struct, frozen=True):
         )
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """The limits of a store in bytes and seconds; None is no limit."""
-
-    max_size: int | None
-    keep_free: int
-    max_age: int | None
-    min_age: int
-
-    @classmethod
-    def of(cls, policy: Policy) -> Self:
-        """Return the limits of a policy."""
-        return cls(policy.max_size, policy.keep_free, policy.max_age, policy.min_age)
-
-
 class Process(msgspec.Struct, frozen=True):
     """A long-running process of a store, or one that should run. Times are Unix time.
 
@@ -137,6 +123,11 @@ class Process(msgspec.Struct, frozen=True):
     def own_facts(self) -> dict[str, Any]:
         """Return the report of the process; empty if there is none."""
         return {} if self.facts is UNSET else self.facts
+
+    @property
+    def watched(self) -> WatchFacts | None:
+        """Return the report of a watch; None if there is none, or none that this version knows."""
+        return watch_facts(self.own_facts) if self.role == "watch" else None
 
     @property
     def raw_mountpoint(self) -> bytes:

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs import answers, located, names
+from buildidfs import answers, located, names, wording
 from buildidfs.catalog import containers, remedies
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Digest, Kind, Quality, Trust
@@ -76,7 +74,7 @@ def _by_path(store: Store, glob: str) -> Iterator[Chosen]:
     if glob.startswith(("./", "../")):
         here = re.sub(r"([*?[])", r"[\1]", os.getcwd())
         glob = os.path.normpath(os.path.join(here, glob))
-    pattern = re.compile(os.fsencode(fnmatch.translate(glob)))
+    pattern = wording.glob(glob)
     found = False
     for ordinal, build_id in store.index.build_ids_from():
         for each in _blobs(store, ordinal, build_id, pattern):
@@ -143,8 +141,7 @@ class ArtifactQuery(NamedTuple):
     def __str__(self) -> str:
         given = [("--path", self.glob), ("--container", self.container), ("--kind", self.kind)]
         if self.since_ns:
-            at = time.localtime(self.since_ns // 1_000_000_000)
-            given.append(("--since", time.strftime("%Y-%m-%dT%H:%M:%S", at)))
+            given.append(("--since", wording.moment(self.since_ns / 1e9)))
         return " ".join(f"{option} {value}" for option, value in given if value is not None)
 
 
@@ -152,7 +149,7 @@ def origin_filter(store: Store, asked: ArtifactQuery) -> Callable[[OriginRecord]
     """Return the test that an origin has to pass, or None if every origin does."""
     if asked.glob is None and asked.container is None and not asked.since_ns:
         return None
-    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+    pattern = wording.glob(asked.glob or "*")
     is_meant = None if asked.container is None else containers.meant(store, asked.container)
 
     def wanted(record: OriginRecord) -> bool:
@@ -236,7 +233,7 @@ def _of_containers(
 ) -> Iterator[tuple[BuildId, Artifact, ArtifactPlace]]:
     """Yield the artifacts of the containers that a user means, in the order of their arrival."""
     assert asked.container is not None
-    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+    pattern = wording.glob(asked.glob or "*")
     found: dict[tuple[int, Kind], ArtifactPlace] = {}
     for container in containers.find(store, asked.container):
         for entry, path in containers.files(store, container.number):
@@ -395,7 +392,7 @@ def missing(store: Store, build_id: BuildId, split: answers.SplitFiles | None) -
         removed = store.journal.removals().get(build_id)
         found = _missing(store, store.index.ordinal(build_id) or 0, removed)
     if split is not None and split.package is None:
-        units = f"{split.units} unit{'s' * (split.units != 1)}"
+        units = wording.counted(split.units, "unit")
         found.append(
             f"split DWARF: the .dwp file of {units}, the first of which was written to"
             f" {split.files[0]}; put them into one with dwp(1), and add that"

@@ -7,14 +7,12 @@ be captured.
 
 from __future__ import annotations
 
-import fnmatch
 import heapq
-import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from buildidfs import names
+from buildidfs import names, wording
 from buildidfs.answers import Sighted
 from buildidfs.capture.origin import builder
 from buildidfs.catalog import containers
@@ -163,9 +161,8 @@ def at_paths(store: Store, glob: str, label: str | None = None) -> list[SightedP
 
     Reads every path.
     """
-    import os
 
-    fits = re.compile(os.fsencode(fnmatch.translate(glob))).match
+    fits = wording.glob(glob).match
     found = _Places(store, label)
     for number, path in _paths(store):
         if fits(path):
@@ -311,7 +308,7 @@ def journal_filter(
 
     # A path may contain wildcard characters, and still be given literally.
     exact = {os.fsencode(glob) for glob in globs}
-    patterns = [re.compile(os.fsencode(fnmatch.translate(glob))) for glob in globs]
+    patterns = [wording.glob(glob) for glob in globs]
 
     is_meant = None if label is None else containers.meant(store, label)
 

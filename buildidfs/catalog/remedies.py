@@ -7,7 +7,6 @@ programs. `coverage`, `repair`, `why` and `status` print reasons and remedies.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from buildidfs.formats.elf.core import Unknown
 from buildidfs.names import printable
 from buildidfs.store.placement import NOT_AS_MAPPED, OFFSETS_DIFFER
+from buildidfs.wording import moment
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -331,9 +331,8 @@ _OF_LOSS: Final = (
 
 def removed(what: Removal) -> str:
     """Return the reason for which the bytes were removed, with the time."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(what.time))
     why = DAMAGED if what.damaged else AGED if what.aged else REMOVED
-    return f"{why} at {at}"
+    return f"{why} at {moment(what.time)}"
 
 
 def without_time(why: str) -> str:

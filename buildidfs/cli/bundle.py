@@ -15,15 +15,8 @@ from buildidfs.answers import Removed
 from buildidfs.catalog import remedies
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
-from buildidfs.cli.output import (
-    counted,
-    json_line,
-    one_line,
-    path_fields,
-    printable,
-    report_evictions,
-    size,
-)
+from buildidfs.cli.output import json_line, one_line, path_fields, printable, report_evictions
+from buildidfs.wording import counted, size
 
 if TYPE_CHECKING:
     from buildidfs.formats.bundle_archive import Manifest

@@ -21,17 +21,10 @@ from buildidfs.cli.common import (
     exit_status,
     since_option,
 )
-from buildidfs.cli.output import (
-    counted,
-    json_line,
-    moment,
-    one_line,
-    printable,
-    report_scan,
-    size,
-)
+from buildidfs.cli.output import json_line, one_line, printable, report_scan
 from buildidfs.cli.table import Column
 from buildidfs.errors import UsageError
+from buildidfs.wording import counted, moment, size
 
 if TYPE_CHECKING:
     from buildidfs.catalog.artifacts import Conflict, ListedArtifact

@@ -17,9 +17,10 @@ import msgspec
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
 from buildidfs.cli.group import LazyGroup
-from buildidfs.cli.output import counted, json_line, moment, one_line, printable, size
+from buildidfs.cli.output import json_line, one_line, printable
 from buildidfs.cli.table import Column
 from buildidfs.errors import ArtifactMissing, IncompleteError, StoreError, UpstreamError, UsageError
+from buildidfs.wording import counted, moment, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

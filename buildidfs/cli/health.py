@@ -9,8 +9,9 @@ import click
 
 from buildidfs.cli import terminal
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import counted, json_line, size
+from buildidfs.cli.output import json_line
 from buildidfs.errors import CapabilityError, IncompleteError, IntegrityError, Interrupted
+from buildidfs.wording import counted, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,7 +140,7 @@ _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
 
 @click.command(
     "doctor",
-    short_help="Check kernel, privileges, limits, FUSE, clock and store.",
+    short_help="Check kernel, privileges, limits, FUSE and store.",
     epilog=exit_status(
         [
             "buildidfs doctor",
@@ -155,7 +156,7 @@ _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object for each finding.")
 @click.pass_obj
 def doctor(session: Session, json_: bool) -> int:
-    """Check the kernel, privileges, limits, FUSE, the clock and the store; change nothing.
+    """Check the kernel, privileges, limits, FUSE and the store; change nothing.
 
     Each finding is ok, degraded (it costs more, promises less, or may fail soon) or failed. A
     finding that is not ok has its remedy. With -q the command prints only these.

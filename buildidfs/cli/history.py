@@ -21,17 +21,10 @@ from buildidfs.cli.common import (
     namespaces_option,
     since_option,
 )
-from buildidfs.cli.output import (
-    counted,
-    json_line,
-    limits,
-    moment,
-    one_line,
-    printable,
-    size,
-)
+from buildidfs.cli.output import json_line, limits, one_line, printable
 from buildidfs.cli.table import Column
 from buildidfs.errors import needs_extra
+from buildidfs.wording import counted, moment, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

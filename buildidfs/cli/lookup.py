@@ -19,9 +19,10 @@ from buildidfs.cli.common import (
     namespaces_option,
     since_option,
 )
-from buildidfs.cli.output import counted, json_line, moment, one_line, printable, size
+from buildidfs.cli.output import json_line, one_line, printable
 from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
+from buildidfs.wording import counted, moment, size
 
 if TYPE_CHECKING:
     from buildidfs.answers import Facts, PrivateVariant

@@ -31,13 +31,15 @@ from buildidfs.errors import IncompleteError, StoreFull
 from buildidfs.located import path_fields as path_fields
 from buildidfs.names import one_line as one_line
 from buildidfs.names import printable as printable
+from buildidfs.wording import age, counted, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from buildidfs.answers import EvictedFile, Limits
+    from buildidfs.answers import EvictedFile
     from buildidfs.ingest import ScanSummary
     from buildidfs.profile.inputs import NamedIds
+    from buildidfs.reports import Limits
     from buildidfs.store.retention.eviction import Policy
     from buildidfs.store.values import Tally
 
@@ -84,29 +86,6 @@ def _plain(value: object) -> object:
     return value.name.lower() if isinstance(value, enum.IntEnum) else value
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number and its noun: ``1 file``, ``2 files``; ``plural`` if that is irregular."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {plural or noun + ('es' if noun.endswith('s') else 's')}"
-
-
-def size(count: int) -> str:
-    """Return bytes for people: ``17.3 MiB``."""
-    if count < 1024:
-        return f"{count} B"
-    step = min((count.bit_length() - 1) // 10, 4)
-    return f"{count / 1024**step:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
-
-
-def age(seconds: float) -> str:
-    """Return seconds for people: ``30d``, ``12h``."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds and seconds % length == 0:
-            return f"{seconds // length:g}{unit}"
-    return f"{seconds:g}s"
-
-
 def eviction(what: Removed) -> str:
     """Describe the blobs that were removed to make room; empty if there are none."""
     clauses = []
@@ -134,11 +113,6 @@ def limits(policy: Policy | Limits) -> str:
     if policy.min_age:
         clauses.append(f"in any case what was used within {age(policy.min_age)}")
     return ", ".join(clauses) or "everything"
-
-
-def moment(seconds: float) -> str:
-    """Return Unix time as local time, ISO 8601 to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(seconds))
 
 
 def report_scan(

@@ -16,9 +16,10 @@ from buildidfs.catalog import remedies
 from buildidfs.catalog.containers import Names, meant
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
-from buildidfs.cli.output import counted, json_line, one_line, path_fields, printable
+from buildidfs.cli.output import json_line, one_line, path_fields, printable
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import ArtifactMissing, IncompleteError
+from buildidfs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

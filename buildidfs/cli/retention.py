@@ -15,19 +15,11 @@ import click
 from buildidfs.answers import PinOf
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
-from buildidfs.cli.output import (
-    age,
-    counted,
-    json_line,
-    limits,
-    one_line,
-    path_fields,
-    printable,
-    size,
-)
+from buildidfs.cli.output import json_line, limits, one_line, path_fields, printable
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
 from buildidfs.located import Located
+from buildidfs.wording import age, counted, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +46,6 @@ _COLUMNS: Final[tuple[Column[_ListedPin], ...]] = (
 )
 
 
-class KeptArgument(BuildIdArgument):
-    """A build ID, or a profile or core file with build IDs."""
-
-    name = "id"
-
-
 @click.command(
     "pin",
     short_help="Exempt build IDs from all limits.",
@@ -80,7 +66,7 @@ class KeptArgument(BuildIdArgument):
         },
     ),
 )
-@click.argument("what", metavar="ID|FILE...", nargs=-1, type=KeptArgument())
+@click.argument("what", metavar="ID|FILE...", nargs=-1, type=BuildIdArgument())
 @container_option("Keep all files captured of this container so far.", multiple=True)
 @click.option(
     "--cores",
@@ -154,7 +140,7 @@ def pin(
         {11: "no store at that place", 30: "nothing is known of it, or it was not pinned"},
     ),
 )
-@click.argument("what", metavar="ID|FILE|CONTAINER...", nargs=-1, type=KeptArgument())
+@click.argument("what", metavar="ID|FILE|CONTAINER...", nargs=-1, type=BuildIdArgument())
 @click.option("--name", metavar="NAME", multiple=True, help="Remove all pins of this name.")
 @click.pass_obj
 def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int:

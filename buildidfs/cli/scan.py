@@ -13,8 +13,9 @@ import click
 from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
 from buildidfs.cli.group import LazyGroup
-from buildidfs.cli.output import counted, one_line, path_fields, printable, report_scan
+from buildidfs.cli.output import one_line, path_fields, printable, report_scan
 from buildidfs.errors import IncompleteError
+from buildidfs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,24 +19,15 @@ import click
 
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import (
-    counted,
-    evicted_line,
-    eviction,
-    json_line,
-    limits,
-    moment,
-    printable,
-    report_scan,
-    size,
-)
-from buildidfs.cli.table import Cell, Column, ago
+from buildidfs.cli.output import evicted_line, eviction, json_line, limits, printable, report_scan
+from buildidfs.cli.table import Cell, Column
 from buildidfs.cli.watch import MODES, one_line
 from buildidfs.errors import Interrupted
 from buildidfs.linux import machine, sandbox_helper
+from buildidfs.wording import ago, counted, moment, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from buildidfs.answers import Process, Status, Verdict
@@ -194,9 +185,8 @@ def _report_up(session: Session, *, is_new: bool) -> int:
     path = session.store_path
     report = daemon_up.report(path, _FIRST_SCAN_S if is_new else 0)
     programs, point = report.parts, printable(report.mountpoint)
-    degraded = report.watch.get("degraded")
-    for text in degraded if isinstance(degraded, list) else []:
-        terminal.complain(_shown(str(text)))
+    for text in report.watch.degraded:
+        terminal.complain(_shown(text))
     for name, says in (
         (WATCH, "following what starts to run"),
         (MOUNT, f"mounted at {point}"),
@@ -217,8 +207,8 @@ def _report_up(session: Session, *, is_new: bool) -> int:
             f" ({size(held.blob_bytes)}) in {path}."
         )
         if report.runs(WATCH):
-            mode = _WATCHING.get(str(report.watch.get("mode")), "Watching what starts to run")
-            waiting = int(report.watch.get("waiting") or 0)
+            mode = _WATCHING.get(report.watch.mode, "Watching what starts to run")
+            waiting = report.watch.waiting
             left = f"; still being copied: {counted(waiting, 'file')}" if waiting else ""
             click.echo(f"{mode} (pid {programs[WATCH].pid}){left}.")
         if report.runs(MOUNT):
@@ -382,8 +372,8 @@ def _doing(found: Status) -> str:
         facts = each.own_facts
         if not facts or each.state != "running":
             continue
-        if each.role == "watch" and (mode := str(facts.get("mode", ""))):
-            done.append(_shown(MODES.get(mode, mode)))
+        if (watched := each.watched) is not None:
+            done.append(_shown(MODES.get(watched.mode, watched.mode)))
         elif each.role == "mount":
             done.append(f"mounted at {printable(each.raw_mountpoint)}")
         elif each.role == "serve" and isinstance(at := facts.get("listen"), list):
@@ -424,30 +414,27 @@ def _sentences(each: Process) -> list[str]:
         clauses.append(f"at {printable(point)}")
     if each.role == "serve" and not sandbox_helper.landlock_version():
         clauses.append("symbolizers are confined less, because the kernel has no Landlock")
-    return [*clauses, *_facts(each.own_facts)]
+    return [*clauses, *_facts(each)]
 
 
-def _facts(facts: Mapping[str, object]) -> Iterator[str]:
+def _facts(process: Process) -> Iterator[str]:
     """Return the counters of a process in words."""
-    if line := one_line(facts):
-        yield _shown(line)
-        yield from _unreadable(facts)
-        if reason := facts.get("every_mapping"):
-            yield _shown(f"known programs cost it as much as unknown ones, because {reason}")
+    facts = process.watched
+    if facts is not None:
+        yield _shown(one_line(facts))
+        last = [f"{each.path} ({each.reason})" for each in facts.unreadable_last[-_UNREADABLE:]]
+        if last:
+            others = len(facts.unreadable_last) - len(last)
+            more = f", and {others} more" if others else ""
+            yield _shown(f"not readable: {', '.join(last)}{more}")
+        if facts.every_mapping:
+            yield _shown(
+                f"known programs cost it as much as unknown ones, because {facts.every_mapping}"
+            )
         return
-    for name, value in facts.items():
+    for name, value in process.own_facts.items():
         if isinstance(value, int) and not isinstance(value, bool):
             yield f"{name.replace('_', ' ')}: {value}"
-
-
-def _unreadable(facts: Mapping[str, object]) -> Iterator[str]:
-    """Yield lines with the last files and processes that a scan of the watch could not read."""
-    rows = facts.get("unreadable_last")
-    named = [each for each in rows if isinstance(each, dict)] if isinstance(rows, list) else []
-    last = [f"{each.get('path')} ({each.get('reason')})" for each in named[-_UNREADABLE:]]
-    if last:
-        more = f", and {len(named) - len(last)} more" if len(named) > len(last) else ""
-        yield _shown(f"not readable: {', '.join(last)}{more}")
 
 
 def _shown(text: str) -> str:
@@ -570,31 +557,29 @@ def _screen(view: StoreActivity, layout: table.TableOptions) -> list[str]:
 def _head(view: StoreActivity) -> Iterator[tuple[str, str]]:
     """Yield names and values about the watch, the store and its mounts, the state first."""
     found, facts = view.status, view.facts
-    mode = printable(str(facts.get("mode", "")).encode(errors="replace"))
-    mode = f", {MODES.get(mode, mode)}" if mode else ""
+    mode = "" if facts is None else f", {_shown(MODES.get(facts.mode, facts.mode))}"
     yield "state", f"{found.verdict.value}{mode}, at {time.strftime('%H:%M:%S')}"
     for finding in found.findings[:_FINDINGS]:
         reason = printable(finding.reason.encode(errors="replace"))
         remedy = printable(finding.remedy.encode(errors="replace"))
         yield finding.verdict.value, f"{reason} -> {remedy}"
-    if "captured" in facts:
+    if facts is not None:
         yield (
             "captured",
-            f"{counted(facts['captured'], 'file')}, {size(facts.get('copied_bytes', 0))}"
-            f"{_a_second(view.rate)}; {facts.get('held', 0)} already held",
+            f"{counted(facts.captured, 'file')}, {size(facts.copied_bytes)}{_a_second(view.rate)};"
+            f" {facts.held} already held",
         )
         yield (
             "waiting",
-            f"{counted(facts.get('waiting', 0), 'file')}, {size(facts.get('waiting_bytes', 0))};"
-            f" lag {facts.get('lag', 0):.1f} s",
+            f"{counted(facts.waiting, 'file')}, {size(facts.waiting_bytes)}; lag {facts.lag:.1f} s",
         )
         lost = sum(row.lost for row in view.rows)
         recent = sum(row.recent for row in view.rows)
         yield (
             "lost",
             f"{counted(lost, 'file')}, {recent} in the last 10 minutes;"
-            f" {counted(facts.get('records_lost', 0), 'event')} of the kernel,"
-            f" {counted(facts.get('restarts', 0), 'gap')}",
+            f" {counted(facts.records_lost, 'event')} of the kernel,"
+            f" {counted(facts.restarts, 'gap')}",
         )
     growth = ""
     if view.growth is not None:

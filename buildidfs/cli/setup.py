@@ -13,8 +13,8 @@ import msgspec
 
 from buildidfs.cli import table
 from buildidfs.cli.common import Session, exit_status
-from buildidfs.cli.output import age, size
 from buildidfs.cli.table import Cell, Column
+from buildidfs.wording import age, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

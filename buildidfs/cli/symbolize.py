@@ -11,10 +11,11 @@ import click
 
 from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, exit_status
-from buildidfs.cli.output import counted, json_line, printable
+from buildidfs.cli.output import json_line, printable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf import script_output
 from buildidfs.linux import inodes
+from buildidfs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

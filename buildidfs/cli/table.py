@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.output import json_line, moment, one_line, printable, size
+from buildidfs.cli.output import json_line, one_line, printable
+from buildidfs.wording import ago, moment, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +38,6 @@ _GAP: Final = "  "
 _NARROWEST: Final = 8  # the least width of a column that is cut
 _NONE: Final = "-"
 _SHORT_KINDS: Final = {"executable": "exe", "debuginfo": "debug"}
-_UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
-_AGES: Final = 8 * 604_800  # older times are dates
 
 
 class Cell(NamedTuple):
@@ -75,21 +73,6 @@ class Column(NamedTuple, Generic[RowIn]):
     def of(self, row: RowIn) -> Any:
         """Return the value of a row."""
         return getattr(row, self.field) if self.value is None else self.value(row)
-
-
-def ago(seconds: float) -> str:
-    """Return a Unix time as an age: ``3 min ago``.
-
-    A time that is long ago, or in the future, is returned as a date.
-    """
-    past = int(time.time() - int(seconds))
-    if not -60 < past < _AGES:
-        return time.strftime("%Y-%m-%d", time.localtime(seconds))
-    past = max(past, 0)
-    length, unit = next((n, u) for n, u in reversed(_UNITS) if past >= n or n == 1)
-    count = past // length
-    plural = "s" if count != 1 and unit in ("day", "week") else ""
-    return f"{count} {unit}{plural} ago"
 
 
 def _label(text: str) -> str:

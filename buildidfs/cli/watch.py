@@ -8,20 +8,21 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import Session, container_option, exit_status
-from buildidfs.cli.output import counted, json_line, path_fields, size
+from buildidfs.cli.output import json_line, path_fields
 from buildidfs.cli.table import Column
 from buildidfs.located import InContainer
+from buildidfs.wording import counted, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from buildidfs.catalog.containers import Names
+    from buildidfs.reports import WatchFacts
     from buildidfs.store.jit_maps import JitMap
     from buildidfs.watch.state import Event, WatchState
 
@@ -146,21 +147,18 @@ def watch(
     return IncompleteError.exit_code if state.mode in PARTIAL else 0
 
 
-def one_line(facts: Mapping[str, Any]) -> str:
-    """Return one line about the state of a watch from its facts; empty for other facts."""
-    if not {"mode", "captured", "held", "waiting"} <= facts.keys():
-        return ""
+def one_line(facts: WatchFacts) -> str:
+    """Return one line about the state of a watch."""
     parts = [
-        MODES.get(str(facts["mode"]), str(facts["mode"])),
-        f"{facts['captured']} captured ({size(facts.get('copied_bytes', 0))},"
-        f" {counted(facts.get('new_build_ids', 0), 'new build ID')})",
-        f"{facts['held']} already held",
-        f"{facts['waiting']} waiting ({size(facts.get('waiting_bytes', 0))})",
+        MODES.get(facts.mode, facts.mode),
+        f"{facts.captured} captured ({size(facts.copied_bytes)},"
+        f" {counted(facts.new_build_ids, 'new build ID')})",
+        f"{facts.held} already held",
+        f"{facts.waiting} waiting ({size(facts.waiting_bytes)})",
     ]
-    parts += [f"{facts[name]} {words}" for name, words in _LOST if facts.get(name)]
-    if facts.get("store_error"):
-        parts.append(str(facts["store_error"]))
-    return ", ".join(parts)
+    losses = ((getattr(facts, name), words) for name, words in _LOST)
+    parts += [f"{count} {words}" for count, words in losses if count]
+    return ", ".join(filter(None, [*parts, facts.store_error]))
 
 
 class Presenter:
@@ -226,7 +224,8 @@ class Presenter:
 
     def _counts(self, name: str, state: WatchState) -> None:
         if self._json:
-            self._print_json({"event": name, "time": time.time(), **self._facts(state)})
+            facts = msgspec.to_builtins(self._facts(state))
+            self._print_json({"event": name, "time": time.time(), **facts})
         elif not self._quiet:
             click.echo(self.line(state))
             sys.stdout.flush()

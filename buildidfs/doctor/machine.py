@@ -138,11 +138,16 @@ def _capability(need: _Need, lacking: _Verdict) -> ProbeOutcome:
     return lacking(f"missing: {need.lost}", credentials.how_to_get(need.name))
 
 
+def setting(name: str) -> int:
+    """Return a setting of the kernel (/proc/sys/kernel). Raises OSError, ValueError."""
+    with open(f"/proc/sys/kernel/{name}", encoding="ascii") as file:
+        return int(file.read())
+
+
 def paranoid() -> int:
     """Return kernel.perf_event_paranoid; an unreadable value counts as the most restrictive one."""
     try:
-        with open("/proc/sys/kernel/perf_event_paranoid", encoding="ascii") as file:
-            return int(file.read())
+        return setting("perf_event_paranoid")
     except (OSError, ValueError):
         return 2
 
@@ -188,7 +193,6 @@ def kernel_probes() -> list[Probe]:
         Probe(_KERNEL, "Landlock", _landlock),
         Probe(_KERNEL, "perf events", _perf_events),
         Probe(_KERNEL, "first touches", _first_touches),
-        Probe(_KERNEL, "perf build IDs", _perf_build_ids),
     ]
 
 
@@ -371,21 +375,6 @@ def _first_touches() -> ProbeOutcome:
     return ok("a program in the kernel reports unknown files only")
 
 
-def _perf_build_ids() -> ProbeOutcome:
-    try:
-        leak = perf_event.build_ids_leak()
-    except OSError as error:
-        return ok(f"build IDs are read from files instead: {error.strerror}")
-    if leak is None:
-        return ok("build IDs are read from files instead: nothing here has one to try with")
-    if leak:
-        return ok(
-            "build IDs are read from files instead: this kernel would mix them into other perf"
-            " sessions"
-        )
-    return ok("this kernel keeps them to who asks")
-
-
 def limit_probes() -> list[Probe]:
     """Return the probes of limits."""
     return [
@@ -393,12 +382,6 @@ def limit_probes() -> list[Probe]:
         Probe(_LIMITS, "locked memory", _locked_memory),
         Probe(_LIMITS, "real-time scheduling", _real_time),
     ]
-
-
-def read_number(path: str) -> int:
-    """Return the number in a file of /proc/sys. Raises OSError, ValueError."""
-    with open(path, encoding="ascii") as file:
-        return int(file.read())
 
 
 def _open_files() -> ProbeOutcome:
@@ -421,10 +404,10 @@ def _locked_memory() -> ProbeOutcome:
     """
     if "CAP_IPC_LOCK" in credentials.effective_capabilities():
         return ok("CAP_IPC_LOCK: rings of perf may have any size")
-    if read_number("/proc/sys/kernel/perf_event_paranoid") < 0:
+    if paranoid() < 0:
         return ok("perf_event_paranoid is -1: rings of perf may have any size")
     cpus = len(perf_event.online_cpus())
-    free = read_number("/proc/sys/kernel/perf_event_mlock_kb") * cpus
+    free = setting("perf_event_mlock_kb") * cpus
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     needed = _RING_KIB * cpus
     if limit == resource.RLIM_INFINITY or free + (limit >> 10) >= needed:
@@ -441,7 +424,7 @@ def _real_time() -> ProbeOutcome:
     """Set a real-time priority on this process, which is a child that ends soon."""
     period = 0
     try:
-        period = read_number("/proc/sys/kernel/sched_rt_runtime_us")
+        period = setting("sched_rt_runtime_us")
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except FileNotFoundError:
         pass

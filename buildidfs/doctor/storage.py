@@ -13,10 +13,11 @@ import time
 from buildidfs.doctor.probe import Probe, ProbeOutcome, degraded, failed, ok
 from buildidfs.errors import BuildIdFsError, StoreVersionError
 from buildidfs.formats import proc_text
-from buildidfs.linux import credentials, file_ops, mounts
+from buildidfs.linux import credentials, mounts
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.names import printable
 from buildidfs.store.errors import FULL
+from buildidfs.wording import counted
 
 _FUSE = "fuse"
 
@@ -160,7 +161,6 @@ def store_probes(root: bytes) -> list[Probe]:
         "free space": _free_space,
         "free inodes": _free_inodes,
         "unnamed files": _unnamed_files,
-        "reflinks": _reflinks,
         "index": _index,
         "leftovers": _leftovers,
     }
@@ -294,7 +294,7 @@ def _free_inodes(root: bytes) -> ProbeOutcome:
 
 def _unnamed_files(root: bytes) -> ProbeOutcome:
     try:
-        os.close(_unnamed(root))
+        os.close(os.open(_place(root), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno in FULL:
             return failed("no room for another file", _FREE)
@@ -306,25 +306,6 @@ def _unnamed_files(root: bytes) -> ProbeOutcome:
             "put the store on ext4, xfs, btrfs or another local filesystem: --store",
         )
     return ok("can be made (O_TMPFILE)")
-
-
-def _unnamed(root: bytes) -> int:
-    """Open a file without a name, which vanishes when it is closed. Raises OSError."""
-    return os.open(_place(root), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-
-
-def _reflinks(root: bytes) -> ProbeOutcome:
-    try:
-        with closing_fd(_unnamed(root)) as source:
-            os.write(source, b"\0" * 4096)
-            with closing_fd(_unnamed(root)) as target:
-                if file_ops.reflink(source, target):
-                    return ok("files on the same filesystem are captured without being copied")
-    except OSError as error:
-        if error.errno not in (*FULL, errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-        return ok("not to be told: every file that is captured is copied")
-    return ok("its filesystem has none (FICLONE): every file that is captured is copied")
 
 
 def _index(root: bytes) -> ProbeOutcome:
@@ -343,8 +324,7 @@ def _index(root: bytes) -> ProbeOutcome:
         return failed(found, remedy)
     except BuildIdFsError as error:
         return failed(str(error), "move the store away, or name another (--store), and scan again")
-    ids, blobs = ("s" * (count != 1) for count in (held.ids, held.blobs))
-    return ok(f"opens: {held.ids} build ID{ids}, {held.blobs} blob{blobs}")
+    return ok(f"opens: {counted(held.ids, 'build ID')}, {counted(held.blobs, 'blob')}")
 
 
 def _leftovers(root: bytes) -> ProbeOutcome:
@@ -358,9 +338,8 @@ def _leftovers(root: bytes) -> ProbeOutcome:
     except FileNotFoundError:
         pass
     if count:
-        files = "1 file" if count == 1 else f"{count} files"
         return degraded(
-            f"{files}, {size >> 10} KiB, half copied when a process ended",
+            f"{counted(count, 'file')}, {size >> 10} KiB, half copied when a process ended",
             "the next scan removes them; see why it ended",
         )
     return ok("nothing half copied is left")

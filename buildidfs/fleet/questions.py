@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from buildidfs.errors import (
-    AmbiguousBuildId,
     ArtifactMissing,
     InvalidBuildId,
     RemoteDamaged,
@@ -29,9 +28,10 @@ from buildidfs.fleet.filters import Filter
 from buildidfs.fleet.manifests import PRIVATE, PUSHED, VARIANT
 from buildidfs.fleet.objects import NO_BUCKET
 from buildidfs.model import BuildId, Kind, fingerprint
+from buildidfs.wording import only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from buildidfs.config import RemoteSettings
 
@@ -156,7 +156,7 @@ def where(bucket: Bucket, text: str) -> list[HostLocation]:
     found = _newest(bucket, lambda each: each.build_id.startswith(prefix))
     ids = {each.build_id for each in found}
     if prefix not in ids:
-        _only(prefix, ids)
+        only(prefix, ids)
     if not found:
         raise ArtifactMissing(
             f"no manifest lists a place of {prefix}; for a whole ID, buildidfs fleet why says more"
@@ -205,19 +205,11 @@ def _parsed_id(bucket: Bucket, text: str) -> BuildId:
         is_shown = len(ids) < _MOST_IDS or name == prefix
         if is_shown and seen.row.state != PRIVATE and name.startswith(prefix):
             ids.add(name)
-    if prefix not in ids and (found := _only(prefix, ids)):
+    if prefix not in ids and (found := only(prefix, ids)):
         return BuildId.from_hex(found)
     if prefix not in ids and len(prefix) < _WHOLE:
         raise ArtifactMissing(f"no manifest lists {prefix}; give the whole ID of a private file")
     return BuildId.from_hex(prefix)
-
-
-def _only(prefix: str, ids: Collection[str]) -> str:
-    """Return the ID with a prefix; empty if there is none. Raises `AmbiguousBuildId`."""
-    if len(ids) > 1:
-        shown = ", ".join(sorted(ids)[:3]) + ", ..." * (len(ids) > 3)
-        raise AmbiguousBuildId(f"{prefix} is ambiguous: {shown}")
-    return next(iter(ids), "")
 
 
 def _reason(

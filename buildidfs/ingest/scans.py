@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import re
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
+from buildidfs import wording
 from buildidfs.capture.base import Unreadable
 from buildidfs.errors import IntegrityError, Interrupted, UsageError
 from buildidfs.ingest import Ingest, ScanSummary, StoreMemo, interrupted
@@ -427,4 +426,4 @@ def _glob_matcher(glob: str | None) -> Callable[[bytes], object]:
     if glob is None:
         return lambda text: True
     # Bytes, because the paths of containers may not be valid text.
-    return re.compile(os.fsencode(fnmatch.translate(glob))).match
+    return wording.glob(glob).match

@@ -8,7 +8,6 @@ perf_event_paranoid of -1. Process IDs are those of the PID namespace that opens
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -18,7 +17,6 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.formats.perf.attributes import (
@@ -30,7 +28,6 @@ from buildidfs.formats.perf.attributes import (
     SAMPLE_TIME,
     pack_attr,
 )
-from buildidfs.formats.proc_text import mappings_in
 from buildidfs.linux import syscalls
 from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
 
@@ -56,9 +53,6 @@ CGROUP: Final = 1 << 32 | 1 << 24
 The kernel does not pass them to an event that asks for nothing else (is_sb_event). The second bit
 (comm_exec) asks for nothing by itself, and makes it pass them.
 """
-BUILD_ID: Final = 1 << 34
-"""With `MMAP`: the build ID instead of the inode (commit 88a16a1309333, Linux 5.12)."""
-
 COMM: Final = 1 << 9
 """New names of threads."""
 
@@ -71,10 +65,6 @@ _TAIL: Final = 1032 // 8
 
 _OWN_RING: Final = 8 * mmap.PAGESIZE
 _COUNT: Final = struct.Struct("=Q")
-_RECORD: Final = struct.Struct("=IHH")  # type, misc, size
-_MMAP2: Final = 10
-_MISC_BUILD_ID: Final = 1 << 14
-_MOST_FILES: Final = 8  # each makes a record of less than a page in each ring
 
 _COUNTS: Final = struct.Struct("=QQ")  # of read_format: value, time enabled
 
@@ -237,58 +227,6 @@ class OwnEvent:
         """Return all records; the caller makes too few to fill the ring."""
         (head,) = _COUNT.unpack_from(self._map, _HEAD * _COUNT.size)
         return self._map[PAGE : PAGE + min(head, _OWN_RING)]
-
-    def mappings(self) -> Iterator[int]:
-        """Yield the ``misc`` field of each record of a mapping."""
-        data = self.records()
-        position = 0
-        while position + _RECORD.size <= len(data):
-            kind, misc, size = _RECORD.unpack_from(data, position)
-            if kind == _MMAP2:
-                yield misc
-            position += max(size, _RECORD.size)
-
-
-def build_ids_leak() -> bool | None:
-    """Return True if an event with build IDs corrupts the events of others; None: unknown.
-
-    The kernel makes one record of a mapping and passes it to every event that wants it. Since
-    records can have build IDs (commit 88a16a1309333, Linux 5.12), the flag for a build ID may stay
-    set in the record for later events: the readers of these events mistake a device number for a
-    build ID, and perf crashes. This was seen on Linux 6.18, and not in 7.2. No process may request
-    build IDs on such a kernel.
-
-    The test uses events of this process only, so it gives no such record to sessions of others: the
-    kernel passes a record to events of whole CPUs first, then to those of the process, the newest
-    first. The result is unknown if no file that this process runs has a build ID in memory. Takes a
-    few milliseconds. Raises OSError as `OwnEvent` does, EINVAL for a kernel without build IDs.
-    """
-    with OwnEvent(MMAP) as plain, OwnEvent(MMAP | BUILD_ID) as asking:
-        for path in _own_programs():
-            _map(path)
-        if not any(misc & _MISC_BUILD_ID for misc in asking.mappings()):
-            return None
-        return any(misc & _MISC_BUILD_ID for misc in plain.mappings())
-
-
-def _own_programs() -> list[bytes]:
-    """Return files that this process runs; their first page is therefore in the page cache."""
-    with open("/proc/self/maps", "rb") as file:
-        mappings = list(mappings_in(file.read()))
-    paths = [
-        each.path
-        for each in mappings
-        if each.executable and each.path.startswith(b"/") and not each.deleted
-    ]
-    return list(dict.fromkeys(paths))[:_MOST_FILES]
-
-
-def _map(path: bytes) -> None:
-    # If the file is deleted meanwhile, or its filesystem forbids execution, another file is used.
-    with contextlib.suppress(OSError), closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
-        os.pread(fd, 64, 0)
-        flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC
-        mmap.mmap(fd, mmap.PAGESIZE, flags=flags, prot=access).close()
 
 
 _NAME_SIZE: Final = 16

@@ -23,7 +23,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from buildidfs.answers import Limits
+import msgspec
+
 from buildidfs.backoff import Attempts, Backoff
 from buildidfs.capture.base import PinnedFile, Unreadable
 from buildidfs.capture.live.protocol import (
@@ -50,6 +51,7 @@ from buildidfs.ingest.pending_files import PendingFiles
 from buildidfs.linux import machine, procfs
 from buildidfs.linux.sdnotify import Notifier
 from buildidfs.names import printable
+from buildidfs.reports import Limits
 from buildidfs.shares import HOST, FairQueue, Share
 from buildidfs.store import run_files
 from buildidfs.store.index.locations import share_at
@@ -230,7 +232,7 @@ def _follow(
         observer.turn(state, now)
         if now - reported_at >= _REPORT_S:
             reported_at = now
-            presence.update(reported_at=now, **as_facts(state))
+            presence.update(reported_at=now, **msgspec.to_builtins(as_facts(state)))
             notifier.status(observer.line(state))
         if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
             alive = now

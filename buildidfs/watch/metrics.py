@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from buildidfs import __version__, host_header
 from buildidfs.answers import Verdict
@@ -39,13 +39,14 @@ from buildidfs.watch import status
 from buildidfs.watch.state import as_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.core import Metric
 
     from buildidfs.answers import Status
     from buildidfs.catalog.coverage import Coverage
     from buildidfs.config import RetentionSettings, Settings
+    from buildidfs.reports import WatchFacts
     from buildidfs.store import Store
     from buildidfs.watch.state import WatchState
 
@@ -433,10 +434,8 @@ def of_store(store: Store, retention: RetentionSettings) -> bytes:
 
     def families() -> Iterator[Metric]:
         found = status.of_store(store, retention, public=True)
-        if found.watch is not None:
-            # the process is just starting, or is of another version
-            with contextlib.suppress(KeyError):
-                yield from list(_of_watch(found.watch.own_facts, found.watch.since))
+        if found.watch is not None and (facts := found.watch.watched) is not None:
+            yield from _of_watch(facts, found.watch.since)
         yield from _of_store(store)
         yield from _of_status(found)
 
@@ -475,7 +474,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"buildidfs_{name}", text, value=value)
 
 
-def _of_watch(facts: Mapping[str, Any], since: float) -> Iterator[Metric]:
+def _of_watch(facts: WatchFacts, since: float) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     info = GaugeMetricFamily("buildidfs_info", "The version that runs.", labels=["version"])
@@ -484,15 +483,15 @@ def _of_watch(facts: Mapping[str, Any], since: float) -> Iterator[Metric]:
     yield _gauge("start_time_seconds", "Start of the watch (Unix time).", since)
     modes = GaugeMetricFamily("buildidfs_watch_mode", "1 for the present mode.", labels=["mode"])
     for mode in _MODES:
-        modes.add_metric([mode], mode == facts["mode"])
+        modes.add_metric([mode], mode == facts.mode)
     yield modes
-    yield _gauge("degraded", "Restrictions that status explains.", len(facts["degraded"]))
-    error = bool(facts["store_error"])
+    yield _gauge("degraded", "Restrictions that status explains.", len(facts.degraded))
+    error = bool(facts.store_error)
     yield _gauge("store_error", "1 while the store cannot be written.", error)
     for name, key, text in _COUNTERS:
-        yield CounterMetricFamily(f"buildidfs_{name}", text, value=facts[key])
+        yield CounterMetricFamily(f"buildidfs_{name}", text, value=getattr(facts, key))
     for name, key, text in _GAUGES:
-        yield _gauge(name, text, facts[key])
+        yield _gauge(name, text, getattr(facts, key))
 
 
 def _of_store(store: Store) -> Iterator[Metric]:

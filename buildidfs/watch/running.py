@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from buildidfs import wording
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container_names
 from buildidfs.capture.origin.builder import fits
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.catalog.containers import Names
-from buildidfs.errors import AmbiguousBuildId, InvalidBuildId
+from buildidfs.errors import InvalidBuildId
 from buildidfs.located import InContainer, path_fields
 from buildidfs.model import BuildId
 from buildidfs.names import merged, printable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from buildidfs.model import Mapping
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
-_MOST_SHOWN: Final = 3
 
 
 class MappingFilter(NamedTuple):
@@ -132,7 +131,7 @@ def _test(asked: MappingFilter, digits: str) -> Callable[[BuildId, Mapping], boo
             )
         names = (path, os.path.abspath(path), os.path.realpath(path))
         paths = frozenset(each for name in names for each in (name, *merged(name)))
-    pattern = re.compile(os.fsencode(fnmatch.translate(asked.glob or "*")))
+    pattern = wording.glob(asked.glob or "*")
 
     def wanted(build_id: BuildId, mapping: Mapping) -> bool:
         return (
@@ -156,9 +155,5 @@ def _only(digits: str, found: list[Mapper]) -> list[Mapper]:
     """Return the mappers if all have one build ID. Raises `AmbiguousBuildId`."""
     if any(mapper.build_id.hex() == digits for mapper in found):
         return [mapper for mapper in found if mapper.build_id.hex() == digits]
-    distinct = sorted({mapper.build_id.hex() for mapper in found})
-    if len(distinct) > 1:
-        more = ", ..." if len(distinct) > _MOST_SHOWN else ""
-        shown = ", ".join(distinct[:_MOST_SHOWN])
-        raise AmbiguousBuildId(f"{digits} is ambiguous: {shown}{more}")
+    wording.only(digits, {mapper.build_id.hex() for mapper in found})
     return found

@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from buildidfs.capture.live.protocol import Counts
 from buildidfs.config import DEBUG_DIRECTORIES
 from buildidfs.ingest.committer import WatchCounters
 from buildidfs.model import BuildId, Sighting
+from buildidfs.reports import LossFacts, SourceFacts, UnreadableFact, WatchFacts
 from buildidfs.shares import HOST, FairTable, Share, fair
 from buildidfs.store.values import Tally
 
@@ -339,76 +340,53 @@ class WatchState(msgspec.Struct):
     every_mapping: str = ""
 
 
-def as_facts(state: WatchState) -> dict[str, Any]:
-    """Return the state of a watch as the JSON object of its run file and of ``--json``."""
+def as_facts(state: WatchState) -> WatchFacts:
+    """Return the state of a watch as its run file and ``--json`` have it."""
     ingest, catcher = state.ingest, state.catcher
-    return {
-        "mode": state.mode,
-        "degraded": list(state.degraded),
-        "every_mapping": state.every_mapping,
-        "captured": ingest.captured,
-        "copied_bytes": ingest.copied_bytes,
-        "new_build_ids": ingest.new_ids,
-        "held": ingest.held,
-        "absent": ingest.absent,
-        "unreadable": ingest.unreadable,
-        "unreadable_last": [
-            {"path": each.path.decode("utf-8", "replace"), "reason": each.reason}
+    return WatchFacts(
+        mode=state.mode,
+        degraded=list(state.degraded),
+        every_mapping=state.every_mapping,
+        captured=ingest.captured,
+        copied_bytes=ingest.copied_bytes,
+        new_build_ids=ingest.new_ids,
+        held=ingest.held,
+        absent=ingest.absent,
+        unreadable=ingest.unreadable,
+        unreadable_last=[
+            UnreadableFact(each.path.decode("utf-8", "replace"), each.reason)
             for each in state.unreadable
         ],
-        "waiting": state.waiting,
-        "waiting_bytes": state.waiting_bytes,
-        "let_go": ingest.let_go,
-        "omitted": ingest.omitted,
-        "evicted": state.removed.recapturable,
-        "evicted_for_good": state.removed.losses,
-        "unpinned": catcher.unpinned,
-        "retried": ingest.retried,
-        "journaled": ingest.journaled,
-        "unjournaled": ingest.unjournaled,
-        "store_error": ingest.store_error,
-        "records": catcher.records,
-        "records_lost": catcher.lost,
-        "caught": catcher.caught,
-        "missed": catcher.missed,
-        "dropped": catcher.dropped,
-        "scans": state.scans,
-        "restarts": state.restarts,
-        "idle": state.idle,
-        "lag": round(state.lag_s, 3),
-        "sources": [
-            {
-                "container": source.container,
-                "captured": source.captured,
-                "bytes": source.bytes,
-                "last": source.last_ns / 1e9,
-            }
-            for source in fair(state.sources, _ROWS, lambda row: row.share)
+        waiting=state.waiting,
+        waiting_bytes=state.waiting_bytes,
+        let_go=ingest.let_go,
+        omitted=ingest.omitted,
+        evicted=state.removed.recapturable,
+        evicted_for_good=state.removed.losses,
+        unpinned=catcher.unpinned,
+        retried=ingest.retried,
+        journaled=ingest.journaled,
+        unjournaled=ingest.unjournaled,
+        store_error=ingest.store_error,
+        records=catcher.records,
+        records_lost=catcher.lost,
+        caught=catcher.caught,
+        missed=catcher.missed,
+        dropped=catcher.dropped,
+        scans=state.scans,
+        restarts=state.restarts,
+        idle=state.idle,
+        lag=round(state.lag_s, 3),
+        sources=[
+            SourceFacts(each.container, each.captured, each.bytes, each.last_ns / 1e9)
+            for each in fair(state.sources, _ROWS, lambda row: row.share)
         ],
-        "losses": [
-            {
-                "reason": loss.reason,
-                "container": loss.container,
-                "count": loss.count,
-                "recent": loss.recent,
-                "last": loss.last_ns / 1e9,
-            }
-            for loss in fair(state.losses, _ROWS, lambda row: row.share)
+        losses=[
+            LossFacts(each.reason, each.container, each.count, each.recent, each.last_ns / 1e9)
+            for each in fair(state.losses, _ROWS, lambda row: row.share)
         ],
-        "events_lost": state.events_lost,
-    }
-
-
-def fact_rows(facts: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the rows of `as_facts` with a name; a watch of another version may have none."""
-    rows = facts.get(name)
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def fact_number(facts: Mapping[str, Any], name: str) -> int:
-    """Return a number of `as_facts`, or of one of its rows; 0 if there is none."""
-    value = facts.get(name)
-    return value if isinstance(value, int) else 0
+        events_lost=state.events_lost,
+    )
 
 
 def added(one: Counts, other: Counts) -> Counts:

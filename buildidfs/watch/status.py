@@ -8,13 +8,12 @@ rates of captures, growth, requests and losses from successive results.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -23,7 +22,6 @@ from buildidfs.answers import (
     NOT_RUNNING,
     Fault,
     Health,
-    Limits,
     Loss,
     Process,
     Removed,
@@ -39,8 +37,10 @@ from buildidfs.ingest import upkeep
 from buildidfs.linux import machine, procfs
 from buildidfs.located import base64_of, utf8
 from buildidfs.names import printable
+from buildidfs.reports import Limits, LossFacts, SourceFacts, WatchFacts
 from buildidfs.store import Store, run_files
-from buildidfs.watch.state import RECENT_S, STOPPED, fact_number, fact_rows
+from buildidfs.watch.state import RECENT_S, STOPPED
+from buildidfs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -182,11 +182,8 @@ def stats(store: Store, retention: RetentionSettings, progress: Progress | None)
 
 def _limits_of_watch(processes: list[Process]) -> Limits | None:
     """Return the limits of a running watch; None if none runs or tells them."""
-    for each in processes:
-        if each.role == WATCH and "limits" in each.own_facts:
-            with contextlib.suppress(msgspec.ValidationError):
-                return msgspec.convert(each.own_facts["limits"], Limits)
-    return None
+    reports = filter(None, (each.watched for each in processes))
+    return next((each.limits for each in reports if each.limits is not UNSET), None)
 
 
 def health(status: Status) -> Health:
@@ -196,32 +193,30 @@ def health(status: Status) -> Health:
     if watch is None:
         return found
     found.mode = mode_of(watch)
-    facts = watch.own_facts
-    if not facts:
+    facts = watch.watched
+    if facts is None:
         return found
     losses: dict[str, Loss] = {}
-    for row in fact_rows(facts, "losses"):
-        reason = str(row.get("reason", ""))[:200]
+    for row in facts.losses:
+        reason = row.reason[:200]
         loss = losses.setdefault(reason, Loss(reason, remedies.of_loss(reason), 0, 0))
-        loss.count += fact_number(row, "count")
-        loss.recent += fact_number(row, "recent")
-    lag, degraded = facts.get("lag"), facts.get("degraded")
+        loss.count += row.count
+        loss.recent += row.recent
     found.since = watch.since
-    found.captured = fact_number(facts, "captured")
+    found.captured = facts.captured
     found.lost = sum(each.count for each in losses.values())
-    found.waiting = fact_number(facts, "waiting")
-    found.lag = float(lag) if isinstance(lag, int | float) else 0.0
-    found.events_lost = fact_number(facts, "events_lost")
+    found.waiting = facts.waiting
+    found.lag = facts.lag
+    found.events_lost = facts.events_lost
     found.losses = sorted(losses.values(), key=lambda each: -each.count)[:_MOST_LOSSES]
-    if isinstance(degraded, list):
-        found.degraded = [str(each)[:1000] for each in degraded[:_MOST_DEGRADED]]
-    found.store_error = _NOT_WRITTEN if facts.get("store_error") else ""
+    found.degraded = [each[:1000] for each in facts.degraded[:_MOST_DEGRADED]]
+    found.store_error = _NOT_WRITTEN if facts.store_error else ""
     return found
 
 
 def mode_of(watch: Process) -> str:
     """Return the mode of a watch that works, or the state of one that does not."""
-    return str(watch.own_facts.get("mode", "starting"))[:40] if _works(watch) else watch.state
+    return (watch.watched or WatchFacts()).mode[:40] if _works(watch) else watch.state
 
 
 def parts(supervisor: Present) -> list[PartState]:
@@ -343,7 +338,7 @@ def _findings(
         if not _works(each):
             yield _of_trouble(each, is_public=names is None)
         elif each.role == WATCH and each.facts is not UNSET:
-            yield from _of_watch(each.facts, names, named)
+            yield from _of_watch(each.watched or WatchFacts(), names, named)
 
 
 def _of_trouble(process: Process, *, is_public: bool) -> Fault:
@@ -385,33 +380,30 @@ def _of_dead_mounts(store_path: bytes, processes: list[Process]) -> Iterator[Fau
             )
 
 
-def _of_watch(
-    facts: dict[str, Any], names: Names | None, named: Callable[[], int]
-) -> Iterator[Fault]:
+def _of_watch(facts: WatchFacts, names: Names | None, named: Callable[[], int]) -> Iterator[Fault]:
     """Yield the faults that a watch reports."""
-    lost = [row for row in fact_rows(facts, "losses") if fact_number(row, "recent")]
+    lost = [row for row in facts.losses if row.recent]
     if lost:
-        total = sum(fact_number(row, "recent") for row in lost)
+        total = sum(row.recent for row in lost)
         causes = "; ".join(_cause(row, names) for row in lost[:_CAUSES])
         rest = len(lost) - _CAUSES
-        more = f"; and {rest} other reason{'s' * (rest > 1)}" if rest > 0 else ""
+        more = f"; and {counted(rest, 'other reason')}" if rest > 0 else ""
         known = min(named(), total)
         which = "them" if known == total else f"{known} of them"
         yield Fault(
             Verdict.LOSING,
-            f"{total} file{'s' * (total != 1)} lost in the last {RECENT_S // 60} minutes:"
-            f" {causes}{more}",
-            f"{remedies.of_loss(str(lost[0].get('reason', '')))}; buildidfs journal --lost --since"
+            f"{counted(total, 'file')} lost in the last {RECENT_S // 60} minutes: {causes}{more}",
+            f"{remedies.of_loss(lost[0].reason)}; buildidfs journal --lost --since"
             f" {RECENT_S // 60}m names {which}",
         )
-    if events := fact_number(facts, "events_lost"):
+    if events := facts.events_lost:
         yield Fault(
             Verdict.LOSING,
-            f"{events} event{'s' * (events != 1)} of the kernel lost in the last"
+            f"{counted(events, 'event')} of the kernel lost in the last"
             f" {RECENT_S // 60} minutes: what was mapped for a moment only may be missing",
             "less load, or more CPUs; buildidfs doctor says if watch may run before all else",
         )
-    if error := facts.get("store_error"):
+    if error := facts.store_error:
         yield Fault(
             Verdict.LOSING,
             _NOT_WRITTEN if names is None else f"{_NOT_WRITTEN}: {error}",
@@ -421,13 +413,12 @@ def _of_watch(
     yield from _of_mode(facts)
 
 
-def _of_mode(facts: dict[str, Any]) -> Iterator[Fault]:
+def _of_mode(facts: WatchFacts) -> Iterator[Fault]:
     """Yield findings about the restrictions of a watch, temporary or permanent."""
-    mode, degraded = facts.get("mode", "starting"), facts.get("degraded")
-    sentences = [str(each) for each in degraded] if isinstance(degraded, list) else []
-    if mode == "starting":
+    sentences = facts.degraded
+    if facts.mode == "starting":
         yield Fault(Verdict.DEGRADED, "watch is being started", "look again in a moment")
-    elif mode == "interrupted" and not any(each.startswith(STOPPED) for each in sentences):
+    elif facts.mode == "interrupted" and not any(each.startswith(STOPPED) for each in sentences):
         yield Fault(
             Verdict.LOSING,
             "nothing is followed just now: the process that opens files has ended",
@@ -446,13 +437,11 @@ def _of_mode(facts: dict[str, Any]) -> Iterator[Fault]:
         )
 
 
-def _cause(row: dict[str, Any], names: Names | None) -> str:
-    container = row.get("container")
-    if names is None:
-        where = "in a container" if container else "on the host"
-    else:
-        where = f"in {names.short(str(container))}" if container else "on the host"
-    return f"{fact_number(row, 'recent')} {where} ({row.get('reason', '')})"
+def _cause(row: LossFacts, names: Names | None) -> str:
+    where = "on the host"
+    if row.container:
+        where = "in a container" if names is None else f"in {names.short(row.container)}"
+    return f"{row.recent} {where} ({row.reason})"
 
 
 def _age_s(since_ns: int) -> float:
@@ -490,13 +479,13 @@ class MountActivity(NamedTuple):
 class StoreActivity(NamedTuple):
     """The activity of a store at one moment.
 
-    ``facts`` are those of its watch, empty if none runs. ``rate`` is captures per second,
+    ``facts`` is the report of its watch, None if none runs. ``rate`` is captures per second,
     ``growth`` is the growth of the store in bytes per second; both are None after a single read.
     ``rows`` begin with the last captures.
     """
 
     status: Status
-    facts: Mapping[str, Any]
+    facts: WatchFacts | None
     rate: float | None
     growth: float | None
     mounts: list[MountActivity]
@@ -522,20 +511,20 @@ class Activity:
         since the oldest remembered one.
         """
         watch = status.watch
-        facts: Mapping[str, Any] = {} if watch is None else watch.own_facts
+        facts = None if watch is None else watch.watched
         which = None if watch is None else (watch.pid, watch.since)
         if which != self._watch:
             self._watch = which
             self._samples.clear()
-        sources = fact_rows(facts, "sources")
+        sources = [] if facts is None else facts.sources
         mounts = [each for each in status.processes if each.role == MOUNT and each.own_facts]
         now = _Sample(
             now_s,
             status.disk_bytes,
-            Counter({_text(each, "container"): fact_number(each, "captured") for each in sources}),
-            Counter({each.pid or 0: fact_number(each.own_facts, "requests") for each in mounts}),
+            Counter({each.container: each.captured for each in sources}),
+            Counter({each.pid or 0: int(each.own_facts.get("requests", 0)) for each in mounts}),
         )
-        now.captured["\0all"] = fact_number(facts, "captured")
+        now.captured["\0all"] = 0 if facts is None else facts.captured
         self._samples.append(now)
         while self._samples[0].at < now.at - _WINDOW_S:
             self._samples.popleft()
@@ -559,41 +548,31 @@ class Activity:
                 for each in mounts
             ],
             _rows(
-                facts,
-                sources,
+                facts or WatchFacts(),
                 names,
                 {key: rate(now.captured[key], first.captured[key]) for key in now.captured},
             ),
         )
 
 
-def _rows(
-    facts: Mapping[str, Any],
-    sources: list[dict[str, Any]],
-    names: Names,
-    rates: Mapping[str, float | None],
-) -> list[ActivityRow]:
+def _rows(facts: WatchFacts, names: Names, rates: Mapping[str, float | None]) -> list[ActivityRow]:
     """Return the containers with captures or losses, the one with the last capture first."""
     lost: Counter[str] = Counter()
     recent: Counter[str] = Counter()
-    for loss in fact_rows(facts, "losses"):
-        lost[_text(loss, "container")] += fact_number(loss, "count")
-        recent[_text(loss, "container")] += fact_number(loss, "recent")
-    by_label = {_text(each, "container"): each for each in sources}
+    for loss in facts.losses:
+        lost[loss.container] += loss.count
+        recent[loss.container] += loss.recent
+    by_label = {each.container: each for each in facts.sources}
     rows = [
         ActivityRow(
             names.short(label) or "the host",
-            fact_number(each, "captured"),
-            fact_number(each, "bytes"),
+            each.captured,
+            each.bytes,
             rates.get(label),
-            float(each.get("last", 0)),
+            each.last,
             lost[label],
             recent[label],
         )
-        for label, each in (by_label | {x: {} for x in lost if x not in by_label}).items()
+        for label, each in ({x: SourceFacts(x) for x in lost} | by_label).items()
     ]
     return sorted(rows, key=lambda row: (-row.last, -row.lost, row.container))
-
-
-def _text(row: Mapping[str, Any], name: str) -> str:
-    return str(row.get(name, ""))

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -31,6 +31,7 @@ from buildidfs.linux import procfs
 from buildidfs.linux.child import END_SIGNALS, SupervisorLoop
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.linux.sdnotify import Inbox
+from buildidfs.reports import WatchFacts, watch_facts
 from buildidfs.store import Store, run_files
 from buildidfs.store.run_files import Presence, Present
 from buildidfs.watch.status import MOUNT, PUSH, SERVE, UP, WATCH, PartState, parts
@@ -530,7 +531,7 @@ class Report(msgspec.Struct):
 
     mountpoint: bytes
     parts: dict[str, PartState]
-    watch: dict[str, Any]
+    watch: WatchFacts
     is_complete: bool
 
     def runs(self, name: str) -> bool:
@@ -548,15 +549,15 @@ def report(store_path: StorePath, first_scan_s: float) -> Report:
     supervisor = running(store_path)
     if supervisor is None:
         raise MountError("it has ended just after it was started")
-    found = Report(
-        supervisor.path("mountpoint"), {part.name: part for part in parts(supervisor)}, {}, True
-    )
+    by_name = {part.name: part for part in parts(supervisor)}
+    found = Report(supervisor.path("mountpoint"), by_name, WatchFacts(), True)
     found.is_complete = all(map(found.runs, found.parts))
     if found.runs(WATCH):
         settle(store_path, first_scan_s)
         watch = watching(store_path)
-        found.watch = {} if watch is None else watch.facts
-        found.is_complete &= found.watch.get("mode") not in PARTIAL
+        if watch is not None:
+            found.watch = watch_facts(watch.facts) or found.watch
+        found.is_complete &= found.watch.mode not in PARTIAL
     return found
 
 

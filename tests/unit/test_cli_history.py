@@ -8,7 +8,7 @@ import time
 import pytest
 
 from buildidfs.cli.common import point_in_time
-from buildidfs.cli.output import moment
+from buildidfs.wording import moment
 from tests.support.harness.captures import NOW, SECOND
 
 

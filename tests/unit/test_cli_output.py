@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildidfs import wording
 from buildidfs.cli import output
 from tests.support.clients.commands import ROOT
 
@@ -45,14 +46,14 @@ def test_a_path_survives_json(raw: bytes) -> None:
     ],
 )
 def test_sizes(count: int, text: str) -> None:
-    assert output.size(count) == text
+    assert wording.size(count) == text
 
 
 def test_counts_have_the_right_number() -> None:
-    assert output.counted(0, "file") == "0 files"
-    assert output.counted(1, "build ID") == "1 build ID"
-    assert output.counted(2, "binary", "binaries") == "2 binaries"
-    assert output.counted(2, "process") == "2 processes"
+    assert wording.counted(0, "file") == "0 files"
+    assert wording.counted(1, "build ID") == "1 build ID"
+    assert wording.counted(2, "binary", "binaries") == "2 binaries"
+    assert wording.counted(2, "process") == "2 processes"
 
 
 def test_commands_count_with_the_right_number() -> None:

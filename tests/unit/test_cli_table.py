@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildidfs import wording
 from buildidfs.cli import table, terminal
 from buildidfs.cli.main import main
 from buildidfs.model import Kind
@@ -187,7 +188,7 @@ def test_a_later_wide_row_does_not_break_the_columns(
 def test_ages(monkeypatch: pytest.MonkeyPatch, past: int, text: str) -> None:
     now = 1_700_000_000
     monkeypatch.setattr(time, "time", lambda: float(now))
-    assert table.ago(now - past) == text
+    assert wording.ago(now - past) == text
 
 
 def test_old_and_future_times_are_dates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +196,7 @@ def test_old_and_future_times_are_dates(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(time, "time", lambda: float(now))
     for past in (56 * 86_400, -3600):
         day = time.strftime("%Y-%m-%d", time.localtime(now - past))
-        assert table.ago(now - past) == day
+        assert wording.ago(now - past) == day
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Mn", "Zs"])), st.integers(1, 60))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -33,6 +32,7 @@ from tests.support.harness.children import needs_root
 from tests.support.harness.scans import open_descriptors
 from tests.support.harness.waiting import until
 
+_WITH_BUILD_ID = 1 << 34  # commit 88a16a1309333, Linux 5.12
 CPU = min(os.sched_getaffinity(0))
 
 
@@ -104,7 +104,7 @@ class TestRing:
             check=True,
         )  # fmt: skip
         try:
-            ring = Ring(CPU, perf_event.MMAP | perf_event.BUILD_ID, pages=8, watermark=1)
+            ring = Ring(CPU, perf_event.MMAP | _WITH_BUILD_ID, pages=8, watermark=1)
         except OSError as error:
             assert error.errno == errno.EINVAL  # noqa: PT017 - before Linux 5.12
             pytest.skip("this kernel does not tell build IDs")
@@ -245,78 +245,6 @@ def test_unknown_machine_has_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
         Ring(CPU, perf_event.MMAP, pages=8, watermark=1)
     assert caught.value.errno == errno.ENOSYS
     assert syscalls.libc is not None
-
-
-# --- events of this process alone
-
-
-_BUILD_ID = 1 << 14  # of misc, as in linux/perf_event.h
-
-
-@pytest.fixture
-def own_events() -> None:
-    try:
-        perf_event.build_ids_leak()
-    except OSError as error:
-        pytest.skip(f"events of one's own are not allowed here: {error.strerror}")
-
-
-@pytest.mark.usefixtures("own_events")
-def test_it_is_the_same_each_time_and_leaves_nothing_open() -> None:
-    before = open_descriptors()
-    answers = {perf_event.build_ids_leak() for _ in range(5)}
-    assert len(answers) == 1
-    assert open_descriptors() <= before
-
-
-@pytest.mark.usefixtures("own_events")
-def test_an_event_that_asks_gets_build_ids_and_one_alone_that_does_not_none() -> None:
-    """The answer rests on this: records have the mark if an event asks for build IDs."""
-    assert perf_event._own_programs()
-    marks = {}
-    for more in (0, perf_event.BUILD_ID):
-        with perf_event.OwnEvent(perf_event.MMAP | more) as event:
-            assert list(event.mappings()) == []
-            for path in perf_event._own_programs():
-                perf_event._map(path)
-            records = list(event.mappings())
-            assert len(records) == len(perf_event._own_programs())
-            marks[more] = any(misc & _BUILD_ID for misc in records)
-    assert not marks[0]
-    assert marks[perf_event.BUILD_ID] == (perf_event.build_ids_leak() is not None)
-
-
-@pytest.mark.usefixtures("own_events")
-def test_leak_is_told_for_each_order_of_events() -> None:
-    leaks = []
-    for order in ((0, perf_event.BUILD_ID), (perf_event.BUILD_ID, 0)):
-        with contextlib.ExitStack() as stack:
-            events = {
-                more: stack.enter_context(perf_event.OwnEvent(perf_event.MMAP | more))
-                for more in order
-            }
-            for path in perf_event._own_programs():
-                perf_event._map(path)
-            leaks.append(any(misc & _BUILD_ID for misc in events[0].mappings()))
-    assert bool(perf_event.build_ids_leak()) == any(leaks)
-
-
-@pytest.mark.usefixtures("own_events")
-@pytest.mark.root
-def test_sessions_of_others_get_no_such_record_from_us() -> None:
-    """Events of whole CPUs, opened before, as those of ``perf record -a`` are."""
-    with contextlib.ExitStack() as stack:
-        rings = [
-            stack.enter_context(perf_event.Ring(cpu, perf_event.MMAP, pages=256, watermark=1))
-            for cpu in sorted(perf_event.online_cpus())
-        ]
-        assert perf_event.build_ids_leak() is not None
-        for ring in rings:
-            ring.stop()
-        records = [record for ring in rings for record in decode_ring(ring.take())]
-    own = [record for record in records if isinstance(record, Mapped) and record.pid == os.getpid()]
-    assert len(own) >= len(perf_event._own_programs())
-    assert [record for record in own if record.build_id] == []
 
 
 # --- buildidfs.linux.perf_clock, against the events of this kernel

@@ -437,7 +437,7 @@ def test_owner_with_many_containers_hides_no_other_container() -> None:
         losses=losses.rows(), sources=sources.rows(),
     )  # fmt: skip
     for name in ("losses", "sources"):
-        shown = [row["container"] for row in as_facts(state)[name]]
+        shown = [row.container for row in getattr(as_facts(state), name)]
         assert len(shown) == 32
         assert "docker:a" in shown
 

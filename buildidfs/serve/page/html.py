@@ -8,13 +8,13 @@ import datetime
 import functools
 import hashlib
 import os
-import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
 
+from buildidfs import wording
 from buildidfs.serve.page import charts
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _HERE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 _MOST_TEXT: Final = 300
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-_SPANS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 MONTH_S: Final = 30 * 86_400.0
 
 STYLE: Final = "style.css"
@@ -47,15 +45,6 @@ def shown(value: str, most: int = _MOST_TEXT) -> str:
         else f"\\u{ord(each):04x}"
         for each in value
     )
-
-
-def size(count: float) -> str:
-    """Return a number of bytes for people: ``17.3 MiB``."""
-    step = 0
-    while count >= 1024 and step < len(_UNITS) - 1:
-        count /= 1024
-        step += 1
-    return f"{count:.1f} {_UNITS[step]}" if step else f"{count:.0f} B"
 
 
 def per_cent(share: float | None) -> str:
@@ -87,15 +76,8 @@ def moment(seconds: float | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """Return the time since a Unix time, in one unit."""
-    if not seconds:
-        return "never"
-    passed = time.time() - seconds
-    for length, unit in _SPANS:
-        if passed >= length:
-            count = int(passed // length)
-            return f"{count} {unit}{'s' * (count != 1)} ago"
-    return "just now"
+    """Return a Unix time as an age."""
+    return wording.ago(seconds) if seconds else "never"
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -144,7 +126,7 @@ def growth_top(history: Sequence[answers.Point], held: answers.Holdings) -> floa
 def growth_plot(history: Sequence[answers.Point], held: answers.Holdings, now: float) -> Markup:
     """Plot the bytes that the store takes over 30 days, and its limit."""
     points = [(each.time, float(each.stored_bytes)) for each in history]
-    label = f"Room that the store takes over 30 days, now {size(held.stored_bytes)}."
+    label = f"Room that the store takes over 30 days, now {wording.size(held.stored_bytes)}."
     limit = None if held.limit_bytes is None else float(held.limit_bytes)
     top = growth_top(history, held)
     series = [charts.Series("stored", points, 1)]
@@ -184,7 +166,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(
         shown=shown,
-        size=size,
+        size=lambda count: wording.size(int(count)),
         per_cent=per_cent,
         number=number,
         moment=moment,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from buildidfs.catalog.coverage import BinaryCoverage
     from buildidfs.catalog.survey import Survey
     from buildidfs.config import RetentionSettings, Settings
+    from buildidfs.reports import Limits
     from buildidfs.serve.counters import MissedId
     from buildidfs.store import ContainerEntry, Store
     from buildidfs.store.schema import HistoryRow
@@ -85,7 +86,7 @@ def overview(
     )
 
 
-def _holdings(store: Store, limits: answers.Limits) -> answers.Holdings:
+def _holdings(store: Store, limits: Limits) -> answers.Holdings:
     held = store.stats()
     return answers.Holdings(
         build_ids=held.ids,

@@ -10,15 +10,13 @@ limited time.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import os
 import re
 import threading
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from buildidfs import answers
+from buildidfs import answers, wording
 from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.formats.elf.sections import Sections, defines
 from buildidfs.model import Kind
@@ -196,7 +194,7 @@ class _Search:
         if b"/" in raw:
             self._at_path(raw)
         elif _SPECIAL.search(self._query):
-            self._fitting(re.compile(os.fsencode(fnmatch.translate(self._query))))
+            self._fitting(wording.glob(self._query))
         else:
             self._with_name(raw)
             if not self._hits:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import lmdb
 import msgspec
 
-from buildidfs.errors import AmbiguousBuildId, ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.errors import ArtifactMissing, IntegrityError, InvalidBuildId
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.ranking import (
@@ -31,6 +31,7 @@ from buildidfs.store.index.ranking import (
     rank,
 )
 from buildidfs.store.values import Held, OriginRecord, Remembered
+from buildidfs.wording import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -447,12 +448,9 @@ class Index:
                 found.append(spelled)
             if len(found) > 3 or not spelled.startswith(digits):
                 break
-        if len(found) == 1:
-            return BuildId.from_hex(found[0])
         if not found:
             raise ArtifactMissing(f"nothing is known of build ID {digits}")
-        more = ", ..." if len(found) > 3 else ""
-        raise AmbiguousBuildId(f"{digits} is ambiguous: {', '.join(found[:3])}{more}")
+        return BuildId.from_hex(only(digits, found))
 
     def rows(
         self, table: Table, prefix: bytes, after: bytes | None

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts, sizes, ages and times in the words for people, and patterns of paths that people write.
+
+The command line, the page and the reasons of all layers use these.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+from buildidfs.errors import AmbiguousBuildId
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
+_AGES: Final = 8 * 604_800  # older times are dates
+_MOST_IDS: Final = 3
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun: ``1 file``, ``2 files``; ``plural`` if that is irregular."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {plural or noun + ('es' if noun.endswith('s') else 's')}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes: ``17.3 MiB``."""
+    if count < 1024:
+        return f"{count} B"
+    step = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**step:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[step]}"
+
+
+def age(seconds: float) -> str:
+    """Return a number of seconds: ``30d``, ``12h``."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds and seconds % length == 0:
+            return f"{seconds // length:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def moment(seconds: float) -> str:
+    """Return Unix time as local time, ISO 8601 to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(seconds))
+
+
+def ago(seconds: float) -> str:
+    """Return a Unix time as an age: ``3 min ago``.
+
+    A time that is long ago, or in the future, is returned as a date.
+    """
+    past = int(time.time() - int(seconds))
+    if not -60 < past < _AGES:
+        return time.strftime("%Y-%m-%d", time.localtime(seconds))
+    past = max(past, 0)
+    length, unit = next((n, u) for n, u in reversed(_UNITS) if past >= n or n == 1)
+    count = past // length
+    plural = "s" if count != 1 and unit in ("day", "week") else ""
+    return f"{count} {unit}{plural} ago"
+
+
+def glob(pattern: str) -> re.Pattern[bytes]:
+    """Return the regular expression for whole paths of a pattern, in which ``*`` matches slashes,
+    too.
+    """
+    return re.compile(os.fsencode(fnmatch.translate(pattern)))
+
+
+def only(start: str, ids: Collection[str]) -> str:
+    """Return the only ID of those that begin with ``start``; empty if there is none. Raises
+    `AmbiguousBuildId`.
+    """
+    if len(ids) > 1:
+        shown = ", ".join(sorted(ids)[:_MOST_IDS]) + ", ..." * (len(ids) > _MOST_IDS)
+        raise AmbiguousBuildId(f"{start} is ambiguous: {shown}")
+    return next(iter(ids), "")
