@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
@@ -108,21 +107,12 @@ def pack_origin(
     digest: Digest, kinds: int, origin: Origin, first: int, last: int, reach: int | None = None
 ) -> bytes:
     """Return a row of *origins*. ``reach`` is written in place of the reach in ``origin``."""
-    identity, spaces = origin.identity, origin.namespaces
     row = OriginRow(
         bytes(digest),
         kinds,
         origin.path,
-        identity.dev,
-        identity.ino,
-        identity.size,
-        schema.clamped(identity.mtime_ns),
-        schema.clamped(identity.ctime_ns),
-        identity.mode,
-        identity.uid,
-        identity.gid,
-        identity.scope,
-        (spaces.net, spaces.uts, spaces.ipc, spaces.pid, spaces.user, spaces.mnt, spaces.cgroup),
+        *_fields(origin.identity),
+        msgspec.structs.astuple(origin.namespaces),
         origin.mnt_ns_id,
         origin.cgroup,
         _text(origin.container),
@@ -153,27 +143,17 @@ def unpack_origin(value: bytes) -> tuple[Digest, int, Origin, int, int]:
     """The inverse of `pack_origin`: digest, kinds, origin, first and last seen."""
     first, last = TIMES.unpack_from(value)
     row = origin_row(value)
-    identity = FileIdentity(
-        row.dev,
-        row.ino,
-        row.size,
-        row.mtime_ns,
-        row.ctime_ns,
-        row.mode,
-        row.uid,
-        row.gid,
-        row.scope,
-    )
+    identity = (row.dev, row.ino, row.size, row.mtime_ns, row.ctime_ns, row.mode, row.uid, row.gid)
     origin = Origin(
         row.path,
-        identity,
+        FileIdentity(*identity, row.scope),
         NamespaceSet(*row.namespaces),
         row.mnt_ns_id,
         row.cgroup,
-        row.container.decode("utf-8", "surrogateescape"),
-        row.host.decode("utf-8", "surrogateescape"),
+        _string(row.container),
+        _string(row.host),
         Trust(row.trust),
-        row.scanner.decode("utf-8", "surrogateescape"),
+        _string(row.scanner),
         row.apart,
         row.cgroup_id,
         row.reach,
@@ -367,10 +347,10 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
         row.apart,
         mnt_ns_id,
         row.cgroup,
-        row.container.decode("utf-8", "surrogateescape"),
-        row.host.decode("utf-8", "surrogateescape"),
+        _string(row.container),
+        _string(row.host),
         boot if any(boot) else b"",
-        row.scanner.decode("utf-8", "surrogateescape"),
+        _string(row.scanner),
         first,
         last,
         row.cgroup_id,
@@ -388,6 +368,10 @@ def _fields(identity: FileIdentity) -> tuple[int, int, int, int, int, int, int, 
 
 def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
+
+
+def _string(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
 
 
 PUBLIC_BIT: Final = 0x80
@@ -460,8 +444,7 @@ class ContainerRow(msgspec.Struct, array_like=True):
     @property
     def names(self) -> ContainerNames:
         """Return the user-given names of the container, and its image."""
-        names = (self.called, self.pod, self.namespace, self.image)
-        return ContainerNames(*map(_container_text, names))
+        return ContainerNames(*map(_string, (self.called, self.pod, self.namespace, self.image)))
 
 
 _decode_container = msgspec.msgpack.Decoder(ContainerRow).decode
@@ -478,8 +461,7 @@ def unpack_container(number: int, value: bytes) -> tuple[CapturedContainer, Cont
     """Return a container and its row. Raises the errors of decoding."""
     first, last = TIMES.unpack_from(value)
     row = _decode_container(memoryview(value)[TIMES.size :])
-    texts = map(_container_text, (row.label, row.id, row.host, row.owner))
-    label, its_id, host, owner = texts
+    label, its_id, host, owner = map(_string, (row.label, row.id, row.host, row.owner))
     found = CapturedContainer(
         number, row.name, label, its_id, row.names, host, first, last, row.token, row.public, owner,
         not row.entries,
@@ -491,18 +473,14 @@ def pack_entry(
     key: bytes, name: bytes, directory: int, artifact: tuple[int, int, int], stamp: int
 ) -> bytes:
     """Return a row of *contents*."""
-    row = VALUE.pack(directory, *artifact, stamp) + name + b"\0"
-    return row + schema.CHECK.pack(crc32(row, crc32(key)))
+    return schema.sealed(key, VALUE.pack(directory, *artifact, stamp) + name + b"\0")
 
 
 def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
     """The inverse of `pack_entry`. Raises the errors of decoding."""
-    directory, ordinal, kind, variant, _ = VALUE.unpack_from(value)
-    offset = KEY.unpack(key)[2]
-    name, nul, check = value[VALUE.size :].partition(b"\0")
-    row = value[: VALUE.size + len(name) + 1]
-    if not nul or check != schema.CHECK.pack(crc32(row, crc32(key))):
-        raise ValueError("it is not what was written for that name")
+    row = schema.unsealed(key, value)
+    directory, ordinal, kind, variant, _ = VALUE.unpack_from(row)
+    name, offset = row[VALUE.size : -1], KEY.unpack(key)[2]
     public = bool(kind & PUBLIC_BIT)
     kind &= ~PUBLIC_BIT
     return ContainerEntry(name, offset, directory, ordinal, kind, variant, public)
@@ -511,7 +489,3 @@ def unpack_entry(key: bytes, value: bytes) -> ContainerEntry:
 def pack_container(first: int, last: int, row: ContainerRow) -> bytes:
     """The inverse of `unpack_container`; ``first`` and ``last`` are the times of the sightings."""
     return TIMES.pack(first, last) + _encode(row)
-
-
-def _container_text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")

@@ -470,6 +470,14 @@ class DigestRow(msgspec.Struct):
         row += b"".join(ORDINAL_KIND_VARIANT.pack(*ref) for ref in self.refs)
         return row + U32.pack(min(taken // 512, 2**32 - 1))
 
+    def refer_to(self, file: tuple[int, int, int], taken: int) -> int:
+        """Refer to a file (stored, inode, ctime_ns) that takes ``taken`` bytes on disk; return how
+        many more these are than before.
+        """
+        before, self.taken = self.taken, taken
+        self.stored, self.inode, self.ctime_ns = file
+        return taken - before
+
     @classmethod
     def unpack(cls, value: bytes) -> DigestRow:
         """The inverse of `pack`."""
@@ -519,20 +527,33 @@ class DwzRow(msgspec.Struct, frozen=True):
     def pack(self, name: bytes) -> bytes:
         """The value of the row with the key ``name``."""
         believed = (self.standing.stored + 1) << 4 | self.trust
-        row = DWZ.pack(self.ordinal, believed) + bytes((self.public,)) + self.referred
-        return row + CHECK.pack(crc32(row, crc32(name)))
+        return sealed(
+            name, DWZ.pack(self.ordinal, believed) + bytes((self.public,)) + self.referred
+        )
 
     @classmethod
     def unpack(cls, name: bytes, value: bytes) -> DwzRow:
         """The inverse of `pack`. Raises ValueError if the row does not belong to the name."""
-        ordinal, believed = DWZ.unpack_from(value)
-        if value[-CHECK.size :] != CHECK.pack(crc32(value[: -CHECK.size], crc32(name))):
-            raise ValueError("it is not what was written for that name")
+        row = unsealed(name, value)
+        ordinal, believed = DWZ.unpack_from(row)
         if not believed >> 4:
             raise ValueError("it has no standing")
         trust, standing = _TRUSTS[believed & 15], STANDINGS[(believed >> 4) - 1]
-        public, referred = value[DWZ.size : DWZ.size + 1] == PUBLIC, value[DWZ.size + 1 :]
-        return cls(ordinal, trust, standing, public, referred[: -CHECK.size])
+        public, referred = row[DWZ.size : DWZ.size + 1] == PUBLIC, row[DWZ.size + 1 :]
+        return cls(ordinal, trust, standing, public, referred)
+
+
+def sealed(key: bytes, row: bytes) -> bytes:
+    """Return a row with its check at the end."""
+    return row + CHECK.pack(crc32(row, crc32(key)))
+
+
+def unsealed(key: bytes, value: bytes) -> bytes:
+    """Return a row without its check; raises ValueError if the row does not belong to the key."""
+    row = value[: -CHECK.size]
+    if value != sealed(key, row):
+        raise ValueError("it is not what was written for that key")
+    return row
 
 
 def derivation_key(digest: bytes) -> bytes:
@@ -544,14 +565,12 @@ def pack_derivation(key: bytes, build_id: bytes) -> bytes:
     """Return the row of *meta* with that key. ``build_id`` is the ID of the debug file to
     be made.
     """
-    return build_id + CHECK.pack(crc32(build_id, crc32(key)))
+    return sealed(key, build_id)
 
 
 def unpack_derivation(key: bytes, value: bytes) -> tuple[Digest, BuildId]:
     """The inverse of `pack_derivation`; raises ValueError if the row does not belong to the key."""
-    build_id = value[: -CHECK.size]
-    if value != pack_derivation(key, build_id):
-        raise ValueError("it is not what was written for that blob")
+    build_id = unsealed(key, value)
     return Digest(key.removeprefix(DERIVATION_PREFIX)), BuildId(build_id)
 
 
@@ -562,30 +581,23 @@ def floor_key(build_id: bytes) -> bytes:
 
 def pack_floor(key: bytes, trust: Trust, standing: Standing) -> bytes:
     """Return the row of *meta* with that key."""
-    row = bytes((trust, standing.stored))
-    return row + CHECK.pack(crc32(row, crc32(key)))
+    return sealed(key, bytes((trust, standing.stored)))
 
 
 def unpack_floor(key: bytes, value: bytes) -> tuple[Trust, Standing]:
     """The inverse of `pack_floor`; raises ValueError if the row does not belong to the key."""
-    trust, standing = Trust(value[0]), Standing.of_stored(value[1])
-    if value != pack_floor(key, trust, standing):
-        raise ValueError("it is not what was written for that build ID")
-    return trust, standing
+    trust, standing = unsealed(key, value)
+    return Trust(trust), Standing.of_stored(standing)
 
 
 def pack_aliases(digest: bytes, aliases: Iterable[Alias]) -> bytes:
     """Return a row of *identities*."""
-    row = b"".join(bytes((each.type, len(each.value))) + each.value for each in aliases)
-    return row + CHECK.pack(crc32(row, crc32(digest)))
+    return sealed(digest, b"".join(map(alias_prefix, aliases)))
 
 
 def unpack_aliases(digest: bytes, value: bytes) -> tuple[Alias, ...]:
     """The inverse of `pack_aliases`; raises ValueError if the row does not belong to the key."""
-    row = value[: -CHECK.size]
-    if value != row + CHECK.pack(crc32(row, crc32(digest))):
-        raise ValueError("it is not what was written for that blob")
-    found, at = [], 0
+    row, found, at = unsealed(digest, value), [], 0
     while at < len(row):
         kind, size = row[at], row[at + 1]
         found.append(Alias(AliasType(kind), row[at + 2 : at + 2 + size]))
@@ -646,16 +658,15 @@ _decode_history = msgspec.msgpack.Decoder(HistoryRow).decode
 
 def pack_history(row: HistoryRow) -> tuple[bytes, bytes]:
     """Return key and value of a row of *history*."""
-    key, value = U64.pack(row.time_ns), _encode(row)
-    return key, value + CHECK.pack(crc32(value, crc32(key)))
+    key = U64.pack(row.time_ns)
+    return key, sealed(key, _encode(row))
 
 
 def unpack_history(key: bytes, value: bytes) -> HistoryRow:
     """The inverse of `pack_history`. Raises the errors of decoding."""
-    body, check = value[: -CHECK.size], value[-CHECK.size :]
-    row = _decode_history(body)
-    if check != CHECK.pack(crc32(body, crc32(key))) or U64.pack(row.time_ns) != key:
-        raise ValueError("it is not what was written for that time")
+    row = _decode_history(unsealed(key, value))
+    if U64.pack(row.time_ns) != key:
+        raise ValueError("it is of another time")
     return row
 
 

@@ -203,7 +203,7 @@ def _moved(key: bytes, value: bytes) -> tuple[bytes, bytes]:
         ("ids", lambda key, value: (bytes([key[0] ^ 1]) + key[1:], value), "leads to another one"),
         ("ordinals", lambda key, value: (key, value[:-1] + b"\xff"), "leads to another one"),
         ("artifacts", _moved, "not what was written for that build ID"),
-        ("dwz", _other, "not what was written for that name"),
+        ("dwz", _other, "not what was written for that key"),
         ("contents", lambda key, value: (key, b"\0" * 11 + b"\7" + value[12:]), "row"),
     ],
 )

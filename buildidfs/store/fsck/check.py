@@ -305,11 +305,10 @@ class _Results:
             self._changed.update(ref[0] for ref in row.refs)
         elif self._blobs.file(digest) == seen.file:
             file = self._keep_origin(digest, row, seen.file)
-            before, row.taken = row.taken, self._blobs.disk_bytes(digest)
-            self._rows.counters.stored_bytes += row.taken - before
-            row.stored, row.inode, row.ctime_ns = file
+            more = row.refer_to(file, self._blobs.disk_bytes(digest))
+            self._rows.counters.stored_bytes += more
             row.form, row.verified = seen.form, int(time.time())
-        self._txn.put(digest, row.pack(), db=self._env.tables["digests"])
+        self._rows.put_digest_row(digest, row)
 
     def _keep_origin(self, digest: Digest, row: schema.DigestRow, file: BlobFile) -> BlobFile:
         """Write the data beside a blob again, because a copy of the store may have lost it.

@@ -7,12 +7,13 @@ new index mends them all (`rebuild`).
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import lmdb
 import msgspec
@@ -22,13 +23,9 @@ from buildidfs.model import Alias, Artifact, BuildId, Digest, Kind
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
-from buildidfs.store.index.queries import DAMAGE, floor_of, prefixed
+from buildidfs.store.index.queries import DAMAGE, IndexRows, floor_of, prefixed
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
 from buildidfs.store.location_rows import ContainerRow, offset_of, unpack_container, unpack_entry
-
-if TYPE_CHECKING:
-    from buildidfs.store.index.environment import Environment, Txn
-
 
 _KINDS: Final = tuple(int(kind) for kind in Kind)
 
@@ -44,13 +41,10 @@ class StoreFault(msgspec.Struct, frozen=True):
     build_id: BuildId | None = None
 
 
-class Rows:
-    """The index as one transaction sees it, so that a commit cannot look like a fault."""
-
-    def __init__(self, env: Environment, txn: Txn) -> None:
-        self.env = env
-        self.txn = txn
-        self.tables = env.tables
+class Rows(IndexRows):
+    """The index as one transaction sees it, so that a commit cannot look like a fault. A row that
+    does not decode counts as missing.
+    """
 
     @cached_property
     def counters(self) -> schema.StoreCounters:
@@ -60,7 +54,7 @@ class Rows:
     def get(self, table: str, key: bytes) -> bytes | None:
         """Return the value of a row; None if there is none, or if the key is impossible."""
         try:
-            return self.txn.get(key, db=self.tables[table])
+            return super().get(table, key)
         except lmdb.BadValsizeError:
             return None
 
@@ -72,43 +66,24 @@ class Rows:
             yield from prefixed(self.txn, self.tables[table], prefix)
 
     def named(self, ordinal: int) -> schema.OrdinalRow | None:
-        """Return a row of *ordinals*; None if it is missing or does not decode."""
-        value = self.get("ordinals", schema.U64.pack(ordinal))
-        try:
-            return None if value is None else schema.OrdinalRow.unpack(value)
-        except DAMAGE:
-            return None
+        with contextlib.suppress(*DAMAGE):
+            return super().named(ordinal)
+        return None
 
     def digest_row(self, digest: bytes) -> schema.DigestRow | None:
-        """Return a row of *digests*; None if it is missing or does not decode."""
-        value = self.get("digests", digest)
-        try:
-            return None if value is None else schema.DigestRow.unpack(value)
-        except DAMAGE:
-            return None
+        with contextlib.suppress(*DAMAGE):
+            return super().digest_row(digest)
+        return None
 
     def variant(self, ordinal: int, kind: int, number: int) -> Artifact | None:
-        """Return a variant, served or not; None if its row is missing or does not decode."""
-        wanted = number.to_bytes(2, "big")
-        value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
-        if value is None or value[:2] != wanted:
-            key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number)
-            value = self.get("variants", key)
-        try:
-            if value is None or value[:2] != wanted:
-                return None
-            return schema.unpack_artifact(ordinal, kind, value)
-        except DAMAGE:
-            return None
+        with contextlib.suppress(*DAMAGE):
+            found = super().variant(ordinal, kind, number)
+            return found if found is not None and found.variant == number else None
+        return None
 
     def has_variant(self, ref: tuple[int, int, int], digest: bytes) -> bool:
         """Return True if a variant, served or not, has the blob."""
-        ordinal, kind, number = ref
-        value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
-        if schema.is_variant(value, number, digest):
-            return True
-        value = self.get("variants", schema.ORDINAL_KIND_VARIANT.pack(*ref))
-        return schema.is_variant(value, number, digest)
+        return schema.is_variant(self.raw_variant(*ref), ref[2], digest)
 
     def kinds(self, ordinal: int) -> int:
         """Return the kinds that have an artifact, as a bitmask."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.errors import ArtifactMissing, InvalidBuildId
 from buildidfs.model import Alias, AliasType, BuildId, Digest, Kind
 from buildidfs.store import schema
-from buildidfs.store.index.queries import prefixed, whole
+from buildidfs.store.index.queries import IndexRows, prefixed, whole
 from buildidfs.store.index.ranking import belief, chosen
 
 if TYPE_CHECKING:
@@ -219,9 +219,7 @@ class AliasWriter:
         self._txn = txn
         self._identities = environment.tables["identities"]
         self._aliases = environment.tables["aliases"]
-        self._digests = environment.tables["digests"]
-        self._artifacts = environment.tables["artifacts"]
-        self._variants = environment.tables["variants"]
+        self._rows = IndexRows(environment, txn)
 
     def of(self, digest: bytes) -> tuple[Alias, ...]:
         """Return the aliases of a blob."""
@@ -265,19 +263,9 @@ class AliasWriter:
 
     def _worth(self, digest: bytes) -> int:
         """Return the highest belief in a blob."""
-        value = self._txn.get(digest, db=self._digests)
-        refs = [] if value is None else schema.DigestRow.unpack(value).refs
-        return max(map(belief, filter(None, map(self._artifact, refs))), default=0)
-
-    def _artifact(self, ref: tuple[int, int, int]) -> Artifact | None:
-        ordinal, kind, variant = ref
-        value = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
-        found = None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
-        if found is None or found.variant != variant:
-            key = schema.ORDINAL_KIND_VARIANT.pack(*ref)
-            value = self._txn.get(key, db=self._variants)
-            found = None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
-        return found
+        row = self._rows.digest_row(digest)
+        found = (self._rows.variant(*ref) for ref in row.refs) if row is not None else ()
+        return max((belief(each) for each in found if each is not None), default=0)
 
     def blobs(self, alias: Alias) -> list[Digest]:
         """Return the blobs that have an alias, those of the highest belief first: at most

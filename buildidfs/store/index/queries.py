@@ -313,7 +313,7 @@ class Index:
                 return None
             ordinal = row.refs[0][0]
             refs = [ref for ref in row.refs if ref[0] == ordinal]
-            artifact = self._variant_in(txn, *refs[0])
+            artifact = IndexRows(self._env, txn).variant(*refs[0])
             named = txn.get(schema.U64.pack(ordinal), db=self._ordinals)
         if artifact is None or named is None:
             raise IntegrityError(f"the index has no artifact for blob {digest}")
@@ -328,13 +328,6 @@ class Index:
             artifact.segments,
             artifact.truncated,
         )
-
-    def _variant_in(self, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
-        value = txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
-        if value is None or value[:2] != variant.to_bytes(2, "big"):
-            key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
-            value = txn.get(key, db=self._variants)
-        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
 
     @whole
     def last_use(self, digest: Digest) -> int:
@@ -530,6 +523,49 @@ def prefixed(
             yield from takewhile(lambda row: row[0].startswith(prefix), cursor)
         else:
             yield from cursor
+
+
+class IndexRows:
+    """The rows of one transaction. Raises the errors of decoding."""
+
+    def __init__(self, environment: Environment, txn: Txn) -> None:
+        self.env = environment
+        self.txn = txn
+        self.tables = environment.tables
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """Return the value of a row; None if there is none."""
+        return self.txn.get(key, db=self.tables[table])
+
+    def digest_row(self, digest: bytes) -> schema.DigestRow | None:
+        """Return a row of *digests*; None if it is missing."""
+        value = self.get("digests", digest)
+        return None if value is None else schema.DigestRow.unpack(value)
+
+    def named(self, ordinal: int) -> schema.OrdinalRow | None:
+        """Return a row of *ordinals*; None if it is missing."""
+        value = self.get("ordinals", schema.U64.pack(ordinal))
+        return None if value is None else schema.OrdinalRow.unpack(value)
+
+    def put_digest_row(self, digest: bytes, row: schema.DigestRow) -> None:
+        """Write a row of *digests*."""
+        self.txn.put(digest, row.pack(), db=self.tables["digests"])
+
+    def put_named(self, ordinal: int, named: schema.OrdinalRow) -> None:
+        """Write a row of *ordinals*."""
+        self.txn.put(schema.U64.pack(ordinal), named.pack(), db=self.tables["ordinals"])
+
+    def raw_variant(self, ordinal: int, kind: int, number: int) -> bytes | None:
+        """Return the row of a variant, served or not; None if it is missing."""
+        value = self.get("artifacts", schema.ORDINAL_KIND.pack(ordinal, kind))
+        if value is None or value[:2] != number.to_bytes(2, "big"):
+            value = self.get("variants", schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, number))
+        return value
+
+    def variant(self, ordinal: int, kind: int, number: int) -> Artifact | None:
+        """Return a variant, served or not; None if its row is missing."""
+        value = self.raw_variant(ordinal, kind, number)
+        return None if value is None else schema.unpack_artifact(ordinal, kind, value)
 
 
 def has_any(txn: Txn, table: Table, prefix: bytes) -> bool:

@@ -22,7 +22,7 @@ from buildidfs.store import coordination, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.zstd import compress
 from buildidfs.store.index.environment import load_counters
-from buildidfs.store.index.queries import prefixed
+from buildidfs.store.index.queries import IndexRows, prefixed
 
 if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs, Staged
@@ -122,12 +122,10 @@ class Compressor:
         return Compressed(row.stored, size)
 
     def _note_dense(self, txn: Txn, digest: Digest) -> None:
-        table = self._env.tables["digests"]
-        value = txn.get(digest, db=table)
-        if value is not None:
-            row = schema.DigestRow.unpack(value)
+        rows = IndexRows(self._env, txn)
+        if (row := rows.digest_row(digest)) is not None:
             row.form = schema.FORM_DENSE
-            txn.put(digest, row.pack(), db=table)
+            rows.put_digest_row(digest, row)
 
     def _replace(self, txn: Txn, digest: Digest, draft: Staged) -> None:
         """Replace the file and record the new one in one transaction, so that no other writer comes
@@ -135,15 +133,12 @@ class Compressor:
         """
         if draft.name is not None:  # else this is done again after the map has grown
             self._blobs.replace(digest, draft)
-        table = self._env.tables["digests"]
-        value, file = txn.get(digest, db=table), self._blobs.file(digest)
-        if value is None or file is None or file.inode != os.fstat(draft.fd).st_ino:
+        rows = IndexRows(self._env, txn)
+        row, file = rows.digest_row(digest), self._blobs.file(digest)
+        if row is None or file is None or file.inode != os.fstat(draft.fd).st_ino:
             return
-        row = schema.DigestRow.unpack(value)
         counters = load_counters(self._env, txn)
-        before, row.taken = row.taken, self._blobs.disk_bytes(digest)
-        counters.stored_bytes += row.taken - before
+        counters.stored_bytes += row.refer_to(file, self._blobs.disk_bytes(digest))
         row.form = schema.FORM_ZSTD
-        row.stored, row.inode, row.ctime_ns = file
-        txn.put(digest, row.pack(), db=table)
+        rows.put_digest_row(digest, row)
         txn.put(schema.COUNTERS_KEY, counters.pack(), db=self._env.tables["meta"])

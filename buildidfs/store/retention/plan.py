@@ -37,7 +37,7 @@ from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust, archive_scope
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import APART_MNT, IN_USE, UNKNOWN, Journal, share_in
-from buildidfs.store.index.queries import DAMAGE, Index, prefixed, whole
+from buildidfs.store.index.queries import DAMAGE, Index, IndexRows, prefixed, whole
 from buildidfs.store.values import Pin
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
@@ -577,10 +577,10 @@ class Planner:
         """Return the blobs that are not chosen, with their rows and shares."""
         found = []
         with self._env.read() as txn:
+            rows = IndexRows(self._env, txn)
             for used, digest in blobs:
-                value = txn.get(digest, db=self._env.tables["digests"])
-                if value is not None and digest not in self._chosen:
-                    row = schema.DigestRow.unpack(value)
+                row = rows.digest_row(digest) if digest not in self._chosen else None
+                if row is not None:
                     found.append((used, digest, row, self._shares(txn, digest, row)))
         return found
 
@@ -644,10 +644,8 @@ class Planner:
 
 def _lower(env: Environment, digests: Iterable[Digest], txn: Txn) -> None:
     """File blobs as not recapturable, until their files are seen again at a trusted place."""
-    uses, table = UseWriter(env, txn), env.tables["digests"]
+    uses, rows = UseWriter(env, txn), IndexRows(env, txn)
     for digest in digests:
-        value = txn.get(digest, db=table)
-        if value is not None:
-            row = schema.DigestRow.unpack(value)
+        if (row := rows.digest_row(digest)) is not None:
             uses.lower(digest, row)
-            txn.put(digest, row.pack(), db=table)
+            rows.put_digest_row(digest, row)

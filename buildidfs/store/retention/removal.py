@@ -29,7 +29,7 @@ from buildidfs.store.errors import translated
 from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import PATH_KINDS, ROOT
-from buildidfs.store.index.queries import DAMAGE, Index, prefixed
+from buildidfs.store.index.queries import DAMAGE, Index, IndexRows, prefixed
 from buildidfs.store.write import uses
 from buildidfs.store.write.containers import ContainerPruner
 from buildidfs.store.write.locations import PathPruner
@@ -152,6 +152,7 @@ class _Remover:
         self._txn = txn
         self._forget = forget
         self._tables = env.tables
+        self._index = IndexRows(env, txn)
         self.counters = load_counters(env, txn)
         self.changed: set[int] = set()
         self.rows: dict[Digest, schema.DigestRow] = {}
@@ -162,10 +163,9 @@ class _Remover:
 
     def remove(self, digest: Digest) -> None:
         """Remove the rows of one blob."""
-        value = self._txn.get(digest, db=self._tables["digests"])
-        if value is None:
+        if (row := self._index.digest_row(digest)) is None:
             return
-        row = self.rows[digest] = schema.DigestRow.unpack(value)
+        self.rows[digest] = row
         for ordinal, kind, variant in row.refs:
             if not self._variants.remove(ordinal, kind, variant, forget=self._forget):
                 if self._forget:
@@ -196,12 +196,10 @@ class _Remover:
     def _lose(self, ordinal: int) -> None:
         """Record that a build ID has no artifact of a kind any more."""
         key = schema.U64.pack(ordinal)
-        value = self._txn.get(key, db=self._tables["ordinals"])
-        if value is None:
+        if (named := self._index.named(ordinal)) is None:
             return
-        named = schema.OrdinalRow.unpack(value)
         named.kinds = self._variants.kinds(ordinal)
-        self._txn.put(key, named.pack(), db=self._tables["ordinals"])
+        self._index.put_named(ordinal, named)
         ids = self._tables["ids"]
         if not named.kinds and self._txn.get(named.build_id, db=ids) == key:
             self._txn.delete(named.build_id, db=ids)
@@ -216,17 +214,16 @@ class _Clearer:
     def __init__(self, env: Environment, txn: Txn) -> None:
         self._txn = txn
         self._tables = env.tables
+        self._index = IndexRows(env, txn)
         self._paths = PathPruner(env, txn)
         self._containers = ContainerPruner(env, txn)
 
     def clear(self, ordinal: int) -> bool:
         """Remove places and paths of removed blobs; return False if some could not be found."""
         key = schema.U64.pack(ordinal)
-        value = self._txn.get(key, db=self._tables["ordinals"])
-        if value is None:
+        if (named := self._index.named(ordinal)) is None:
             self._txn.delete(key, db=self._tables["gone"])
             return True
-        named = schema.OrdinalRow.unpack(value)
         dropped, kept = self._drop_origins(ordinal, named)
         self._drop_names(key, dropped, kept)
         self._drop_paths(ordinal, named, dropped, kept)
@@ -234,7 +231,7 @@ class _Clearer:
             self._containers.drop(origin, ordinal)
         done = bool(named.kinds) or not named.paths
         if named.kinds or not done:
-            self._txn.put(key, named.pack(), db=self._tables["ordinals"])
+            self._index.put_named(ordinal, named)
         else:
             self._txn.delete(key, db=self._tables["ordinals"])
         if done:
@@ -270,10 +267,8 @@ class _Clearer:
         return dropped, [(kinds, origin) for _, _, kinds, origin in kept]
 
     def _has(self, digest: Digest, ordinal: int) -> bool:
-        value = self._txn.get(digest, db=self._tables["digests"])
-        if value is None:
-            return False
-        return any(ref[0] == ordinal for ref in schema.DigestRow.unpack(value).refs)
+        row = self._index.digest_row(digest)
+        return row is not None and any(ref[0] == ordinal for ref in row.refs)
 
     def _drop_names(
         self, key: bytes, dropped: list[Origin], kept: list[tuple[int, Origin]]
@@ -391,24 +386,22 @@ def _sweep_paths(env: Environment, ordinals: list[int]) -> None:
 
 
 def _drop_paths(env: Environment, pairs: list[tuple[int, int]], txn: Txn) -> None:
-    pruner, table = PathPruner(env, txn), env.tables["ordinals"]
+    pruner, rows = PathPruner(env, txn), IndexRows(env, txn)
     for number, ordinal in pairs:
-        value = txn.get(schema.U64.pack(ordinal), db=table)
-        if value is not None and not value[0]:
-            row = schema.OrdinalRow.unpack(value)
-            pruner.drop(row, ordinal, number)
-            txn.put(schema.U64.pack(ordinal), row.pack(), db=table)
+        named = rows.named(ordinal)
+        if named is not None and not named.kinds:
+            pruner.drop(named, ordinal, number)
+            rows.put_named(ordinal, named)
 
 
 def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
     """Set the count of paths to 0 for these build IDs, after all their paths were removed."""
-    table = env.tables["ordinals"]
+    rows = IndexRows(env, txn)
     for ordinal in ordinals:
-        value = txn.get(schema.U64.pack(ordinal), db=table)
-        if value is not None and not value[0]:
-            row = schema.OrdinalRow.unpack(value)
-            row.paths = 0
-            txn.put(schema.U64.pack(ordinal), row.pack(), db=table)
+        named = rows.named(ordinal)
+        if named is not None and not named.kinds:
+            named.paths = 0
+            rows.put_named(ordinal, named)
 
 
 def _drop_orphaned_names(env: Environment) -> int:

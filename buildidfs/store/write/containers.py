@@ -25,7 +25,7 @@ from buildidfs.store.index.locations import (
     share_at,
     token_of,
 )
-from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
+from buildidfs.store.index.queries import DAMAGE, IndexRows, has_any, prefixed
 from buildidfs.store.location_rows import (
     KEY,
     PUBLIC_BIT,
@@ -430,8 +430,7 @@ class ContainerPruner(_ContainerTables):
 
     def __init__(self, environment: Environment, txn: Txn) -> None:
         super().__init__(environment, txn)
-        self._artifacts = environment.tables["artifacts"]
-        self._variants = environment.tables["variants"]
+        self._rows = IndexRows(environment, txn)
         self._journal = environment.tables["journal"]
 
     def drop(self, origin: Origin, ordinal: int) -> None:
@@ -460,7 +459,11 @@ class ContainerPruner(_ContainerTables):
             if value is None:
                 return
             directory, of, kind, variant, _ = _unpacked(value)
-        if directory or of != ordinal or self._has(of, kind & ~PUBLIC_BIT, variant):
+        if (
+            directory
+            or of != ordinal
+            or self._rows.raw_variant(of, kind & ~PUBLIC_BIT, variant) is not None
+        ):
             return
         dropped = 0
         for key in reversed(keys):
@@ -481,10 +484,3 @@ class ContainerPruner(_ContainerTables):
         prefix = journal_prefix(origin.path, origin.mnt_ns_id)
         rows = prefixed(self._txn, self._journal, prefix)
         return any(removal_in(row) is not None for _, row in rows)
-
-    def _has(self, ordinal: int, kind: int, variant: int) -> bool:
-        best = self._txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=self._artifacts)
-        if best is not None and int.from_bytes(best[:2], "big") == variant:
-            return True
-        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
-        return self._txn.get(key, db=self._variants) is not None

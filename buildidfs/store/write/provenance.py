@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.model import NO_NAMES, Alias, AliasType, ContainerNames, Kind, Standing, Trust
+from buildidfs.model import NO_NAMES, Alias, AliasType, ContainerNames, Standing, Trust
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index.locations import as_bytes, label_of, token_of
-from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.index.queries import DAMAGE, IndexRows, prefixed
 from buildidfs.store.index.ranking import believed
 from buildidfs.store.write.containers import NOTHING_CALLED, row_of
 
@@ -186,20 +186,21 @@ def of_captures(
 
 def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -> bytes:
     """Return the claims and places of a blob from its rows."""
+    rows = IndexRows(env, txn)
     kinds: dict[int, int] = {}
     artifacts: dict[int, Artifact] = {}
     for ordinal, kind, variant in row.refs:
-        artifact = _artifact(env, txn, ordinal, kind, variant)
+        artifact = rows.variant(ordinal, kind, variant)
         if artifact is not None:
             kinds[ordinal] = kinds.get(ordinal, 0) | 1 << kind
             artifacts.setdefault(ordinal, artifact)
     claims: list[Claim] = []
     others: list[tuple[int, bytes, _Seen]] = []
     for ordinal, artifact in artifacts.items():
-        named = txn.get(schema.U64.pack(ordinal), db=env.tables["ordinals"])
+        named = rows.named(ordinal)
         if named is None:
             continue
-        build_id = bytes(schema.build_id_of(named))
+        build_id = bytes(named.build_id)
         seen = _seen_at(env, txn, ordinal, digest)
         best = max(seen, key=_rank, default=None)
         here = None if best is None else _container(best.origin)
@@ -226,14 +227,6 @@ def of_rows(env: Environment, txn: Txn, digest: Digest, row: schema.DigestRow) -
     value = txn.get(digest, db=env.tables["identities"])
     aliases = () if value is None else schema.unpack_aliases(digest, value)
     return pack(claims, aliases, _places(env, txn, others))
-
-
-def _artifact(env: Environment, txn: Txn, ordinal: int, kind: int, variant: int) -> Artifact | None:
-    value = txn.get(schema.ORDINAL_KIND.pack(ordinal, kind), db=env.tables["artifacts"])
-    if value is None or value[:2] != variant.to_bytes(2, "big"):
-        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
-        value = txn.get(key, db=env.tables["variants"])
-    return None if value is None else schema.unpack_artifact(ordinal, Kind(kind), value)
 
 
 def _seen_at(env: Environment, txn: Txn, ordinal: int, digest: Digest) -> list[_Seen]:

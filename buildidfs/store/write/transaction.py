@@ -30,7 +30,7 @@ from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import BUNDLE
-from buildidfs.store.index.queries import prefixed
+from buildidfs.store.index.queries import IndexRows, prefixed
 from buildidfs.store.index.ranking import belief, belief_in, chosen
 from buildidfs.store.values import NewAbsence, NewCapture, Outcome
 from buildidfs.store.write import provenance
@@ -84,6 +84,7 @@ class Recorder:
         self._digests = tables["digests"]
         self._origins = tables["origins"]
         self._seen = tables["seen"]
+        self._rows = IndexRows(environment, txn)
         self.counters = load_counters(environment, txn)
         self.changed: set[int] = set()
         self.shared: list[BuildId] = []
@@ -236,7 +237,7 @@ class Recorder:
 
     def _of(self, digest: Digest, ordinal: int) -> list[Artifact]:
         """Return the variants of a build ID with those bytes."""
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         refs = [] if row is None else row.refs
         return [self._variants.kept(*ref) for ref in refs if ref[0] == ordinal]
 
@@ -248,13 +249,13 @@ class Recorder:
 
     def _executables(self, digest: Digest) -> list[int]:
         """Return the ordinals of the build IDs of which a blob is an executable."""
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         refs = [] if row is None else row.refs
         return [ordinal for ordinal, kind, _ in refs if kind == Kind.EXECUTABLE][:MOST_JOINED]
 
     def _has_name(self, digest: Digest, name: bytes) -> bool:
         """Return True if a blob was seen under a file name."""
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         return row is not None and any(
             origin.path.rpartition(b"/")[2] == name
             for ordinal in {ref[0] for ref in row.refs}
@@ -265,7 +266,7 @@ class Recorder:
         """Record a blob as debuginfo of a build ID, if either the blob or the binary has no build
         ID of its own.
         """
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         own = next((ref for ref in row.refs if ref[1] == Kind.DEBUGINFO), None) if row else None
         if own is None:
             return
@@ -279,7 +280,7 @@ class Recorder:
 
         If the blob is already recorded under that build ID, only the ``sighting`` is added.
         """
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         if row is None or not row.refs:
             return
         like, named = self._variants.kept(*row.refs[0]), self._ordinal_row(ordinal)
@@ -302,10 +303,10 @@ class Recorder:
                 self._raise(digest, own, sighting.origin)
                 self._see(digest, row, ordinal, named, sighting)
             return
-        self._txn.put(digest, row.pack(), db=self._digests)
-        self._txn.put(schema.U64.pack(ordinal), named.pack(), db=self._ordinals)
+        self._rows.put_digest_row(digest, row)
+        self._rows.put_named(ordinal, named)
         named.kinds = self._variants.kinds(ordinal)
-        self._txn.put(schema.U64.pack(ordinal), named.pack(), db=self._ordinals)
+        self._rows.put_named(ordinal, named)
         for origin, first, last in self._origins_of(digest, like.ordinal):
             for when in dict.fromkeys((first, last)):
                 self._see(digest, row, ordinal, named, Sighting(origin, when))
@@ -337,7 +338,7 @@ class Recorder:
             raise ValueError("a capture has at least one kind")
         content = new.content
         digest = content.digest if isinstance(content, Staged) else content
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         new_blob = row is None
         if row is None:
             # The caller found these bytes in the store and copied nothing; a removal came between.
@@ -377,7 +378,7 @@ class Recorder:
             self._take_form(digest, row)
             self._file(digest, row)
         if new_variant:
-            self._txn.put(digest, row.pack(), db=self._digests)
+            self._rows.put_digest_row(digest, row)
             if new.derive:
                 key = schema.derivation_key(digest)
                 self._txn.put(key, schema.pack_derivation(key, new.build_id), db=self._meta)
@@ -415,7 +416,7 @@ class Recorder:
         assert isinstance(new.content, Staged)
         outcome = self.capture(new)
         digest = new.content.digest
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         if row is None:
             return
         for ref in row.refs:
@@ -425,7 +426,7 @@ class Recorder:
                 self._variants.choose(ref[0], ref[1])
         row.form = form
         self._uses.note(digest, row, used, new.sighting.origin.trust)
-        self._txn.put(digest, row.pack(), db=self._digests)
+        self._rows.put_digest_row(digest, row)
 
     def _refile(self, digest: Digest, row: schema.DigestRow) -> None:
         """Update the row of a blob that was just verified or rewritten, because its file may
@@ -440,7 +441,7 @@ class Recorder:
         elif not self._take_form(digest, row):
             return  # opening the blob reads all of it
         self._file(digest, row)
-        self._txn.put(digest, row.pack(), db=self._digests)
+        self._rows.put_digest_row(digest, row)
 
     def _take_form(self, digest: Digest, row: schema.DigestRow) -> bool:
         """Record the encoding of the file that was read; return False if it has changed."""
@@ -453,7 +454,7 @@ class Recorder:
 
     def _describe(self, digest: Digest) -> None:
         """Write the data beside a blob from its rows. This changes the ctime of its file."""
-        row, file = self._digest_row(digest), self._blobs.file(digest)
+        row, file = self._rows.digest_row(digest), self._blobs.file(digest)
         if row is None or file is None:
             return
         # This comes before the commit. If the process is killed in between, the change time of the
@@ -463,19 +464,13 @@ class Recorder:
             self._blobs.keep_origin(digest, data)
             if file == (row.stored, row.inode, row.ctime_ns):  # no other file was read
                 self._file(digest, row)
-                self._txn.put(digest, row.pack(), db=self._digests)
+                self._rows.put_digest_row(digest, row)
 
     def _file(self, digest: Digest, row: schema.DigestRow) -> None:
         file = self._blobs.file(digest)
         if file is None:
             raise IntegrityError(f"blob {digest} is gone before it was recorded")
-        before, row.taken = row.taken, self._blobs.disk_bytes(digest)
-        self.counters.stored_bytes += row.taken - before
-        row.stored, row.inode, row.ctime_ns = file
-
-    def _digest_row(self, digest: Digest) -> schema.DigestRow | None:
-        value = self._txn.get(digest, db=self._digests)
-        return None if value is None else schema.DigestRow.unpack(value)
+        self.counters.stored_bytes += row.refer_to(file, self._blobs.disk_bytes(digest))
 
     def _named(self, build_id: BuildId) -> tuple[int, schema.OrdinalRow, bool]:
         value = self._txn.get(build_id, db=self._ids)
@@ -498,10 +493,9 @@ class Recorder:
         return ordinal, named, True
 
     def _ordinal_row(self, ordinal: int) -> schema.OrdinalRow:
-        value = self._txn.get(schema.U64.pack(ordinal), db=self._ordinals)
-        if value is None:
+        if (named := self._rows.named(ordinal)) is None:
             raise IntegrityError(f"the index has no build ID number {ordinal}")
-        return schema.OrdinalRow.unpack(value)
+        return named
 
     def _add_variant(
         self,
@@ -569,7 +563,7 @@ class Recorder:
         if tag:
             return True
         digest = Digest(value[schema.SEEN.size :])
-        row = self._digest_row(digest)
+        row = self._rows.digest_row(digest)
         # A struck blob (inode and change time 0) is damaged: the caller must capture the file
         # again.
         if row is None or not row.refs or not (row.inode or row.ctime_ns):
@@ -618,7 +612,7 @@ class Recorder:
         """
         origin = sighting.origin
         if self._uses.note(digest, row, self._used(sighting), origin.trust):
-            self._txn.put(digest, row.pack(), db=self._digests)
+            self._rows.put_digest_row(digest, row)
         before = named.pack()
         named.kinds = self._variants.kinds(ordinal)
         refs = [ref for ref in row.refs if ref[0] == ordinal]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.model import Digest, Trust
 from buildidfs.names import printable
 from buildidfs.store import schema
+from buildidfs.store.index.queries import IndexRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,15 +138,11 @@ def drafts(root: bytes) -> list[bytes]:
 
 
 def _note(env: Environment, batch: list[tuple[Digest, int]], txn: Txn) -> int:
-    uses, table = UseWriter(env, txn), env.tables["digests"]
-    recorded = 0
+    uses, rows, recorded = UseWriter(env, txn), IndexRows(env, txn), 0
     for digest, stamp in batch:
-        value = txn.get(digest, db=table)
-        if value is None:
-            continue
-        row = schema.DigestRow.unpack(value)
-        if uses.note(digest, row, stamp, Trust.UNKNOWN):
-            txn.put(digest, row.pack(), db=table)
+        row = rows.digest_row(digest)
+        if row is not None and uses.note(digest, row, stamp, Trust.UNKNOWN):
+            rows.put_digest_row(digest, row)
             recorded += 1
     return recorded
 

@@ -11,7 +11,7 @@ import msgspec
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Origin, Standing, Trust, fingerprint
 from buildidfs.store import schema
-from buildidfs.store.index.queries import floor_in, floor_of, prefixed
+from buildidfs.store.index.queries import IndexRows, floor_in, floor_of, prefixed
 from buildidfs.store.index.ranking import belief, belief_in, is_withheld, precedence, rank
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class VariantWriter:
         self._meta = environment.tables["meta"]
         self._ambiguous = environment.tables["ambiguous"]
         self._adopted = environment.tables["adopted"]
+        self._rows = IndexRows(environment, txn)
         self._counters = counters
         self._changed = changed
         #: Blobs that are newly served, or served in another way.
@@ -57,14 +58,10 @@ class VariantWriter:
 
     def kept(self, ordinal: int, kind: int, variant: int) -> Artifact:
         """Return a variant, served or not, to which a row of *digests* refers."""
-        best = self.best(ordinal, kind)
-        if best is not None and best.variant == variant:
-            return best
-        key = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, variant)
-        value = self._txn.get(key, db=self._variants)
-        if value is None:
+        found = self._rows.variant(ordinal, kind, variant)
+        if found is None:
             raise IntegrityError(f"the index has no variant {ordinal}/{kind}/{variant}")
-        return schema.unpack_artifact(ordinal, kind, value)
+        return found
 
     def kinds(self, ordinal: int) -> int:
         """Return a bit mask of the kinds that are served, as in a row of *ordinals*."""
@@ -306,14 +303,12 @@ class VariantWriter:
         written later.
         """
         key = schema.U64.pack(artifact.ordinal)
-        value = self._txn.get(key, db=self._ordinals)
-        if value is None:
+        if (named := self._rows.named(artifact.ordinal)) is None:
             return
-        named = schema.OrdinalRow.unpack(value)
-        mask = named.kinds & ~(1 << artifact.kind) | bit
+        before, mask = named.kinds, named.kinds & ~(1 << artifact.kind) | bit
         named.kinds = self._or_withheld(artifact.ordinal, mask)
-        if (after := named.pack()) != value:
-            self._txn.put(key, after, db=self._ordinals)
+        if named.kinds != before:
+            self._txn.put(key, named.pack(), db=self._ordinals)
 
     def _put(self, artifact: Artifact) -> None:
         self._changed.add(artifact.ordinal)
