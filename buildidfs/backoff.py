@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MOST_DOUBLED: Final = 32
 
@@ -43,22 +40,21 @@ class Attempts:
     the last attempt was due.
     """
 
-    def __init__(self, backoff: Backoff, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
-        self._clock = clock
         self.failures = 0
         """The number of failures in a row."""
         self.due = 0.0
-        """The time of the next attempt, by the clock."""
+        """The time of the next attempt, by the monotonic clock."""
 
     @property
     def is_due(self) -> bool:
         """True if the next attempt may begin."""
-        return self._clock() >= self.due
+        return time.monotonic() >= self.due
 
     def failed(self, least: float = 0.0) -> float:
         """Record a failure; return the delay in seconds, ``least`` or more."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self.due >= self._backoff.most:
             self.failures = 0
         delay = max(self._backoff.delay(self.failures), least)

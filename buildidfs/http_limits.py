@@ -38,10 +38,9 @@ def client_of(address: str) -> str:
 class Rate:
     """At most ``rate`` requests per second from each client, after a burst for four seconds."""
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: float) -> None:
         """With a ``rate`` of 0 there is no limit."""
         self._interval = 1 / rate if rate else 0.0
-        self._clock = clock
         # The time until which each client has used its share; clients in the order of their last
         # request.
         self._until: OrderedDict[Hashable, float] = OrderedDict()
@@ -50,7 +49,7 @@ class Rate:
         """Count a request, and return the seconds for which it has to wait."""
         if not self._interval:
             return 0.0
-        now = self._clock()
+        now = time.monotonic()
         until = max(self._until.get(client, 0.0), now) + self._interval
         self._until[client] = until
         self._until.move_to_end(client)

@@ -34,7 +34,7 @@ from buildidfs.names import printable as printable
 from buildidfs.wording import age, counted, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from buildidfs.answers import EvictedFile
     from buildidfs.ingest import ScanSummary
@@ -243,19 +243,16 @@ _LEAST_PATH: Final = 8  # columns; a path is left out if it would have fewer
 class ProgressLine:
     """The line; it implements `capture.base.Progress`. ``noun`` is the singular of the items."""
 
-    def __init__(
-        self, description: str, noun: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, description: str, noun: str) -> None:
         self._description = description
         self._noun = noun
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._drawn_at = -_EVERY_S
         self._is_drawn = False
 
     def __call__(self, done: int, what: str, *, size: int = 0, share: float | None = None) -> None:
         """Draw the line again, unless it was drawn a moment ago."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._drawn_at < _EVERY_S:
             return
         self._drawn_at = now
@@ -267,7 +264,7 @@ class ProgressLine:
 
     def restart(self) -> None:
         """Start another step of the command; rate and remaining time are those of the step."""
-        self._began = self._clock()
+        self._began = time.monotonic()
         self._drawn_at = -_EVERY_S
 
     def clear(self) -> None:
@@ -279,7 +276,7 @@ class ProgressLine:
 
     def text(self, done: int, what: str, bytes_: int, share: float | None, columns: int) -> str:
         """Return the line, cut to a number of columns."""
-        elapsed = self._clock() - self._began
+        elapsed = time.monotonic() - self._began
         parts = [self._description]
         if share is not None:
             share = min(max(share, 0.0), 1.0)

@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import TextIO
 
 _WIDTH: Final = 80
@@ -31,12 +30,12 @@ def width(stream: TextIO) -> int:
     return max(columns or _WIDTH, _NARROWEST)
 
 
-def has_unicode(environ: Mapping[str, str] = os.environ) -> bool:
+def has_unicode() -> bool:
     """Return True if the locale of the user has characters beyond ASCII."""
-    kind, language = environ.get("LC_CTYPE", ""), environ.get("LANG", "")
+    kind, language = os.environ.get("LC_CTYPE", ""), os.environ.get("LANG", "")
     if kind in _COERCED:
         kind = ""
-    name = (environ.get("LC_ALL") or kind or language).lower()
+    name = (os.environ.get("LC_ALL") or kind or language).lower()
     return "utf-8" in name or "utf8" in name
 
 

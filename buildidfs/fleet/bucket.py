@@ -106,17 +106,14 @@ class _Marker(msgspec.Struct):
 class Bucket:
     """A bucket, or the part of one below a prefix. May be used from several threads."""
 
-    def __init__(
-        self, url: str, limits: RequestLimits = PATIENT, environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, url: str, limits: RequestLimits = PATIENT) -> None:
         """``url`` is ``s3://BUCKET/PREFIX``, gs or az. Makes no request. Raises `UsageError`."""
         found = _URL.fullmatch(url)
         if found is None or found[1] not in _SCHEMES:
             raise UsageError(f"not the URL of a bucket: {_shown(url)!r}; try s3://BUCKET/PREFIX")
         self.url = url.rstrip("/")
         self._limits = limits
-        options = _options(self.url, os.environ if environ is None else environ)
-        self._link = Link(Introduction(self.url, options))
+        self._link = Link(Introduction(self.url, _options(self.url, os.environ)))
 
     def limited(self, limits: RequestLimits) -> Bucket:
         """Return the same bucket with other limits; both share a process."""

@@ -29,13 +29,13 @@ _ONCE: Final = {1: 4, 3: 12, 14: 4, 17: 4}
 class Btf:
     """The types of a kernel. Raises OSError if it has none, ValueError for another format."""
 
-    def __init__(self, path: str = _KERNEL) -> None:
-        with open(path, "rb") as file:
+    def __init__(self) -> None:
+        with open(_KERNEL, "rb") as file:
             data = file.read()
         try:
             self._read(data)
         except (struct.error, IndexError) as error:
-            raise ValueError(f"{path} is not BTF: {error}") from error
+            raise ValueError(f"{_KERNEL} is not BTF: {error}") from error
 
     def _read(self, data: bytes) -> None:
         magic, _, _, header, types, types_size, names, names_size = _HEADER.unpack_from(data)

@@ -57,12 +57,12 @@ def effective_capabilities() -> frozenset[str]:
     return frozenset()
 
 
-def missing_for_scan(held: frozenset[str] | None = None) -> list[str]:
+def missing_for_scan() -> list[str]:
     """Return the capabilities that this process lacks to capture from processes of other users.
 
-    ``held`` are the present ones, by default `effective_capabilities`. Raises OSError.
+    Raises OSError.
     """
-    have = effective_capabilities() if held is None else held
+    have = effective_capabilities()
     missing = [name for name in _FOR_SCAN if name not in have]
     if "CAP_SYS_ADMIN" in have and "CAP_CHECKPOINT_RESTORE" in missing:
         missing.remove("CAP_CHECKPOINT_RESTORE")

@@ -166,12 +166,12 @@ def _inode(path: str) -> int:
         return 0
 
 
-def perf_record(release: str | None = None) -> str:
-    """Return the words that record a profile with build IDs on a kernel, by default this one.
+def perf_record() -> str:
+    """Return the words that record a profile with build IDs on this kernel.
 
     Before Linux 5.12 the kernel puts none into its records, and perf refuses ``--buildid-mmap``.
     """
-    found = re.match(r"(\d+)\.(\d+)", os.uname().release if release is None else release)
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if found is not None and (int(found[1]), int(found[2])) < (5, 12):
         return "perf record"
     return "perf record --buildid-mmap"

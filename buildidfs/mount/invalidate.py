@@ -33,13 +33,11 @@ from buildidfs.errors import BuildIdFsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from buildidfs.mount.limits import MountLimits
     from buildidfs.store.coordination import ChangeListener
     from buildidfs.view import View
 
 log = logging.getLogger(__name__)
-
-NEGATIVE_S = 300.0
-MOST_ABSENCES = 32768
 
 # The time that the thread has to finish an invalidation when the mount ends.
 _END_S = 2.0
@@ -61,11 +59,10 @@ class Absences:
     names may share an entry, so some invalidations are unnecessary.
     """
 
-    def __init__(self, most: int = MOST_ABSENCES, timeout_s: float = NEGATIVE_S) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, limits: MountLimits) -> None:
+        self.limits = limits
         self.moment = 0
         self.keeps_names = True
-        self._most = most
         self._until: dict[tuple[int, bytes] | int, float] = {}
 
     def add(self, directory: int, name: bytes) -> bool:
@@ -74,13 +71,13 @@ class Absences:
         """
         now = time.monotonic()
         until = self._until
-        if len(until) >= self._most:
+        if len(until) >= self.limits.absences:
             self._drop_expired(now)
-            if len(until) >= self._most:
+            if len(until) >= self.limits.absences:
                 return False
         key = (directory, name)
         # The kernel gets the answer later than this, hence one more second.
-        until[key if self.keeps_names else hash(key)] = now + self.timeout_s + 1
+        until[key if self.keeps_names else hash(key)] = now + self.limits.absence_s + 1
         return True
 
     def discard(self, directory: int, name: bytes) -> bool:

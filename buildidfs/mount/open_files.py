@@ -4,7 +4,7 @@
 A node means the same bytes for ever, so all processes of a user that open it share one descriptor.
 A process that opens it a moment later gets the same descriptor, which saves a sixth of the cost of
 opening a file whose name the kernel has cached. The table has an entry for each open file, and for
-up to `IDLE` idle ones.
+a limited number of idle ones.
 
 Each descriptor counts for the user for whom it was opened. A user may have half of the number that
 other users leave (`Quota`). So users do not share descriptors: the user who opened a file first may
@@ -30,15 +30,11 @@ from buildidfs.view import PUBLIC, Viewer
 if TYPE_CHECKING:
     from pyfuse3 import RequestContext
 
+    from buildidfs.mount.limits import MountLimits
     from buildidfs.view import FileContent, View
 
 
 log = logging.getLogger(__name__)
-
-IDLE = 1024
-"""The maximum number of idle files: as many as a debugger reopens. It is lower if the limit of
-descriptors is low.
-"""
 
 _NO_DESCRIPTOR = 1 << 32
 """Handles of texts start here; handles of plain blobs are their descriptors."""
@@ -64,10 +60,10 @@ class OpenFiles:
     Root and the user ``own``, who share their descriptors, have no limit of their own.
     """
 
-    def __init__(self, view: View, idle: int = IDLE, own: int = 0) -> None:
+    def __init__(self, view: View, limits: MountLimits, own: int) -> None:
         self._view = view
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_idle = min(idle, limit // 4)
+        self._most_idle = min(limits.idle_files, limit // 4)
         self._own = own
         self._quota = Quota((limit - self._most_idle) * 3 // 4)
         self._texts = itertools.count(_NO_DESCRIPTOR)
@@ -219,9 +215,6 @@ def is_text(handle: int) -> bool:
     return _NO_DESCRIPTOR <= handle < _COMPRESSED
 
 
-MOST: Final = 4096
-"""The maximum number of directories open at the same time by viewers with listings of their own."""
-
 # Nodes are below 2**63, and handles may have 64 bits. No node has the first of these numbers.
 _OF_VIEWER: Final = 1 << 63
 _ROW: Final = _OF_VIEWER | 1 << 32
@@ -240,10 +233,10 @@ class DirHandles:
     With ``everything`` each caller sees all names; else only root and the user ``own`` do.
     """
 
-    def __init__(self, *, everything: bool, own: int, most: int = MOST) -> None:
+    def __init__(self, limits: MountLimits, *, everything: bool, own: int) -> None:
         self._everything = everything
         self._own = own
-        self._quota = Quota(most)
+        self._quota = Quota(limits.directories)
         self._next = 0
         self._rows: dict[int, tuple[int, Viewer]] = {}
 

@@ -179,7 +179,7 @@ class Operations(pyfuse3.Operations):
         self._loop = loop
         self._absences = absences
         self._store_path = store_path
-        self._files = OpenFiles(view, own=os.geteuid())
+        self._files = OpenFiles(view, absences.limits, os.geteuid())
         self._buffer = huge_buffer(_READ_SIZE)
         self._lasting = Replies(view, FOREVER_S)
         self._fleeting = Replies(view, FLEETING_S)
@@ -193,13 +193,13 @@ class Operations(pyfuse3.Operations):
         self._callers = Callers()
         self._misses = view.misses
         self._names_only = NamesOnly.probe()
-        self._directories = DirHandles(everything=list_all, own=os.geteuid())
+        self._directories = DirHandles(absences.limits, everything=list_all, own=os.geteuid())
         self._listed = 0  # the directory that was listed last
         self._wanted = 0  # remaining replies with attributes for that directory
         self._file = pyfuse3.FileInfo(keep_cache=True)
         self._absent = pyfuse3.EntryAttributes()
         self._absent.st_ino = 0
-        self._absent.entry_timeout = absences.timeout_s
+        self._absent.entry_timeout = absences.limits.absence_s
 
     # --- names and attributes --------------------------------------------------------------
 

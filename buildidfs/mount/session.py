@@ -24,8 +24,9 @@ import trio
 from buildidfs.errors import MountError, StoreError
 from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.linux import mounts, threads
-from buildidfs.mount import mountpoint, open_files
+from buildidfs.mount import mountpoint
 from buildidfs.mount.invalidate import Absences, FuseKernel, Invalidator
+from buildidfs.mount.limits import MountLimits
 from buildidfs.mount.loop import FastLoop, PlainLoop
 from buildidfs.mount.operations import Operations
 from buildidfs.store import Store
@@ -72,7 +73,7 @@ def run(
             zero_scripts=options.gdb_scripts == "zero",
             may_come=None if agent is None else agent.is_worth_asking,
         )
-        absences = Absences()
+        absences = Absences(MountLimits())
         loop = FastLoop() if options.loop == "fast" else PlainLoop()
         # Without other users there is no user from whom to hide names.
         list_all = options.list_all or not options.allow_other
@@ -249,7 +250,7 @@ def _allow_many_files() -> None:
     # The kernel doubles the table of descriptors when it is full. In a process with threads it
     # waits several milliseconds for that each time (expand_fdtable, synchronize_rcu), so the table
     # is enlarged now.
-    threads.reserve_descriptors(2 * open_files.IDLE + 1)
+    threads.reserve_descriptors(2 * MountLimits().idle_files + 1)
 
 
 def _collect_rarely() -> None:

@@ -25,7 +25,7 @@ from zlib import crc32
 from buildidfs.model import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from buildidfs.model import Kind
 
@@ -43,14 +43,8 @@ class AbsentFiles:
     If the store cannot be written, the table is in the memory of this process.
     """
 
-    def __init__(
-        self,
-        store_path: bytes,
-        scope: Iterable[str],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, store_path: bytes, scope: Iterable[str]) -> None:
         self._scope = fingerprint("\n".join(scope).encode("utf-8", "surrogateescape"))
-        self._clock = clock
         # Not a map of the file: a bad block or a shorter file would end the process.
         self._fd = _opened(os.path.join(store_path, _NAME))
         weakref.finalize(self, os.close, self._fd)
@@ -58,7 +52,7 @@ class AbsentFiles:
     def has(self, build_id: bytes, kind: Kind) -> bool:
         """Return True if the file was recently found to be absent."""
         key, at = self._place(build_id, kind)
-        now = int(self._clock())
+        now = int(time.time())
         return any(name == key and until > now for name, until, _ in self._bucket(at))
 
     def add(self, build_id: bytes, kind: Kind, lifetime_s: int) -> None:
@@ -67,7 +61,7 @@ class AbsentFiles:
             return
         lifetime_s = min(lifetime_s, (1 << 32) - 1)
         key, at = self._place(build_id, kind)
-        now = int(self._clock())
+        now = int(time.time())
         bucket = self._bucket(at)
         same = [offset for name, _, offset in bucket if name == key]
         offset = same[0] if same else min(bucket, key=lambda entry: entry[1])[2]
@@ -99,7 +93,7 @@ class AbsentFiles:
         with contextlib.suppress(OSError):
             data = os.pread(self._fd, _BUCKET_BYTES, at)
         found = []
-        now = int(self._clock())
+        now = int(time.time())
         for start in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
             key, until, lifetime, check = _ENTRY.unpack_from(data, start)
             is_sound = check == crc32(data[start : start + _CHECKED]) and until <= now + lifetime

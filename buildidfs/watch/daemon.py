@@ -66,6 +66,7 @@ from buildidfs.watch.state import (
     CaptureCounts,
     Event,
     Losses,
+    WatchLimits,
     WatchOptions,
     WatchState,
     added,
@@ -159,7 +160,7 @@ def run(
             with (
                 upkeep.Upkeep(store, compress_after=upkeep.compress_after(settings)),
                 upkeep.Scrubbing(store, settings),
-                Minutes(store, watch.state),
+                Minutes(store, watch.state, WatchLimits()),
                 run_files.Presence(
                     store.path,
                     "watch",
@@ -272,7 +273,8 @@ class Watch(ResultListener):
         _prepare_process()
         self._pending = PendingFiles(options.pin_seconds, options.pin_bytes)
         self._helper = FileHelper(min(ANSWER_S, options.pin_seconds))
-        self._live = Live(store, self._pending, self, helper=self._helper)
+        limits = WatchLimits()
+        self._live = Live(store, self._pending, self, limits, helper=self._helper)
         self._caught = CaughtFiles(
             store, self._live, self._pending, self, self._sightings, self._slow
         )
@@ -282,6 +284,7 @@ class Watch(ResultListener):
         self._jit = JitFollower(
             store,
             self._finder,
+            limits,
             self._is_wanted_at,
             refused=self._not_followed,
             looked=self._scan_generated,
@@ -293,8 +296,8 @@ class Watch(ResultListener):
         self._counts = self._earlier = Counts()
         self._silent = Silent((), 0)
         self._searches = Attempts(_SEARCHES)
-        self._losses = Losses()
-        self._sources = CaptureCounts()
+        self._losses = Losses(limits)
+        self._sources = CaptureCounts(limits)
         self._unreadable: deque[Unreadable] = deque(maxlen=MOST_UNREADABLE)
         self._loss_log = run_files.LossLog(store.path)
         self._flooding: set[str] = set()

@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
     from buildidfs.catalog.survey import Survey
     from buildidfs.store import CapturedContainer, Store
-    from buildidfs.watch.state import WatchState
+    from buildidfs.watch.state import WatchLimits, WatchState
 
 log = logging.getLogger(__name__)
 
-EVERY_S: Final = 60.0
-_FIRST_S: Final = 5.0
 _CONTAINER: Final = 0
 _IMAGE: Final = 1
 
@@ -39,16 +37,13 @@ class Minutes(Background):
         self,
         store: Store,
         state: Callable[[], WatchState],
-        every_s: float = EVERY_S,
-        *,
-        first_s: float = _FIRST_S,
+        limits: WatchLimits,
     ) -> None:
-        """``first_s`` is how long the first count waits, in seconds."""
         super().__init__("buildidfs-minutes")
         self._store = store
         self._state = state
-        self._every_s = every_s
-        self._surveyor = Surveyor(store, every_s, first_s=first_s)
+        self._every_s = limits.row_s
+        self._surveyor = Surveyor(store, limits.row_s, first_s=limits.first_row_s)
         self._captured = self._lost = 0
 
     def __enter__(self) -> Self:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from buildidfs.model import Origin
     from buildidfs.shares import Share
     from buildidfs.store import Store
+    from buildidfs.watch.state import WatchLimits
 
 EACH_S: Final = 60.0
 """Seconds between two looks at a process."""
 
 _FIRST_LOOKS_S: Final = (0.0, 0.02, 0.1, 0.5, 2.0, 10.0)
-_MOST: Final = 1024
 _MOST_REPORTED: Final = 4096
 _HOSTS_PART: Final = 4  # of these places is reserved for root of the host
 _MOST_FILES: Final = 4  # of a process, which may run one program after another
@@ -68,17 +68,17 @@ class _Followed:
 class JitFollower:
     """Keeps the names of reported processes in ``store``, in a thread of its own.
 
-    A file is kept if ``is_wanted`` returns True for its origin. At most ``most`` processes are
-    followed at once. If there are more, the container or user with the most of them loses one, and
-    ``refused`` is called. ``looked`` is called at each planned look at a process.
+    A file is kept if ``is_wanted`` returns True for its origin. A limited number of processes
+    is followed at once. If there are more, the container or user with the most of them loses one,
+    and ``refused`` is called. ``looked`` is called at each planned look at a process.
     """
 
     def __init__(
         self,
         store: Store,
         finder: JitFinder,
+        limits: WatchLimits,
         is_wanted: Callable[[Origin], bool] = lambda origin: True,
-        most: int = _MOST,
         refused: Callable[[JitOwner], None] = lambda whose: None,
         looked: Callable[[int, Share], None] = lambda pid, share: None,
     ) -> None:
@@ -92,7 +92,7 @@ class JitFollower:
         self._wake = -1
         # By process ID.
         self._followed: FairTable[int, _Followed] = FairTable(
-            most, most // _HOSTS_PART, keep_first=True
+            limits.jit_processes, limits.jit_processes // _HOSTS_PART, keep_first=True
         )
         self._by_fd: dict[int, _Followed] = {}
         self._bytes: Counter[str] = Counter()  # by owner

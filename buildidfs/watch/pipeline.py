@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from buildidfs.ingest.staging import Outcome as Staging
     from buildidfs.shares import Share
     from buildidfs.watch.sightings import LiveSightings
+    from buildidfs.watch.state import WatchLimits
 
 
 _log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class ResultListener:
 
 
 class Live(Pipeline):
-    """Takes the ``pending`` files into ``store`` with a number of ``workers``, until `close`.
+    """Takes the ``pending`` files into ``store`` with the workers of the limits, until `close`.
 
     ``listener`` gets the results. ``helper`` copies files on filesystems that may not answer, and
     is closed with this object.
@@ -108,15 +109,15 @@ class Live(Pipeline):
         store: Store,
         pending: PendingFiles,
         listener: ResultListener,
+        limits: WatchLimits,
         *,
-        workers: int = 2,
         helper: FileHelper | None = None,
     ) -> None:
         self.counters = WatchCounters()
         super().__init__(
             store,
             self.counters,
-            workers=workers,
+            workers=limits.workers,
             most_queued=_SCANNED_AT_ONCE,
             is_idle=self._is_idle,
             trouble=Trouble(self.counters, listener.recovered),
@@ -126,7 +127,9 @@ class Live(Pipeline):
         self._helper = helper or FileHelper(min(ANSWER_S, pending.seconds))
         self._scanned = 0  # files of scans that are not finished
         self._start()
-        self._threads += [self._started(self._work_on_pending, "capture") for _ in range(workers)]
+        self._threads += [
+            self._started(self._work_on_pending, "capture") for _ in range(limits.workers)
+        ]
         self._threads.append(self._started(self._watch_time, "expire"))
         self._slow = self._started(self._work_slowly, "capture-slow")
 

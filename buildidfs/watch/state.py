@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -47,6 +46,20 @@ class WatchOptions(msgspec.Struct, frozen=True):
     cgroup: str = ""
 
 
+class WatchLimits(msgspec.Struct, frozen=True):
+    """The bounds of a watch: rows of ``losses`` and of captures by container (``sources``), the
+    ``jit_processes`` that are followed at once, the ``workers`` that copy files, and the seconds
+    between two rows of the history (``row_s``) and before the first count (``first_row_s``).
+    """
+
+    losses: int = 256
+    sources: int = 256
+    jit_processes: int = 1024
+    workers: int = 2
+    row_s: float = 60.0
+    first_row_s: float = 5.0
+
+
 class Event(msgspec.Struct, frozen=True):
     """An event of a file: it was ``captured``, or ``not captured`` for a ``reason``."""
 
@@ -83,8 +96,6 @@ RECENT_S: Final = 600
 MOST_UNREADABLE: Final = 16
 """The number of files and processes that a watch names because its scans could not read them."""
 
-_MOST_LOSSES: Final = 256
-_MOST_SOURCES: Final = 256
 _ROWS: Final = 32  # of each kind, in the facts of a watch
 _MINUTE_S: Final = 60
 # Limits between two calls of `Losses.take`: of one container, and of all together.
@@ -110,18 +121,15 @@ class Losses:
     """Counts losses by reason and container since the start, in bounded memory. Thread-safe.
 
     Losses on the host always have rows, and come first, so no container hides them. The other
-    shares divide ``most`` rows; what has no row any more counts for `OTHERS`. Lost events of the
-    kernel are counted separately, because their processes are unknown. ``clock`` returns a time in
-    seconds; its zero does not matter. `take` returns the rows for the journal.
+    shares divide the rows; what has no row any more counts for `OTHERS`. Lost events of the
+    kernel are counted separately, because their processes are unknown. `take` returns the rows for
+    the journal.
     """
 
-    def __init__(
-        self, most: int = _MOST_LOSSES, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._most = most
-        self._clock = clock
+    def __init__(self, limits: WatchLimits) -> None:
+        self._most = limits.losses
         self._lock = threading.Lock()
-        self._rows: FairTable[_Key, LossCount] = FairTable(most)
+        self._rows: FairTable[_Key, LossCount] = FairTable(limits.losses)
         self._kept: dict[_Key, LossCount] = {}  # of the host, and of `OTHERS`
         self._minutes: dict[int, Counter[_Key]] = {}
         self._fresh: dict[tuple[str, str, bytes], LostFile] = {}
@@ -225,7 +233,7 @@ class Losses:
 
     def _now(self) -> Counter[tuple[str, str]]:
         """Return the counts of this minute; drop counts that are not recent any more."""
-        minute = int(self._clock() // _MINUTE_S)
+        minute = int(time.monotonic() // _MINUTE_S)
         if minute not in self._minutes:
             oldest = minute - RECENT_S // _MINUTE_S
             self._minutes = {each: n for each, n in self._minutes.items() if each > oldest}
@@ -258,16 +266,14 @@ class ContainerCounts(msgspec.Struct, frozen=True):
 
 
 class CaptureCounts:
-    """Counts captured files by container. Thread-safe, and bounded: the shares divide ``most``
-    rows, and what a container without recent captures has lost its row for counts for `OTHERS`.
+    """Counts captured files by container. Thread-safe, and bounded: the shares divide the rows,
+    and what a container without recent captures has lost its row for counts for `OTHERS`.
     """
 
-    def __init__(self, most: int = _MOST_SOURCES) -> None:
-        self._most = most
+    def __init__(self, limits: WatchLimits) -> None:
         self._lock = threading.Lock()
-        self._rows: FairTable[str, ContainerCounts] = FairTable(
-            most
-        )  # in the order of the last captures
+        # In the order of the last captures.
+        self._rows: FairTable[str, ContainerCounts] = FairTable(limits.sources)
         self._kept: dict[str, ContainerCounts] = {}  # the host, and `OTHERS`
 
     def add(self, container: str, size: int, share: Share | None = None) -> None:

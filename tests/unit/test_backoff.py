@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import buildidfs
 from buildidfs.backoff import Attempts, Backoff
+
+if TYPE_CHECKING:
+    import pytest
 
 PACKAGE = Path(buildidfs.__file__).parent
 
@@ -24,9 +29,10 @@ def test_jitter_varies_a_delay_by_its_fraction() -> None:
     assert 6 <= min(delays) < max(delays) <= 10
 
 
-def test_an_attempt_is_due_after_its_delay() -> None:
+def test_an_attempt_is_due_after_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    attempts = Attempts(Backoff(1, 10), lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    attempts = Attempts(Backoff(1, 10))
     assert attempts.is_due
     assert attempts.failed() == 1
     assert not attempts.is_due
@@ -40,9 +46,12 @@ def test_an_attempt_is_due_after_its_delay() -> None:
     assert attempts.failed() == 1
 
 
-def test_delays_start_from_the_first_one_after_a_time_without_a_failure() -> None:
+def test_delays_start_from_the_first_one_after_a_time_without_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [100.0]
-    attempts = Attempts(Backoff(1, 10), lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    attempts = Attempts(Backoff(1, 10))
     assert [attempts.failed() for _ in range(3)] == [1, 2, 4]
     now[0] = attempts.due + 9.9
     assert attempts.failed() == 8

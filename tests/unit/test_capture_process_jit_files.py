@@ -23,6 +23,7 @@ from buildidfs.store import Store
 from buildidfs.store.jit_maps import JitMaps
 from buildidfs.watch import jit
 from buildidfs.watch.jit import JitFollower
+from buildidfs.watch.state import WatchLimits
 from tests.support.clients.tools import tool
 from tests.support.containers.imitating import USER, container_and_imitation, entering
 from tests.support.elf.jit import dump, load
@@ -205,7 +206,7 @@ def test_follower_keeps_the_rest_when_a_process_ends(
     compiler: Compiler, finder: JitFinder, tmp_path: Path
 ) -> None:
     with Store.create(tmp_path / "store") as store:
-        follower = JitFollower(store, finder)
+        follower = JitFollower(store, finder, WatchLimits())
         follower.start()
         try:
             compiler.do(r'write("1 1 a\n")')
@@ -226,7 +227,7 @@ def test_follower_finds_a_map_that_is_written_later(
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with Store.create(tmp_path / "store") as store:
-        follower = JitFollower(store, finder)
+        follower = JitFollower(store, finder, WatchLimits())
         follower.start()
         follower.report(compiler.pid)
         compiler.do(r'write("1 1 a\n")')
@@ -242,7 +243,7 @@ def test_follower_reads_so_much_of_a_container_in_a_minute(
 ) -> None:
     monkeypatch.setattr(jit, "_MOST_BYTES_OF_A_SHARE", 3000)
     with Store.create(tmp_path / "store") as store:
-        follower = JitFollower(store, finder)
+        follower = JitFollower(store, finder, WatchLimits())
         follower.start()
         compiler.do('write("".join(f"{n:x} 1 function{n:04}\\n" for n in range(1000, 2000)))')
         follower.report(compiler.pid)
@@ -273,7 +274,7 @@ def test_idle_processes_of_a_user_take_no_place_of_a_container(
 ) -> None:
     with Store.create(tmp_path / "store") as store, namespaces_of_a_user(10) as idle:
         refused: list[JitOwner] = []
-        follower = JitFollower(store, finder, most=8, refused=refused.append)
+        follower = JitFollower(store, finder, WatchLimits(jit_processes=8), refused=refused.append)
         follower.start()
         shares = [finder.whose(pid).share for pid in idle]
         assert {share.owner for share in shares} == {"uid 4242"}
@@ -322,7 +323,7 @@ def test_follower_pauses_after_an_error_that_lasts(
 
     monkeypatch.setattr(JitFollower, "_turn", fail)
     with Store.create(tmp_path / "store") as store:
-        follower = JitFollower(store, finder)
+        follower = JitFollower(store, finder, WatchLimits())
         follower.start()
         until(lambda: len(turns) >= 4, "some turns")
         follower.close()
@@ -337,7 +338,8 @@ def test_follower_leaves_out_what_is_not_wanted(
 ) -> None:
     asked = []
     with Store.create(tmp_path / "store") as store:
-        follower = JitFollower(store, finder, lambda origin: bool(asked.append(origin.path)))
+        limits = WatchLimits()
+        follower = JitFollower(store, finder, limits, lambda at: bool(asked.append(at.path)))
         follower.start()
         compiler.do(r'write("1 1 a\n")')
         follower.report(compiler.pid)

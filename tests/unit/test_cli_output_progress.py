@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -28,9 +29,11 @@ def text(
     share: float | None = None, *, elapsed: float = 4.0, columns: int = 100, noun: str = "file",
 ) -> str:  # fmt: skip
     clock = Clock()
-    line = output.ProgressLine("Capturing", noun, clock)
-    clock.now += elapsed
-    return line.text(done, what, size, share, columns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", clock)
+        line = output.ProgressLine("Capturing", noun)
+        clock.now += elapsed
+        return line.text(done, what, size, share, columns)
 
 
 def test_line_has_all_that_is_known() -> None:
@@ -98,7 +101,8 @@ def test_line_is_drawn_ten_times_a_second_at_most(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     clock = Clock()
-    line = output.ProgressLine("Reading", "record", clock)
+    monkeypatch.setattr(time, "monotonic", clock)
+    line = output.ProgressLine("Reading", "record")
     for number in range(1000):
         line(number, "")
         clock.now += 0.001

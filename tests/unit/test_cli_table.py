@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -218,5 +219,8 @@ def test_cut_text_fits(text: str, columns: int) -> None:
         ({"LC_CTYPE": "de_DE.utf8"}, True),
     ],
 )
-def test_locale_decides_on_characters(environ: dict[str, str], expected: bool) -> None:
-    assert terminal.has_unicode(environ) is expected
+def test_locale_decides_on_characters(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setattr(os, "environ", environ)
+    assert terminal.has_unicode() is expected

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from buildidfs.linux import btf
 from buildidfs.linux.btf import Btf
 
 if TYPE_CHECKING:
@@ -41,8 +42,11 @@ def test_absent_field_is_a_lookup_error(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"ELF", struct.pack("=HBBIIIII", 1, 1, 0, 24, 0, 0, 0, 0)])
-def test_file_in_another_format_is_a_value_error(tmp_path: Path, data: bytes) -> None:
+def test_file_in_another_format_is_a_value_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
     path = tmp_path / "vmlinux"
     path.write_bytes(data)
+    monkeypatch.setattr(btf, "_KERNEL", str(path))
     with pytest.raises(ValueError, match="BTF"):
-        Btf(str(path))
+        Btf()

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,5 +80,8 @@ def test_other_pid_namespaces() -> None:
         ("unknown", "perf record --buildid-mmap"),
     ],
 )
-def test_perf_of_an_old_kernel_cannot_record_build_ids(release: str, words: str) -> None:
-    assert machine.perf_record(release) == words
+def test_perf_of_an_old_kernel_cannot_record_build_ids(
+    monkeypatch: pytest.MonkeyPatch, release: str, words: str
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    assert machine.perf_record() == words

@@ -16,6 +16,7 @@ from buildidfs.errors import IntegrityError
 from buildidfs.model import Kind, Trust
 from buildidfs.mount import invalidate
 from buildidfs.mount.invalidate import Absences, Invalidator
+from buildidfs.mount.limits import MountLimits
 from buildidfs.view import View
 from tests.support.harness.captures import capture, sighting
 
@@ -67,7 +68,7 @@ def _listening(
 
 
 def test_absences_are_bounded() -> None:
-    absences = Absences(most=3)
+    absences = Absences(MountLimits(absences=3))
     for number in range(3):
         assert absences.add(1, b"%d" % number)
     assert not absences.add(1, b"3"), "the kernel must not remember what we cannot"
@@ -81,7 +82,7 @@ def test_absences_are_bounded() -> None:
 def test_absences_make_room_when_the_kernel_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(invalidate.time, "monotonic", lambda: now)
-    absences = Absences(most=2, timeout_s=10)
+    absences = Absences(MountLimits(absences=2, absence_s=10))
     assert absences.add(1, b"a")
     now = 105
     assert absences.add(1, b"b")
@@ -94,7 +95,7 @@ def test_absences_make_room_when_the_kernel_has_forgotten(monkeypatch: pytest.Mo
 
 
 def test_names_that_need_not_be_told() -> None:
-    absences = Absences(most=2)
+    absences = Absences(MountLimits(absences=2))
     absences.keeps_names = False
     assert absences.add(1, b"a")
     assert absences.add(2, b"a")
@@ -107,7 +108,7 @@ def test_names_that_need_not_be_told() -> None:
 
 
 def test_take_all() -> None:
-    absences = Absences()
+    absences = Absences(MountLimits())
     absences.add(1, b"a")
     absences.add(2, b"a")
     assert sorted(absences.take_all()) == [(1, b"a"), (2, b"a")]
@@ -118,7 +119,7 @@ def test_take_all() -> None:
 
 
 def test_only_names_that_were_asked_for_are_invalidated(store: Store, kernel: FakeKernel) -> None:
-    view, absences = View(store), Absences()
+    view, absences = View(store), Absences(MountLimits())
     directory = view.child(View.ROOT, b"perf")
     for place in [(View.ROOT, ID.hex().encode()), (directory, b"usr"), (directory, b"other"),
                   (View.ROOT, b"abcdef0124")]:  # fmt: skip
@@ -141,7 +142,7 @@ def waits(event: threading.Event) -> None:
 def test_nothing_is_invalidated_before_the_kernel_has_agreed_on_a_protocol(
     store: Store, kernel: FakeKernel
 ) -> None:
-    view, absences, agreed = View(store), Absences(), threading.Event()
+    view, absences, agreed = View(store), Absences(MountLimits()), threading.Event()
     absences.add(View.ROOT, ID.hex().encode())
     with (
         contextlib.closing(store.listen()) as listener,
@@ -158,7 +159,7 @@ def test_nothing_is_invalidated_before_the_kernel_has_agreed_on_a_protocol(
 
 def test_names_that_may_lead_elsewhere_are_invalidated(store: Store, kernel: FakeKernel) -> None:
     store.commit([capture(store, b"x", ID, trust=Trust.CONTAINER)])
-    view, absences = View(store), Absences()
+    view, absences = View(store), Absences(MountLimits())
     directory = view.child(View.ROOT, ID.hex().encode())
     before = view.child(directory, b"elf")
     with _listening(store, view, absences, kernel):
@@ -181,7 +182,7 @@ def test_names_of_what_is_removed_are_invalidated(store: Store, kernel: FakeKern
     removed: list[bool] = []
     with (
         contextlib.closing(store.listen()) as listener,
-        Invalidator(view, Absences(), kernel, listener, lambda: removed.append(True)),
+        Invalidator(view, Absences(MountLimits()), kernel, listener, lambda: removed.append(True)),
     ):
         store.commit([capture(store, b"z", b"\x99\x99")])
         assert not removed
@@ -200,12 +201,12 @@ def test_unknown_ordinal_invalidates_all_names(store: Store, kernel: FakeKernel)
     view = View(store)
     store.remove([store.index.variants(1, Kind.EXECUTABLE)[0].digest])
     with contextlib.closing(store.listen()) as listener:
-        Invalidator(view, Absences(), kernel, listener).committed([1])
+        Invalidator(view, Absences(MountLimits()), kernel, listener).committed([1])
     assert kernel.everything == [[]]
 
 
 def test_directories_that_the_kernel_does_not_know(store: Store, kernel: FakeKernel) -> None:
-    view, absences = View(store), Absences()
+    view, absences = View(store), Absences(MountLimits())
     kernel.known = False
     absences.add(View.ROOT, ID.hex().encode())
     with _listening(store, view, absences, kernel):
@@ -218,14 +219,14 @@ def test_mode_and_owner_are_read_again(store: Store, kernel: FakeKernel) -> None
     view = View(store)
     elf = view.child(view.child(View.ROOT, ID.hex().encode()), b"elf")
     assert view.attributes(elf).mode & 0o777 == 0o500
-    with _listening(store, view, Absences(), kernel):
+    with _listening(store, view, Absences(MountLimits()), kernel):
         at = sighting(b"/2", mode=0o100755, trust=Trust.HOST)
         store.commit([capture(store, b"x", ID, at=at)])
     assert view.attributes(elf).mode & 0o777 == 0o555
 
 
 def test_when_everything_may_have_changed(store: Store, kernel: FakeKernel) -> None:
-    view, absences = View(store), Absences()
+    view, absences = View(store), Absences(MountLimits())
     absences.add(View.ROOT, b"a")
     absences.add(View.ROOT, b"b")
     moment = absences.moment
@@ -241,7 +242,7 @@ def test_when_everything_may_have_changed(store: Store, kernel: FakeKernel) -> N
 
 def test_lookup_during_commit_is_invalidated(store: Store) -> None:
     """The count changes before any name is looked for: a late "absent" is then asked again."""
-    absences = Absences()
+    absences = Absences(MountLimits())
     moments: list[int] = []
 
     class Kernel(FakeKernel):
@@ -262,7 +263,7 @@ def test_a_failure_is_logged_and_the_committer_goes_on(
         def spellings(self, ordinal: int) -> Iterator[tuple[int, bytes, bool]]:
             raise IntegrityError("row 1") if ordinal == 1 else KeyError("a fault of ours")
 
-    absences = Absences()
+    absences = Absences(MountLimits())
     with _listening(store, Broken(store), absences, kernel):
         committer = threading.Thread(
             target=lambda: [store.commit([capture(store, b"x", bytes([n, n]))]) for n in (1, 2)]
@@ -276,7 +277,7 @@ def test_a_failure_is_logged_and_the_committer_goes_on(
 
 
 def test_the_thread_ends_with_the_block(store: Store, kernel: FakeKernel) -> None:
-    with _listening(store, View(store), Absences(), kernel):
+    with _listening(store, View(store), Absences(MountLimits()), kernel):
         assert "invalidate" in [thread.name for thread in threading.enumerate()]
     assert "invalidate" not in [thread.name for thread in threading.enumerate()]
     store.commit([capture(store, b"x", ID, kinds=[Kind.EXECUTABLE])])

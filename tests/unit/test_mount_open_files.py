@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from buildidfs.errors import IntegrityError
-from buildidfs.mount.open_files import MOST, DirHandles, OpenFiles, is_text
+from buildidfs.mount.limits import MountLimits
+from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
 from buildidfs.store import Store
 from buildidfs.view import PUBLIC, View, nodes
 from tests.support.harness.callers import Who, calling
@@ -47,7 +48,7 @@ def _bad(files: OpenFiles, handle: int) -> None:
 
 
 def test_all_who_open_a_file_share_it(view: View) -> None:
-    files = OpenFiles(view)
+    files = OpenFiles(view, MountLimits(), 0)
     node = _nodes(view)[2]
     before = _descriptors()
     handles = {files.open(node) for _ in range(5)}
@@ -66,7 +67,7 @@ def test_all_who_open_a_file_share_it(view: View) -> None:
 
 
 def test_only_so_many_are_kept(view: View) -> None:
-    files = OpenFiles(view, idle=2)
+    files = OpenFiles(view, MountLimits(idle_files=2), 0)
     nodes = _nodes(view)
     before = _descriptors()
     handles = [files.open(node) for node in nodes]
@@ -88,7 +89,7 @@ def test_only_so_many_are_kept(view: View) -> None:
 
 
 def test_none_may_be_kept(view: View) -> None:
-    files = OpenFiles(view, idle=0)
+    files = OpenFiles(view, MountLimits(idle_files=0), 0)
     before = _descriptors()
     handle = files.open(_nodes(view)[0])
     files.release(handle)
@@ -97,7 +98,7 @@ def test_none_may_be_kept(view: View) -> None:
 
 
 def test_texts_are_everybodys_own(view: View) -> None:
-    files = OpenFiles(view)
+    files = OpenFiles(view, MountLimits(), 0)
     node = view.child(view.child(View.ROOT, b"0100"), b"path")
     first, second = files.open(node), files.open(node)
     assert first != second
@@ -111,7 +112,7 @@ def test_texts_are_everybodys_own(view: View) -> None:
 
 
 def test_failed_open_leaves_nothing(view: View) -> None:
-    files = OpenFiles(view)
+    files = OpenFiles(view, MountLimits(), 0)
     before = _descriptors()
     with pytest.raises(IsADirectoryError):
         files.open(View.ROOT)
@@ -131,7 +132,7 @@ def _blob(store: Store, view: View, node: int) -> Path:
 
 def test_written_file_is_not_shared(view: View, tmp_path: Path) -> None:
     """Its users keep their bytes; later ones get the right bytes, or none."""
-    files = OpenFiles(view)
+    files = OpenFiles(view, MountLimits(), 0)
     node = _nodes(view)[3]
     handle = files.open(node)
     blob = _blob(view._store, view, node)
@@ -155,7 +156,7 @@ def test_written_file_is_not_shared(view: View, tmp_path: Path) -> None:
 
 
 def test_two_who_waited_for_the_same_file_share_it(view: View) -> None:
-    files = OpenFiles(view)
+    files = OpenFiles(view, MountLimits(), 0)
     node = _nodes(view)[0]
     contents = [view.open(node), view.open(node)]
     before = _descriptors()
@@ -172,7 +173,7 @@ def test_user_with_many_open_files_leaves_others_theirs(
     monkeypatch.setattr(
         "buildidfs.mount.open_files.resource.getrlimit", lambda which: (limit, limit)
     )
-    files = OpenFiles(view, idle=0, own=5)
+    files = OpenFiles(view, MountLimits(idle_files=0), 5)
     text = view.child(view.child(View.ROOT, b"0100"), b"path")
     handles = [files.open(text, 7) for _ in range(15)]  # half of three quarters
     with pytest.raises(OSError, match="in system") as caught:
@@ -192,7 +193,7 @@ def test_user_with_many_open_files_leaves_others_theirs(
 
 def test_idle_file_counts_for_no_user(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildidfs.mount.open_files.resource.getrlimit", lambda which: (8, 8))
-    files = OpenFiles(view, idle=2)
+    files = OpenFiles(view, MountLimits(idle_files=2), 0)
     nodes = _nodes(view)
     for _ in range(5):
         handles = [files.open(node, 7) for node in nodes[:2]]
@@ -215,7 +216,7 @@ def ctx(uid: int, gid: int = 5, pid: int | None = None) -> Any:
 
 @pytest.fixture
 def listings() -> DirHandles:
-    return DirHandles(everything=False, own=OWN)
+    return DirHandles(MountLimits(), everything=False, own=OWN)
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -226,7 +227,7 @@ def test_nothing_is_kept_for_who_sees_everything(listings: DirHandles, node: int
     assert listings.viewer_of(handle) == (node, None)
     listings.release(handle)
     assert len(listings) == 0
-    everything = DirHandles(everything=True, own=OWN)
+    everything = DirHandles(MountLimits(), everything=True, own=OWN)
     assert everything.open(node, None) == node  # type: ignore[arg-type]  # not looked at
 
 
@@ -262,7 +263,7 @@ def test_groups_that_cannot_be_told(listings: DirHandles, pid: int) -> None:
 
 @pytest.mark.parametrize("node", NODES)
 def test_too_many_are_listed_what_everybody_may_read(node: int) -> None:
-    listings = DirHandles(everything=False, own=OWN, most=6)
+    listings = DirHandles(MountLimits(directories=6), everything=False, own=OWN)
     kept = [listings.open(node, ctx(7)) for _ in range(3)]
     handle = listings.open(node, ctx(7))
     assert listings.viewer_of(handle) == (node, PUBLIC)
@@ -274,7 +275,7 @@ def test_too_many_are_listed_what_everybody_may_read(node: int) -> None:
 
 
 def test_user_with_many_open_directories_leaves_others_theirs() -> None:
-    listings = DirHandles(everything=False, own=OWN, most=100)
+    listings = DirHandles(MountLimits(directories=100), everything=False, own=OWN)
     for _ in range(1000):
         listings.open(nodes.ROOT, ctx(7))
     for uid in (8, 9, 10):
@@ -291,10 +292,10 @@ def test_closed_directory_has_no_viewer(listings: DirHandles) -> None:
 
 def test_handles_are_not_given_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildidfs.mount.open_files._LAST", 4)
-    listings = DirHandles(everything=False, own=OWN, most=8)
+    listings = DirHandles(MountLimits(directories=8), everything=False, own=OWN)
     handles = [listings.open(1, ctx(7)) for _ in range(3)]
     for _ in range(10):
         handle = listings.open(1, ctx(7))
         assert handle not in handles
         listings.release(handle)
-    assert MOST < 1 << 28, "there is always one left"
+    assert MountLimits().directories < 1 << 28, "there is always one left"

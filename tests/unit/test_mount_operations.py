@@ -22,6 +22,7 @@ from buildidfs.errors import ArtifactMissing, IntegrityError, RemoteUnavailable,
 from buildidfs.model import ByteRange, Trust
 from buildidfs.mount import operations as operations_module
 from buildidfs.mount.invalidate import Absences
+from buildidfs.mount.limits import MountLimits
 from buildidfs.mount.loop import PlainLoop
 from buildidfs.mount.operations import FOREVER_S, VOLATILE_S, Operations, errno_of, huge_buffer
 from buildidfs.store import Store
@@ -59,7 +60,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def absences() -> Absences:
-    return Absences()
+    return Absences(MountLimits())
 
 
 @pytest.fixture
@@ -110,12 +111,12 @@ async def test_absent_names_are_remembered_by_the_kernel(
 ) -> None:
     entry = await operations.lookup(1, b"abcd", CTX)
     assert entry.st_ino == 0
-    assert entry.entry_timeout == absences.timeout_s
+    assert entry.entry_timeout == absences.limits.absence_s
     assert absences.discard(1, b"abcd")
 
 
 async def test_absent_names_beyond_the_bound_are_not(store: Store, loop: NotCached) -> None:
-    operations = Operations(View(store), loop, Absences(most=1), store.path)
+    operations = Operations(View(store), loop, Absences(MountLimits(absences=1)), store.path)
     assert (await operations.lookup(1, b"abcd", CTX)).st_ino == 0
     assert await _refused(operations.lookup(1, b"abce", CTX)) == errno.ENOENT
 
@@ -128,7 +129,7 @@ async def test_names_that_no_directory_has_are_not_remembered(
 
 
 async def test_a_commit_between_question_and_answer(store: Store, loop: NotCached) -> None:
-    absences = Absences()
+    absences = Absences(MountLimits())
 
     class CommitsMeanwhile(View):
         asked = 0
@@ -294,7 +295,7 @@ async def test_a_large_directory_where_pyfuse3_is_another(
 ) -> None:
     store.commit([capture(store, b"%d" % n, bytes([1, n])) for n in range(150)])
     monkeypatch.setattr(operations_module, "_PROBE_AT", 1)
-    operations = Operations(View(store), loop, Absences(), store.path)
+    operations = Operations(View(store), loop, Absences(MountLimits()), store.path)
     node_ids: list[int] = []
 
     def reply(token: Any, name: bytes, entry: Any, offset: int) -> bool:
@@ -334,7 +335,7 @@ class Broken(View):
 async def test_a_fault_is_logged_and_becomes_eio(
     store: Store, loop: NotCached, caplog: pytest.LogCaptureFixture
 ) -> None:
-    operations = Operations(Broken(store), loop, Absences(), b"\0")
+    operations = Operations(Broken(store), loop, Absences(MountLimits()), b"\0")
     token: Any = None
     for call in (
         operations.lookup(1, b"x", CTX),
@@ -370,7 +371,7 @@ async def test_a_row_that_cannot_be_shown_does_not_hide_the_others(
         return True
 
     monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
-    operations = Operations(view, loop, Absences(), store.path)
+    operations = Operations(view, loop, Absences(MountLimits()), store.path)
     token: Any = None
     await operations.readdir(view.child(1, ID.hex().encode()), 0, token)
     assert listed == [b"path", b"variants"]
@@ -451,7 +452,7 @@ async def test_a_reader_is_listed_what_leads_to_something_they_may_read(
     store.commit([capture(store, b"%d" % n, bytes([1, n // 256, n % 256]), at=public)
                   for n in range(600)])  # fmt: skip
     view = View(store)
-    operations = Operations(view, loop, Absences(), store.path, list_all=False)
+    operations = Operations(view, loop, Absences(MountLimits()), store.path, list_all=False)
     listed: list[bytes] = []
     offsets: list[int] = [0]
 
@@ -487,7 +488,9 @@ async def test_a_reader_is_listed_what_leads_to_something_they_may_read(
 
 
 async def test_error_in_thread_becomes_errno(store: Store, loop: NotCached) -> None:
-    operations = Operations(Broken(store), loop, Absences(), store.path, list_all=False)
+    operations = Operations(
+        Broken(store), loop, Absences(MountLimits()), store.path, list_all=False
+    )
     other_user: Any = SimpleNamespace(uid=1, gid=1, pid=os.getpid())
     handle = await operations.opendir(1, other_user)
     token: Any = None

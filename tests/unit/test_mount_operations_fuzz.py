@@ -19,6 +19,7 @@ from pyfuse3 import FUSEError
 
 from buildidfs.model import Kind, Trust
 from buildidfs.mount.invalidate import Absences
+from buildidfs.mount.limits import MountLimits
 from buildidfs.mount.loop import PlainLoop
 from buildidfs.mount.operations import Operations
 from buildidfs.store import Store
@@ -176,7 +177,9 @@ async def test_any_request(
     monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
     descriptors = len(os.listdir("/proc/self/fd"))
     view = View(store)
-    operations = Operations(view, PlainLoop(), Absences(most=100), store.path, list_all=False)
+    operations = Operations(
+        view, PlainLoop(), Absences(MountLimits(absences=100)), store.path, list_all=False
+    )
     client = Client(operations, seed)
     files = [
         view.child(nodes.of_id(ordinal), name)

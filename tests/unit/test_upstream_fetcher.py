@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,9 +172,12 @@ def test_absence_ends(store: Store) -> None:
         until(lambda: fetched(store, server.url, absent_s=1).state is FetchState.FETCHED, "its end")
 
 
-def test_absence_of_a_clock_that_was_wrong_does_not_count(tmp_path: Path) -> None:
+def test_absence_of_a_clock_that_was_wrong_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 4_000_000_000
-    absences = AbsentFiles(os.fsencode(tmp_path), ["server"], lambda: now)
+    monkeypatch.setattr(time, "time", lambda: now)
+    absences = AbsentFiles(os.fsencode(tmp_path), ["server"])
     absences.add(ID, Kind.DEBUGINFO, 60)
     assert absences.has(ID, Kind.DEBUGINFO)
     now = 2_000_000_000

@@ -39,6 +39,7 @@ from buildidfs.watch.state import (
     CaptureCounts,
     Event,
     Losses,
+    WatchLimits,
     WatchOptions,
     WatchState,
     as_facts,
@@ -404,7 +405,7 @@ def test_without_events_it_scans_again_and_again(
 
 
 def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
-    losses = Losses(most=2)
+    losses = Losses(WatchLimits(losses=2))
     losses.add("not in time", "docker:a", 7)
     losses.add("not in time", "docker:a", 8, 5)
     losses.add("gone", "", 1)
@@ -422,7 +423,7 @@ def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:
 
 def test_owner_with_many_containers_hides_no_other_container() -> None:
     """In the rows of losses, and in the fewer rows that `status` shows."""
-    losses, sources = Losses(clock=lambda: 0.0), CaptureCounts()
+    losses, sources = Losses(WatchLimits()), CaptureCounts(WatchLimits())
     for number in range(2000):
         losses.add("late", f"mnt:{number}", 1, 1000, share=Share("uid 1000", f"mnt:{number}"))
         sources.add(f"mnt:{number}", 1, Share("uid 1000", f"mnt:{number}"))
@@ -443,7 +444,7 @@ def test_owner_with_many_containers_hides_no_other_container() -> None:
 
 
 def test_losses_of_containers_hide_none_on_the_host() -> None:
-    losses = Losses()
+    losses = Losses(WatchLimits())
     for number in range(1000):
         losses.add(f"reason {number % 7}", f"mnt:{number}", number, 1000)
     losses.add("gone", "", 1)
@@ -454,7 +455,7 @@ def test_losses_of_containers_hide_none_on_the_host() -> None:
 
 
 def test_lost_files_are_named_so_many_of_each_container() -> None:
-    losses = Losses()
+    losses = Losses(WatchLimits())
     losses.add("late", "docker:a", 1, path=b"/bin/x", build_id=A)
     losses.add("late", "docker:a", 1, path=b"/bin/x", build_id=A)
     for number in range(1000):
@@ -472,12 +473,13 @@ def test_lost_files_are_named_so_many_of_each_container() -> None:
     assert losses.take() == []
 
 
-def test_losses_are_recent_for_ten_minutes() -> None:
-    now = 0.0
-    losses = Losses(clock=lambda: now)
+def test_losses_are_recent_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: at[0])
+    losses = Losses(WatchLimits())
     losses.add("gone", "", 1, 5)
     losses.add_events(3)
-    now = 300.0
+    at[0] = 300.0
     losses.add("gone", "", 1, 2)
     losses.add("late", "docker:a", 2, 1)
     assert [(row.reason, row.count, row.recent) for row in losses.rows()] == [
@@ -485,13 +487,13 @@ def test_losses_are_recent_for_ten_minutes() -> None:
         ("late", 1, 1),
     ]
     assert losses.recent_events() == 3
-    now = 660.0
+    at[0] = 660.0
     assert [(row.reason, row.count, row.recent) for row in losses.rows()] == [
         ("gone", 7, 2),
         ("late", 1, 1),
     ]
     assert losses.recent_events() == 0
-    now = 6000.0
+    at[0] = 6000.0
     assert {row.recent for row in losses.rows()} == {0}
 
 

@@ -15,12 +15,12 @@ from buildidfs.ingest.committer import WatchCounters
 from buildidfs.store import Store
 from buildidfs.store.schema import MAX_HISTORY_NAME
 from buildidfs.watch.history_writer import Minutes, row_name
-from buildidfs.watch.state import LossCount, WatchState
+from buildidfs.watch.state import LossCount, WatchLimits, WatchState
 from tests.support.clients.tools import run, tool, unmount
 from tests.support.harness.waiting import until
 from tests.support.servers import pagestore
 
-EVERY_S = 0.05
+LIMITS = WatchLimits(row_s=0.05)
 
 
 class Watching:
@@ -41,7 +41,7 @@ def test_rows_have_what_the_store_has_and_what_happened_since(tmp_path: Path) ->
     watching = Watching()
     with Store.open(tmp_path / "store") as store:
         watching.captured, watching.lost = 7, 2
-        with Minutes(store, watching.state, EVERY_S):
+        with Minutes(store, watching.state, LIMITS):
             until(lambda: list(store.history.since()), "the first row")
             watching.captured = 10
             until(lambda: sum(each.captured for each in store.history.since()) == 10, "the next")
@@ -56,7 +56,7 @@ def test_rows_have_what_the_store_has_and_what_happened_since(tmp_path: Path) ->
 def test_rows_have_the_coverage_of_public_containers_and_images(tmp_path: Path) -> None:
     pagestore.make(tmp_path / "store", many=6)
     with Store.open(tmp_path / "store") as store:
-        minutes = Minutes(store, Watching().state, EVERY_S, first_s=0.0)
+        minutes = Minutes(store, Watching().state, msgspec.structs.replace(LIMITS, first_row_s=0.0))
         with minutes:
             until(lambda: any(each.counted for each in store.history.since()), "a count")
         row = [each for each in store.history.since() if each.counted][-1]
@@ -88,7 +88,7 @@ def test_full_disk_costs_rows_and_nothing_else(
             os.posix_fallocate(file.fileno(), 0, os.statvfs(small).f_bavail * 4096)
         watching.captured = 5
         caplog.set_level("INFO")
-        with Minutes(store, watching.state, EVERY_S):
+        with Minutes(store, watching.state, LIMITS):
             until(lambda: "no row of the history" in caplog.text, "a row that is not written")
             assert list(store.history.since()) == []
             watching.captured = 9

@@ -30,6 +30,7 @@ from buildidfs.store import CommitResult, NewAbsence, Staged, Store
 from buildidfs.store.retention.eviction import Policy
 from buildidfs.watch import pipeline
 from buildidfs.watch.pipeline import Live, ResultListener
+from buildidfs.watch.state import WatchLimits
 from tests.support.clients.tools import run, tool, unmount
 from tests.support.elf.elfwriter import TEXT, Section, elf_file
 from tests.support.filesystems.silentfs import served
@@ -50,6 +51,9 @@ def program(path: Path, build_id: bytes, size: int = 0) -> Path:
     """An ELF file whose last change was long enough ago to be left alone."""
     path.write_bytes(elf_file([TEXT, Section(b".data", os.urandom(size))], build_id=build_id))
     return path
+
+
+_LIMITS = WatchLimits()
 
 
 class Watched(Store):
@@ -79,7 +83,9 @@ class Watched(Store):
 class Watch(ResultListener):
     """A store, pending files, a `Live` and what it told."""
 
-    def __init__(self, path: Path, pins: PendingFiles | None = None, **options: int) -> None:
+    def __init__(
+        self, path: Path, pins: PendingFiles | None = None, limits: WatchLimits = _LIMITS
+    ) -> None:
         store = Watched.create(path)
         assert isinstance(store, Watched)
         self.store = store
@@ -88,7 +94,7 @@ class Watch(ResultListener):
         self.forgotten: list[bytes] = []
         self.unread: list[bytes] = []
         self.recoveries = 0
-        self.live = Live(store, self.pending, self, **options)
+        self.live = Live(store, self.pending, self, limits)
 
     def failed(self, sighting: Sighting, reason: str, build_id: BuildId | None = None) -> None:
         self.failures.append((sighting, reason))
@@ -114,10 +120,12 @@ class Watch(ResultListener):
 
 
 @contextlib.contextmanager
-def watching(path: Path, pins: PendingFiles | None = None, **options: int) -> Iterator[Watch]:
+def watching(
+    path: Path, pins: PendingFiles | None = None, limits: WatchLimits = _LIMITS
+) -> Iterator[Watch]:
     """A watch; at the end nothing is open, no thread is left and the store is sound."""
     others, before = set(threading.enumerate()), open_descriptors()
-    watch = Watch(path, pins, **options)
+    watch = Watch(path, pins, limits)
     try:
         yield watch
         assert watch.live._fault is None
@@ -703,7 +711,7 @@ def test_a_fault_of_the_program_is_raised_and_lets_nobody_wait(tmp_path: Path) -
 
 def test_closing_commits_what_is_staged_and_notes_what_is_not(tmp_path: Path) -> None:
     release = threading.Event()
-    with watching(tmp_path / "store", workers=1) as watch:
+    with watching(tmp_path / "store", limits=WatchLimits(workers=1)) as watch:
 
         def wait(what: str) -> None:
             assert what != "stage" or release.wait(60)
