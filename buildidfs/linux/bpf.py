@@ -26,7 +26,8 @@ _MAP_UPDATE: Final = 2
 _MAP_DELETE: Final = 3
 _PROG_LOAD: Final = 5
 _RAW_TRACEPOINT_OPEN: Final = 17
-_PROG_RAW_TRACEPOINT: Final = 17
+_PROG_TRACING: Final = 26
+_TRACE_RAW_TP: Final = 23  # of enum bpf_attach_type
 _ATTR_SIZE: Final = 128
 _LOG_BYTES: Final = 1 << 16
 
@@ -44,9 +45,8 @@ KTIME_GET_NS: Final = 5
 GET_CURRENT_PID_TGID: Final = 14
 GET_CURRENT_UID_GID: Final = 15
 PERF_EVENT_OUTPUT: Final = 25
-GET_CURRENT_TASK: Final = 35
 CURRENT_TASK_UNDER_CGROUP: Final = 37
-PROBE_READ_KERNEL: Final = 113
+GET_CURRENT_TASK_BTF: Final = 158
 
 _INSTRUCTION: Final = struct.Struct("=BBhi")
 FP: Final = 10
@@ -113,7 +113,9 @@ class Assembler:
         self._add(_RSH_K, target, k=bits)
 
     def load(self, target: int, base: int, offset: int, size: int = 8) -> None:
-        """Load 4 or 8 bytes of the stack, the context or a map's value."""
+        """Load 4 or 8 bytes of the stack, the context, a map's value, or a structure of the kernel
+        to which another load or a call has led.
+        """
         self._add(_LDX_DW if size == 8 else _LDX_W, target, base, offset)
 
     def store(self, base: int, offset: int, source: int, size: int = 8) -> None:
@@ -201,8 +203,8 @@ def set_descriptor(map_fd: int, index: int, fd: int) -> None:
     Slot(map_fd, 4, 4).put(struct.pack("=I", index), struct.pack("=I", fd))
 
 
-def load(code: bytes, license_name: bytes, name: bytes) -> int:
-    """Return the descriptor of a program for raw tracepoints.
+def load(code: bytes, tracepoint: int, license_name: bytes, name: bytes) -> int:
+    """Return the descriptor of a program for a tracepoint, see `Btf.tracepoint`.
 
     The error of a program that the kernel refuses has the end of the verifier's log.
     """
@@ -210,8 +212,8 @@ def load(code: bytes, license_name: bytes, name: bytes) -> int:
     terms = ctypes.create_string_buffer(license_name)
     log = ctypes.create_string_buffer(_LOG_BYTES)
     attr = struct.pack(
-        "=IIQQIIQII16s",
-        _PROG_RAW_TRACEPOINT,
+        "=IIQQIIQII16sII36xI",
+        _PROG_TRACING,
         len(code) // _INSTRUCTION.size,
         ctypes.addressof(text),
         ctypes.addressof(terms),
@@ -221,6 +223,9 @@ def load(code: bytes, license_name: bytes, name: bytes) -> int:
         0,
         0,
         name,
+        0,
+        _TRACE_RAW_TP,
+        tracepoint,
     )
     try:
         return _bpf(_PROG_LOAD, attr)
@@ -230,14 +235,9 @@ def load(code: bytes, license_name: bytes, name: bytes) -> int:
         raise OSError(error.errno, f"{error.strerror}: {reason}" if reason else None) from error
 
 
-def attach(program_fd: int, tracepoint: str) -> int:
-    """Run a program at each event of a tracepoint, until the returned descriptor is closed.
-
-    The tracepoint's module must be loaded. Raises FileNotFoundError if the kernel has none of that
-    name.
-    """
-    name = ctypes.create_string_buffer(tracepoint.encode())
-    return _bpf(_RAW_TRACEPOINT_OPEN, struct.pack("=QI", ctypes.addressof(name), program_fd))
+def attach(program_fd: int) -> int:
+    """Run a program at each event of its tracepoint, until the returned descriptor is closed."""
+    return _bpf(_RAW_TRACEPOINT_OPEN, struct.pack("=QI", 0, program_fd))
 
 
 def _bpf(command: int, attr: bytes) -> int:

@@ -6,6 +6,7 @@ Source: Documentation/bpf/btf.rst.
 
 from __future__ import annotations
 
+import errno
 import struct
 from typing import Final
 
@@ -17,7 +18,8 @@ _MAGIC: Final = 0xEB9F
 _STRUCT: Final = 4
 _UNION: Final = 5
 _COMPOUND: Final = (_STRUCT, _UNION)
-_SAME_AS: Final = (8, 9, 10)  # typedef, volatile, const
+_TYPEDEF: Final = 8
+_SAME_AS: Final = (_TYPEDEF, 9, 10)  # the others: volatile, const
 _KIND_FLAG: Final = 1 << 31
 _OFFSET_BITS: Final = (1 << 24) - 1
 
@@ -57,16 +59,7 @@ class Btf:
 
         Fields of members without a name belong to their structure. Raises LookupError.
         """
-        start = self._names.find(b"\0%b\0" % name.encode()) + 1
-        number = next(
-            (
-                number
-                for number, at in enumerate(self._at)
-                if number and self._is_struct(at, start) and start
-            ),
-            0,
-        )
-        total = 0
+        number, total = self._number(name, _STRUCT), 0
         for field in path:
             found = self._field(number, field.encode()) if number else None
             if found is None:
@@ -75,9 +68,21 @@ class Btf:
             total += offset
         return total
 
-    def _is_struct(self, at: int, name: int) -> bool:
-        found, info, _ = _TYPE.unpack_from(self._data, at)
-        return bool(found == name and info >> 24 & 31 == _STRUCT)
+    def tracepoint(self, name: str) -> int:
+        """Return the number by which bpf(2) knows a tracepoint. Raises FileNotFoundError."""
+        number = self._number(f"btf_trace_{name}", _TYPEDEF)
+        if not number:
+            raise FileNotFoundError(errno.ENOENT, "no such tracepoint", name)
+        return number
+
+    def _number(self, name: str, kind: int) -> int:
+        """Return the number of a type; 0 if there is none."""
+        start = self._names.find(b"\0%b\0" % name.encode()) + 1
+        for number, at in enumerate(self._at if start else ()):
+            found, info, _ = _TYPE.unpack_from(self._data, at)
+            if found == start and info >> 24 & 31 == kind and number:
+                return number
+        return 0
 
     def _field(self, number: int, name: bytes) -> tuple[int, int] | None:
         """Return the offset and the type of a field, also of a member without a name."""

@@ -41,6 +41,12 @@ def test_absent_field_is_a_lookup_error(path: tuple[str, ...]) -> None:
         Btf().offset(*path)
 
 
+def test_absent_tracepoint_is_not_found() -> None:
+    assert Btf().tracepoint("sched_process_exec")
+    with pytest.raises(FileNotFoundError):
+        Btf().tracepoint("no_such_tracepoint")
+
+
 @pytest.mark.parametrize("data", [b"", b"ELF", struct.pack("=HBBIIIII", 1, 1, 0, 24, 0, 0, 0, 0)])
 def test_file_in_another_format_is_a_value_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes

@@ -49,8 +49,7 @@ _INODE, _MNT_ID, _CTIME, _NSEC, _DEV, _GENERATION, _KIND, _PID = (
     _EVENT_AT + offset for offset in (0, 8, 16, 24, 28, 32, 36, 40)
 )
 _VALUE: Final = _EVENT_AT - 16
-_POINTER: Final = _VALUE - 8
-_MOST_BLOCK: Final = 256
+_USER: Final = _VALUE - 8
 _FLAG_FREE: Final = 0x7FFFFFFF  # the highest bit of the nanoseconds is a flag since Linux 6.13
 
 # Kinds of keys: a state of a file that was touched or executed; a file in any state, mapped as
@@ -60,10 +59,12 @@ _TOUCHED, _EXECUTED, _DATA, _LIMITED = range(4)
 _MINOR_BITS: Final = 20  # of a device number inside the kernel
 _NS: Final = 1_000_000_000
 
-# The tracepoints, and the argument that leads to the inode.
-_TOUCHES: Final = ("mm_filemap_map_pages", "mm_filemap_fault")
-_EXEC: Final = "sched_process_exec"
-_EXEC_ARGUMENT: Final = 2
+_TRACEPOINTS: Final = (
+    ("mm_filemap_map_pages", _TOUCHED),
+    ("mm_filemap_fault", _TOUCHED),
+    ("sched_process_exec", _EXECUTED),
+)
+_EXEC_ARGUMENT: Final = 2  # struct linux_binprm; the first one of the others is an address_space
 
 
 class Touch(NamedTuple):
@@ -112,21 +113,20 @@ class FirstTouch:
                 self._groups = self._own(bpf.create_map(bpf.CGROUP_ARRAY, 4, 4, 1))
                 bpf.set_descriptor(self._groups, 0, cgroup_fd)
             self._slot = bpf.Slot(self._files, _KEY.size, 8)
-            places = _Places(Btf())
-            touched, executed = (self._load(places, kind) for kind in (_TOUCHED, _EXECUTED))
-            for name in _TOUCHES:
-                self._own(bpf.attach(touched, name))
-            self._own(bpf.attach(executed, _EXEC))
+            types = Btf()
+            places = _Places(types)
+            for name, kind in _TRACEPOINTS:
+                self._attach(types.tracepoint(name), places, kind)
             undo.pop_all()
 
     def _own(self, fd: int) -> int:
         self._fds.callback(os.close, fd)
         return fd
 
-    def _load(self, places: _Places, kind: int) -> int:
+    def _attach(self, tracepoint: int, places: _Places, kind: int) -> None:
         maps = _Maps(self._files, self._rings, self._users, self._groups)
         code = _program(places, maps, kind)
-        return self._own(bpf.load(code, _LICENSE, b"buildidfs"))
+        self._own(bpf.attach(self._own(bpf.load(code, tracepoint, _LICENSE, b"buildidfs"))))
 
     def follow(self, cpu: int, ring_fd: int) -> None:
         """Write into this ring on a CPU. Raises OSError."""
@@ -192,11 +192,6 @@ class _Places:
         self.ns_id = _namespace_id(types)
         self.exec_file = offset("linux_binprm", "file")
         self.file_inode = offset("file", "f_inode")
-        fields = (self.sb, self.inode, self.generation, self.ctime, self.nsec)
-        self.first = min(fields)
-        self.size = max(fields) + 8 - self.first
-        if self.size > _MOST_BLOCK:
-            raise ValueError("struct inode is too large")
 
 
 def _change_time(types: Btf) -> tuple[int, int]:
@@ -217,20 +212,19 @@ def _namespace_id(types: Btf) -> int:
 
 
 # Registers of the program that survive calls.
-_CONTEXT, _POINTED, _OTHER, _UNTIL = 6, 7, 8, 9
+_CONTEXT, _POINTED, _INODE_OF, _UNTIL = 6, 7, 8, 9
 
 
 def _program(places: _Places, maps: _Maps, kind: int) -> bytes:
     """Return the instructions: find the inode, make the key, look it up, report it if unknown."""
     a = bpf.Assembler()
-    block = _POINTER - (places.size + 7 & ~7)
     a.move(_CONTEXT, 1)
     if maps.groups >= 0:
         a.load_map(1, maps.groups)
         a.set(2, 0)
         a.call(bpf.CURRENT_TASK_UNDER_CGROUP)
         a.jump(bpf.JNE_K, 0, 1, "end")
-    _make_key(a, places, block, kind)
+    _make_key(a, places, kind)
     _look_up(a, maps.files, "unknown")
     a.label("unknown")
     if kind == _TOUCHED:
@@ -238,7 +232,7 @@ def _program(places: _Places, maps: _Maps, kind: int) -> bytes:
             a.store_constant(bpf.FP, at, value, size)
         _look_up(a, maps.files, "new")
         a.label("new")
-        _store_state(a, places, block, kind)
+        _store_state(a, places, kind)
     _limit(a, maps.users)
     a.label("report")
     a.call(bpf.KTIME_GET_NS)
@@ -261,36 +255,35 @@ def _program(places: _Places, maps: _Maps, kind: int) -> bytes:
     return a.code()
 
 
-def _make_key(a: bpf.Assembler, places: _Places, block: int, kind: int) -> None:
-    """Make the key of the file and the mount namespace of the process; ``block`` is the copy of a
-    part of its inode on the stack.
+def _make_key(a: bpf.Assembler, places: _Places, kind: int) -> None:
+    """Make the key of the file and the mount namespace of the process.
+
+    The verifier knows the types of all pointers, so they are followed without a call. What cannot
+    be read is 0.
     """
-    for at in range(_EVENT_AT, 0, 8):
-        a.store_constant(bpf.FP, at, 0)
-    a.load(_POINTED, _CONTEXT, 8 * (_EXEC_ARGUMENT if kind == _EXECUTED else 0))
+    a.load(_INODE_OF, _CONTEXT, 8 * (_EXEC_ARGUMENT if kind == _EXECUTED else 0))
     path = (places.exec_file, places.file_inode) if kind == _EXECUTED else (places.host,)
     for offset in path:
-        _follow(a, _POINTED, offset)
-    _read(a, block, places.size, _POINTED, places.first)
-    a.jump(bpf.JNE_K, 0, 0, "end")
-    a.load(1, bpf.FP, block + places.inode - places.first)
+        a.load(_INODE_OF, _INODE_OF, offset)
+    a.jump(bpf.JEQ_K, _INODE_OF, 0, "end")
+    a.load(1, _INODE_OF, places.inode)
     a.store(bpf.FP, _INODE, 1)
-    a.load(1, bpf.FP, block + places.generation - places.first, 4)
+    a.load(1, _INODE_OF, places.generation, 4)
     a.store(bpf.FP, _GENERATION, 1, 4)
-    _store_state(a, places, block, kind)
-    a.load(_OTHER, bpf.FP, block + places.sb - places.first)
-    _read(a, _DEV, 4, _OTHER, places.dev)
-    a.call(bpf.GET_CURRENT_TASK)
-    a.move(_OTHER, 0)
-    _follow(a, _OTHER, places.nsproxy)
-    _follow(a, _OTHER, places.mnt_ns)
-    _read(a, _MNT_ID, 8, _OTHER, places.ns_id)
+    a.load(1, _INODE_OF, places.sb)
+    a.load(1, 1, places.dev, 4)
+    a.store(bpf.FP, _DEV, 1, 4)
+    _store_state(a, places, kind)
+    a.call(bpf.GET_CURRENT_TASK_BTF)
+    for offset in (places.nsproxy, places.mnt_ns, places.ns_id):
+        a.load(0, 0, offset)
+    a.store(bpf.FP, _MNT_ID, 0)
 
 
-def _store_state(a: bpf.Assembler, places: _Places, block: int, kind: int) -> None:
-    a.load(1, bpf.FP, block + places.ctime - places.first)
+def _store_state(a: bpf.Assembler, places: _Places, kind: int) -> None:
+    a.load(1, _INODE_OF, places.ctime)
     a.store(bpf.FP, _CTIME, 1)
-    a.load(1, bpf.FP, block + places.nsec - places.first, 4)
+    a.load(1, _INODE_OF, places.nsec, 4)
     a.mask(1, _FLAG_FREE)
     a.store(bpf.FP, _NSEC, 1, 4)
     a.store_constant(bpf.FP, _KIND, kind, 4)
@@ -311,11 +304,11 @@ def _look_up(a: bpf.Assembler, files: int, missing: str) -> None:
 def _limit(a: bpf.Assembler, users: int) -> None:
     """Count the files of a user; after too many in a window report that, and then nothing."""
     a.call(bpf.GET_CURRENT_UID_GID)
-    a.store(bpf.FP, _POINTER, 0, 4)
-    a.load(1, bpf.FP, _POINTER, 4)
+    a.store(bpf.FP, _USER, 0, 4)
+    a.load(1, bpf.FP, _USER, 4)
     a.jump(bpf.JEQ_K, 1, 0, "report")
     a.load_map(1, users)
-    _address(a, 2, _POINTER)
+    _address(a, 2, _USER)
     a.call(bpf.MAP_LOOKUP)
     a.move(_POINTED, 0)
     a.jump(bpf.JEQ_K, _POINTED, 0, "first")
@@ -339,7 +332,7 @@ def _limit(a: bpf.Assembler, users: int) -> None:
     a.call(bpf.KTIME_GET_NS)
     a.store(bpf.FP, _VALUE, 0)
     a.store_constant(bpf.FP, _VALUE + 8, 1)
-    _update(a, users, _POINTER)
+    _update(a, users, _USER)
 
 
 def _update(a: bpf.Assembler, map_fd: int, key: int) -> None:
@@ -355,18 +348,3 @@ def _address(a: bpf.Assembler, target: int, at: int) -> None:
     """Set a register to a place on the stack."""
     a.move(target, bpf.FP)
     a.add(target, at)
-
-
-def _follow(a: bpf.Assembler, register: int, offset: int) -> None:
-    """Replace a pointer to a structure by the pointer in it."""
-    _read(a, _POINTER, 8, register, offset)
-    a.load(register, bpf.FP, _POINTER)
-
-
-def _read(a: bpf.Assembler, to: int, size: int, base: int, offset: int) -> None:
-    """Copy memory of the kernel to the stack; zeroes if it cannot be read."""
-    _address(a, 1, to)
-    a.set(2, size)
-    a.move(3, base)
-    a.add(3, offset)
-    a.call(bpf.PROBE_READ_KERNEL)
