@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from buildidfs.errors import StoreFull
-from buildidfs.store import coordination, values
+from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
-from buildidfs.store.values import CommitResult, NewSeen, Outcome, claimed
+from buildidfs.store.values import CommitResult, Evictions, NewSeen, Outcome, claimed
 from buildidfs.store.write.locations import JournalWriter
 from buildidfs.store.write.provenance import of_captures
 from buildidfs.store.write.transaction import Recorder
@@ -172,9 +172,9 @@ class Commits:
         journal = JournalWriter(self._env, txn)
         journal.add(seen)
         if keeper is not None and any(each.omitted for each in seen):
-            row = values.load(self._env, txn)
+            row = Evictions.load(self._env, txn)
             row.omitted += journal.omitted
-            values.save(self._env, txn, row)
+            row.save(self._env, txn)
 
     def _with_room(
         self,

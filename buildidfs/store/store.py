@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -32,9 +31,8 @@ from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.history import History
 from buildidfs.store.index.locations import ContainerTree, FileNames, Journal, PathTree
-from buildidfs.store.index.queries import Index
-from buildidfs.store.retention.plan import Pins
-from buildidfs.store.values import Held, StoreStats
+from buildidfs.store.index.queries import Index, Pins
+from buildidfs.store.values import Evictions, Held, StoreStats
 
 if TYPE_CHECKING:
     from buildidfs.model import (
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
     from buildidfs.store.run_files import LostFiles
     from buildidfs.store.values import (
         CommitResult,
-        Evictions,
         NewAbsence,
         NewCapture,
         NewSeen,
@@ -363,11 +360,9 @@ class Store:
         """Return the counts of the blobs removed to make room and of the omitted files, since the
         store was made.
         """
-        from buildidfs.store import values
-
         env = self._opened()
         with env.read() as txn:
-            return values.load(env, txn)
+            return Evictions.load(env, txn)
 
     def recapturable_place(self, origin: Origin) -> str | None:
         """Return the place at which the host still has the file of an origin; None if it may be
@@ -428,21 +423,16 @@ class Store:
 
         Raises `UsageError` for a name of more than 390 bytes.
         """
-        from buildidfs.store.retention import plan
-
-        return plan.pin(self._writable(), build_ids, name, time.time_ns())
+        return Pins(self._writable()).add(build_ids, name)
 
     def unpin(self, build_ids: Iterable[BuildId]) -> int:
         """Remove pins without a name; return their number."""
-        from buildidfs.store.retention import plan
-
-        return plan.unpin(self._writable(), build_ids)
+        return Pins(self._writable()).remove(build_ids)
 
     def unpin_name(self, name: bytes) -> int:
         """Remove all pins with a name; return their number."""
-        from buildidfs.store.retention import plan
-
-        return plan.unpin_name(self._writable(), name)
+        pins = Pins(self._writable())
+        return pins.remove([each.build_id for each in pins.every(name)], name)
 
     def fold_uses(self) -> int:
         """Record the uses in the files that readers have left, and return the number of new uses.

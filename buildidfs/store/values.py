@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -280,22 +280,21 @@ class Evictions(_Counts, array_like=True):
             if not each.copy_at:
                 self.last = [each, *self.last][:_NAMED]
 
+    @staticmethod
+    def load(env: Environment, txn: Txn) -> Evictions:
+        """Return the stored counts; all are 0 if the row is missing or damaged."""
+        value = txn.get(_KEY, db=env.tables["meta"])
+        try:
+            return Evictions() if value is None else _decode(value)
+        except msgspec.MsgspecError:
+            return Evictions()
+
+    def save(self, env: Environment, txn: Txn) -> None:
+        """Write the counts."""
+        txn.put(_KEY, _encode(self), db=env.tables["meta"])
+
 
 _decode = msgspec.msgpack.Decoder(Evictions).decode
-
-
-def load(env: Environment, txn: Txn) -> Evictions:
-    """Return the stored counts; all are 0 if the row is missing or damaged."""
-    value = txn.get(_KEY, db=env.tables["meta"])
-    try:
-        return Evictions() if value is None else _decode(value)
-    except msgspec.MsgspecError:
-        return Evictions()
-
-
-def save(env: Environment, txn: Txn, row: Evictions) -> None:
-    """Write the counts."""
-    txn.put(_KEY, _encode(row), db=env.tables["meta"])
 
 
 class Tally(_Counts):
@@ -345,3 +344,25 @@ class Tally(_Counts):
 
 def _foremost(named: list[Evicted]) -> list[Evicted]:
     return sorted(named, key=lambda each: (each.copy_at != "", -each.size))[:_FOREMOST]
+
+
+class Room(NamedTuple):
+    """An amount of room: bytes, and inodes."""
+
+    bytes: int
+    inodes: int
+
+    def __add__(self, other: object) -> Room:
+        assert isinstance(other, Room)
+        return Room(self.bytes + other.bytes, self.inodes + other.inodes)
+
+    def __sub__(self, other: Room) -> Room:
+        return Room(self.bytes - other.bytes, self.inodes - other.inodes)
+
+    @property
+    def is_none(self) -> bool:
+        """True if neither a byte nor an inode remains."""
+        return self.bytes <= 0 and self.inodes <= 0
+
+
+NO_ROOM: Final = Room(0, 0)

@@ -35,7 +35,7 @@ from buildidfs.linux.file_ops import closing_on_error
 from buildidfs.linux.threads import Closer
 from buildidfs.model import BuildId, FileIdentity, Sighting
 from buildidfs.store import NewAbsence, NewCapture, NewSeen, Outcome, Store
-from buildidfs.store.retention.plan import is_fresh
+from buildidfs.store.index.locations import is_recent
 
 if TYPE_CHECKING:
     from buildidfs.capture.live.protocol import Caught
@@ -342,7 +342,7 @@ class Live(Pipeline):
             is_known = is_recorded and job is jobs[0]
             if not is_known and (pending is None or not pending.omitted):
                 self._committer.see(job.sighting, build_id, omitted=True)
-            if pending is not None and is_fresh(job.sighting.origin):
+            if pending is not None and is_recent(job.sighting.origin):
                 pending.omitted = True
                 reason = "there is no room, and it is still there"
                 self._pending.give_back(pending, _OMITTED_CHECK_S, reason)

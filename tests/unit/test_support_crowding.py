@@ -9,8 +9,9 @@ import pytest
 
 from buildidfs.linux import inodes, machine
 from buildidfs.model import Trust
-from buildidfs.store import Store, values
+from buildidfs.store import Store
 from buildidfs.store.index.environment import acquire, release
+from buildidfs.store.values import Evicted, Evictions
 from tests.support.containers.crowding import Witness
 from tests.support.harness.captures import capture, commit, sighting
 
@@ -32,9 +33,9 @@ def _lose(store: Store) -> None:
     env = acquire(store.path, read_only=False)
 
     def work(txn: Txn) -> None:
-        row = values.load(env, txn)
-        row.add([values.Evicted(b"\xab\xcd", b"/gone", 4096, 1)])
-        values.save(env, txn, row)
+        row = Evictions.load(env, txn)
+        row.add([Evicted(b"\xab\xcd", b"/gone", 4096, 1)])
+        row.save(env, txn)
 
     try:
         env.write(work)

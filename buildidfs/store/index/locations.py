@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -221,7 +222,17 @@ BUNDLE: Final = "bundle"
 """`Origin.scanner` of the files of bundles, whose places and times are claims."""
 IN_USE: Final = frozenset(("watch", "proc"))
 """`Origin.scanner` of files that a process had mapped."""
+
+#: A file in use that was made within this time may be gone in a moment.
+_FRESH_NS: Final = 3600 * 1_000_000_000
+
 _IMAGE_DIGEST: Final = re.compile(r"\A[a-z0-9+._-]+:[0-9a-f]{32,128}(?=/)", re.ASCII)
+
+
+def is_recent(origin: Origin, most_ns: int = _FRESH_NS) -> bool:
+    """Return True for a file that was seen in use within a time, one hour, after it was made."""
+    is_young = time.time_ns() - origin.identity.ctime_ns < most_ns
+    return is_young and origin.scanner in IN_USE and not origin.archive
 
 
 def spelled(label: str) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import struct
+import time
 from collections.abc import Iterator
 from functools import wraps
 from itertools import chain, islice, repeat, takewhile
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import lmdb
 import msgspec
 
-from buildidfs.errors import ArtifactMissing, IntegrityError, InvalidBuildId
+from buildidfs.errors import ArtifactMissing, IntegrityError, InvalidBuildId, UsageError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.ranking import (
@@ -30,7 +31,7 @@ from buildidfs.store.index.ranking import (
     is_withheld,
     rank,
 )
-from buildidfs.store.values import Held, OriginRecord, Remembered
+from buildidfs.store.values import Held, OriginRecord, Pin, Remembered
 from buildidfs.wording import only
 
 if TYPE_CHECKING:
@@ -602,3 +603,52 @@ def derived(env: Environment, digest: Digest) -> None:
     """Record that a debug file was made from a blob, or cannot be made. Raises `StoreError`."""
     key = schema.derivation_key(digest)
     env.write(lambda txn: txn.delete(key, db=env.tables["meta"]))
+
+
+class Pins:
+    """The pins. A pin keeps a build ID, captured or not, whatever the size limits say; a pin of the
+    user has the empty name. A build ID may have many pins.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._env = environment
+        self._table = environment.tables["pins"]
+
+    def every(self, name: bytes | None = None) -> Iterator[Pin]:
+        """Yield all pins, or those with one name, by length and value of the build IDs."""
+        for key, value in Index(self._env).rows(self._table, b"", None):
+            pin = _pin(key, value)
+            if name is None or pin.name == name:
+                yield pin
+
+    @whole
+    def of(self, build_id: BuildId) -> list[Pin]:
+        """Return the pins of one build ID."""
+        with self._env.read() as txn:
+            return [_pin(*row) for row in prefixed(txn, self._table, schema.pin_key(build_id, b""))]
+
+    def add(self, build_ids: Iterable[BuildId], name: bytes) -> int:
+        """Pin build IDs under a name, and return the number of new pins.
+
+        Raises `UsageError` for a name that is too long, and `StoreError`.
+        """
+        if len(name) > schema.MAX_PIN_NAME:
+            raise UsageError(
+                f"a name of {len(name)} bytes is too long for a pin: --name gives it another"
+                f" ({schema.MAX_PIN_NAME} at most)"
+            )
+        keys = [schema.pin_key(build_id, name) for build_id in build_ids]
+        created = schema.U64.pack(time.time_ns())
+        return self._env.write(
+            lambda txn: sum(txn.put(key, created, overwrite=False, db=self._table) for key in keys)
+        )
+
+    def remove(self, build_ids: Iterable[BuildId], name: bytes = b"") -> int:
+        """Remove the pins with a name from build IDs, and return the number removed."""
+        keys = [schema.pin_key(build_id, name) for build_id in build_ids]
+        return self._env.write(lambda txn: sum(txn.delete(key, db=self._table) for key in keys))
+
+
+def _pin(key: bytes, value: bytes) -> Pin:
+    build_id, name = schema.pin_of(key)
+    return Pin(build_id, name, int.from_bytes(value, "big"))

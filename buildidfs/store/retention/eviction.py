@@ -26,22 +26,19 @@ import msgspec
 from buildidfs.errors import Recapturable, StoreFull
 from buildidfs.model import BuildId, Digest, Sighting
 from buildidfs.names import printable
-from buildidfs.store import schema, values
+from buildidfs.store import schema
 from buildidfs.store.index.environment import load_counters
-from buildidfs.store.index.locations import Journal, share_at
+from buildidfs.store.index.locations import Journal, is_recent, share_at
 from buildidfs.store.index.queries import Index
 from buildidfs.store.location_rows import Removal
 from buildidfs.store.retention import removal
 from buildidfs.store.retention.plan import (
-    NO_ROOM,
     Choice,
     Planner,
-    Room,
-    is_fresh,
     is_spare,
     recapturable_place,
 )
-from buildidfs.store.values import Evicted, NewSeen, OriginRecord, Tally
+from buildidfs.store.values import NO_ROOM, Evicted, Evictions, NewSeen, OriginRecord, Room, Tally
 from buildidfs.store.write import uses
 from buildidfs.store.write.locations import JournalWriter
 
@@ -265,7 +262,7 @@ class Evictor:
         """
         lack = Room(size, 1)
         if origin is not None and recapturable_place(self._env, origin):
-            if not self._replace(lack, 0 if is_fresh(origin) else _IDLE_S):
+            if not self._replace(lack, 0 if is_recent(origin) else _IDLE_S):
                 raise Recapturable(f"no room for {size} bytes that can be captured again")
             return True
         if self._spare_losses(lack):
@@ -301,7 +298,7 @@ class Evictor:
         if (lack + margin).is_none:
             return
         if origin is not None and recapturable_place(self._env, origin):
-            if not self._replace(lack + margin, 0 if is_fresh(origin) else _IDLE_S):
+            if not self._replace(lack + margin, 0 if is_recent(origin) else _IDLE_S):
                 raise Recapturable(f"no room for {size} bytes that can be captured again")
         elif not lack.is_none:
             self._refuse_giant(size, usage)
@@ -557,10 +554,10 @@ def _write_down(
     journal = JournalWriter(env, txn)
     for digest in removed:
         journal.add(entries.get(digest, ()))
-    row = values.load(env, txn)
+    row = Evictions.load(env, txn)
     row.add(gone[digest] for digest in removed if digest in gone)
     row.omitted += journal.omitted
-    values.save(env, txn, row)
+    row.save(env, txn)
 
 
 def _evicted(choice: Choice, now: int) -> Evicted:

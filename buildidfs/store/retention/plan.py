@@ -11,9 +11,6 @@ Step 1 follows *uses* from its old end. A blob may be filed there as recapturabl
 has lost the file; it is then treated as one of the others, and `Planner.lower` files it as such, so
 statx(2) is called only once for it. Step 2 reads all of the others, because it compares places. A
 caller that makes more room than it needs at the moment makes this rare.
-
-A pin keeps a build ID whatever the size limits say. A pin without a user-given name has the empty
-name. A build ID may have many pins, and may be pinned before a file of it is captured.
 """
 
 from __future__ import annotations
@@ -25,20 +22,19 @@ import os
 import time
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from buildidfs import names
-from buildidfs.errors import UsageError
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import inodes, machine, namespaces
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust, archive_scope
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.locations import APART_MNT, IN_USE, UNKNOWN, Journal, share_in
-from buildidfs.store.index.queries import DAMAGE, Index, IndexRows, prefixed, whole
-from buildidfs.store.values import Pin
+from buildidfs.store.index.locations import APART_MNT, UNKNOWN, Journal, is_recent, share_in
+from buildidfs.store.index.queries import DAMAGE, Index, IndexRows, Pins, prefixed
+from buildidfs.store.values import NO_ROOM, Room
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
 if TYPE_CHECKING:
@@ -52,75 +48,11 @@ if TYPE_CHECKING:
     AltLinks = Callable[[Digest], BuildId | None]
 
 
-class Pins:
-    """Reads of the pins."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._env = environment
-
-    def every(self, name: bytes | None = None) -> Iterator[Pin]:
-        """Yield all pins, or those with one name, by length and value of the build IDs."""
-        for key, value in Index(self._env).rows(self._env.tables["pins"], b"", None):
-            build_id, named = schema.pin_of(key)
-            if name is None or named == name:
-                yield Pin(build_id, named, int.from_bytes(value, "big"))
-
-    @whole
-    def of(self, build_id: BuildId) -> list[Pin]:
-        """Return the pins of one build ID."""
-        with self._env.read() as txn:
-            rows = list(prefixed(txn, self._env.tables["pins"], schema.pin_key(build_id, b"")))
-        return [
-            Pin(build_id, schema.pin_of(key)[1], int.from_bytes(value, "big"))
-            for key, value in rows
-        ]
-
-
-def pin(env: Environment, build_ids: Iterable[BuildId], name: bytes, now_ns: int) -> int:
-    """Pin build IDs under a name, and return the number of new pins.
-
-    Raises `UsageError` for a name that is too long, and `StoreError`.
-    """
-    if len(name) > schema.MAX_PIN_NAME:
-        raise UsageError(
-            f"a name of {len(name)} bytes is too long for a pin: --name gives it another"
-            f" ({schema.MAX_PIN_NAME} at most)"
-        )
-    keys = [schema.pin_key(build_id, name) for build_id in build_ids]
-    created = schema.U64.pack(now_ns)
-
-    def work(txn: Txn) -> int:
-        table = env.tables["pins"]
-        return sum(txn.put(key, created, overwrite=False, db=table) for key in keys)
-
-    return env.write(work)
-
-
-def unpin(env: Environment, build_ids: Iterable[BuildId]) -> int:
-    """Remove the pins with the empty name from build IDs, and return the number removed."""
-    return _delete(env, [schema.pin_key(build_id, b"") for build_id in build_ids])
-
-
-def unpin_name(env: Environment, name: bytes) -> int:
-    """Remove all pins with a name, and return the number removed. Reads every pin."""
-    return _delete(env, [schema.pin_key(each.build_id, name) for each in Pins(env).every(name)])
-
-
-def _delete(env: Environment, keys: Sequence[bytes]) -> int:
-    def work(txn: Txn) -> int:
-        return sum(txn.delete(key, db=env.tables["pins"]) for key in keys)
-
-    return env.write(work)
-
-
 #: The number of a blob's latest places at which statx(2) looks for its file.
 MOST_PLACES: Final = 16
 
 #: Permission bits by which users other than the owner can change a file.
 _OTHERS_WRITE: Final = 0o022
-
-#: A file in use that was made within this time may be gone in a moment.
-_FRESH_NS: Final = 3600 * 1_000_000_000
 
 #: A blob of a file in use that was made within this time does not count as recapturable: builds run
 #: programs and delete them, and the blob of such a program would make room while its file is there.
@@ -133,7 +65,7 @@ def recapturable_at(places: list[OriginRecord]) -> str | None:
     The result is None if no such place is known, or if a file was just made at all of them.
     """
     believed = [each.origin for each in places if each.origin.trust >= Trust.PACKAGE]
-    lasting = (origin for origin in believed[:MOST_PLACES] if not _is_recent(origin, _NEW_NS))
+    lasting = (origin for origin in believed[:MOST_PLACES] if not is_recent(origin, _NEW_NS))
     return next(filter(None, map(recapturable, lasting)), None)
 
 
@@ -166,17 +98,7 @@ def recapturable_place(env: Environment, origin: Origin) -> str | None:
 
 def is_spare(env: Environment, origin: Origin) -> bool:
     """Return True if the host has the file of an origin, and did not just make it."""
-    return not _is_recent(origin, _NEW_NS) and bool(recapturable_place(env, origin))
-
-
-def is_fresh(origin: Origin) -> bool:
-    """Return True for a file that was seen in use within an hour after it was made."""
-    return _is_recent(origin, _FRESH_NS)
-
-
-def _is_recent(origin: Origin, most_ns: int) -> bool:
-    is_young = time.time_ns() - origin.identity.ctime_ns < most_ns
-    return is_young and origin.scanner in IN_USE and not origin.archive
+    return not is_recent(origin, _NEW_NS) and bool(recapturable_place(env, origin))
 
 
 def _in_another_namespace(env: Environment, origin: Origin) -> str | None:
@@ -238,28 +160,6 @@ _PINNED: Final = "pinned"
 #: A pinned build ID protects this many variants of a kind beside the served one, because containers
 #: can make any number of them.
 _PINNED_VARIANTS: Final = 16
-
-
-class Room(NamedTuple):
-    """An amount of room: bytes, and inodes."""
-
-    bytes: int
-    inodes: int
-
-    def __add__(self, other: object) -> Room:
-        assert isinstance(other, Room)
-        return Room(self.bytes + other.bytes, self.inodes + other.inodes)
-
-    def __sub__(self, other: Room) -> Room:
-        return Room(self.bytes - other.bytes, self.inodes - other.inodes)
-
-    @property
-    def is_none(self) -> bool:
-        """True if neither a byte nor an inode remains."""
-        return self.bytes <= 0 and self.inodes <= 0
-
-
-NO_ROOM: Final = Room(0, 0)
 
 
 class RemovableBlob(msgspec.Struct, frozen=True):
