@@ -361,22 +361,11 @@ class Recorder:
         # gives it under one of them must not pass to another.
         same = [ref for ref in row.refs if ref[0] == ordinal]
         like = self._variants.kept(*same[0]) if same else None
-        new_variant, refused = False, None
-        for kind in new.kinds:
-            if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
-                continue
-            if refused := self._refused(named.next_variant[kind - 1], ordinal, new):
-                continue
-            self._add_variant(row, named, ordinal, kind, digest, new, like)
-            new_variant = True
+        new_variant, refused = self._add_variants(row, named, ordinal, digest, new, like)
         if not any(ref[0] == ordinal for ref in row.refs):
-            return Outcome(ordinal, refused=refused or "")
+            return Outcome(ordinal, refused=refused)
         if new_blob:
-            self.counters.blobs += 1
-            self.counters.blob_bytes += row.size
-            self._uses.add(digest, row, self._used(new.sighting), new.sighting.origin.trust)
-            self._take_form(digest, row)
-            self._file(digest, row)
+            self._add_blob(digest, row, new.sighting)
         if new_variant:
             self._rows.put_digest_row(digest, row)
             if new.derive:
@@ -397,7 +386,7 @@ class Recorder:
                 self.note(new.supplement[1], new.sighting.origin)
         new_origin = self._see(digest, row, ordinal, named, new.sighting)
         self._remember(new, digest)
-        return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused or "")
+        return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
 
     def _remember(self, new: NewCapture, digest: Digest) -> None:
         """Record the identity of a captured file, unless its bytes may have changed meanwhile."""
@@ -496,6 +485,37 @@ class Recorder:
         if (named := self._rows.named(ordinal)) is None:
             raise IntegrityError(f"the index has no build ID number {ordinal}")
         return named
+
+    def _add_blob(self, digest: Digest, row: schema.DigestRow, sighting: Sighting) -> None:
+        """Count a new blob, and file it with its last use and its form on disk."""
+        self.counters.blobs += 1
+        self.counters.blob_bytes += row.size
+        self._uses.add(digest, row, self._used(sighting), sighting.origin.trust)
+        self._take_form(digest, row)
+        self._file(digest, row)
+
+    def _add_variants(
+        self,
+        row: schema.DigestRow,
+        named: schema.OrdinalRow,
+        ordinal: int,
+        digest: Digest,
+        new: NewCapture,
+        like: Artifact | None,
+    ) -> tuple[bool, str]:
+        """Add an artifact of each kind that the bytes do not have yet.
+
+        Returns True if there is a new one, and why one was refused, else "".
+        """
+        is_new, refused = False, None
+        for kind in new.kinds:
+            if any(ref[0] == ordinal and ref[1] == kind for ref in row.refs):
+                continue
+            if refused := self._refused(named.next_variant[kind - 1], ordinal, new):
+                continue
+            self._add_variant(row, named, ordinal, kind, digest, new, like)
+            is_new = True
+        return is_new, refused or ""
 
     def _add_variant(
         self,
