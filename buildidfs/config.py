@@ -9,7 +9,7 @@ a misspelt key has an effect.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -20,6 +20,12 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B|)", re.IGNORECASE)
+
+_Size = Annotated[int | str, msgspec.Meta(extra={"unit": "size"})]
+_Limit = Annotated[int | str, msgspec.Meta(extra={"unit": "limit"})]
+_Age = Annotated[int | str, msgspec.Meta(extra={"unit": "age"})]
+_AGE_EXTRA: Final = {"unit": "age"}
+"""The units of numbers and texts: `size`, `limit` and `seconds` convert them."""
 
 Namespace = Literal["net", "uts", "ipc", "pid", "user", "mnt", "cgroup"]
 
@@ -74,8 +80,8 @@ class WatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     open for ``pin_seconds`` at most. All such files together may have ``pin_bytes`` at most.
     """
 
-    pin_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 30
-    pin_bytes: int | str = 2 << 30
+    pin_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3600, extra=_AGE_EXTRA)] = 30
+    pin_bytes: _Size = 2 << 30
     exclude: tuple[str, ...] = ()
     metrics: str = ""
 
@@ -87,11 +93,11 @@ class RetentionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     unused for ``compress_after`` are compressed; None is never.
     """
 
-    max_size: int | str | None = None
-    keep_free: int | str | None = None
-    max_age: int | str | None = None
-    min_age: int | str = 0
-    compress_after: int | str | None = None
+    max_size: _Limit | None = None
+    keep_free: _Limit | None = None
+    max_age: _Age | None = None
+    min_age: _Age = 0
+    compress_after: _Age | None = None
 
 
 class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -99,7 +105,7 @@ class CheckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     none.
     """
 
-    scrub_rate: int | str = 8 << 20
+    scrub_rate: _Size = 8 << 20
 
 
 class TrustRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,7 +149,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     cors: bool = False
     rate: Annotated[float, msgspec.Meta(ge=0)] = 500
-    timeout: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30
+    timeout: Annotated[float, msgspec.Meta(ge=1, le=3600, extra=_AGE_EXTRA)] = 30
     fetch: bool = True
     drop: bool = False
     home_redirect: Annotated[str, msgspec.Meta(pattern=r"\A([\x21-\x7e]{1,2000})?\Z")] = ""
@@ -180,10 +186,10 @@ class RemoteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     read: bool = True
     trust: TierTrust = "container"
     tiers: tuple[RemoteTier, ...] = ()
-    refresh: int | str = 60
+    refresh: _Age = 60
     push: bool = False
-    rate: int | str = 0
-    keep: int | str | None = None
+    rate: _Size = 0
+    keep: _Age | None = None
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -195,10 +201,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
 
     urls: tuple[str, ...] = ()
-    timeout: Annotated[float, msgspec.Meta(ge=0.1, le=600)] | None = None
-    wait: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 10
-    max_size: int | str = 2 << 30
-    remember_absent: int | str = 3600
+    timeout: Annotated[float, msgspec.Meta(ge=0.1, le=600, extra=_AGE_EXTRA)] | None = None
+    wait: Annotated[float, msgspec.Meta(ge=0.1, le=600, extra=_AGE_EXTRA)] = 10
+    max_size: _Size = 2 << 30
+    remember_absent: _Age = 3600
     headers_file: str = ""
     offline: bool = False
 
@@ -281,6 +287,25 @@ def seconds(value: int | str) -> int:
     return int(float(found[1]) * _SECONDS[found[2]])
 
 
+_CONVERTED: Final[dict[str, Callable[[Any], object]]] = {
+    "size": size,
+    "limit": limit,
+    "age": seconds,
+}
+
+
+def unit_of(what: Any) -> str:
+    """Return the unit in the type of a key: ``size``, ``limit`` or ``age``; empty for others."""
+    metas = (each for kind in (what, *get_args(what)) for each in getattr(kind, "__metadata__", ()))
+    return next((each.extra["unit"] for each in metas if each.extra), "")
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    """Return the value of a key, ``section.key``."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(settings, section), name.replace("-", "_"))
+
+
 def parse(text: str, name: str) -> Settings:
     """Return the settings in the text of a configuration file; ``name`` is for messages.
 
@@ -302,23 +327,10 @@ def parse(text: str, name: str) -> Settings:
             f"{name}: remote.private: files that not every user may read would be in the bucket"
             " of all others; name another bucket"
         )
-    kept = settings.retention
-    for key, check, value in (
-        ("watch.pin-bytes", size, settings.watch.pin_bytes),
-        ("check.scrub-rate", size, settings.check.scrub_rate),
-        ("retention.max-size", limit, kept.max_size),
-        ("retention.keep-free", limit, kept.keep_free),
-        ("retention.max-age", seconds, kept.max_age),
-        ("retention.min-age", seconds, kept.min_age),
-        ("retention.compress-after", seconds, kept.compress_after),
-        ("remote.rate", size, settings.remote.rate),
-        ("remote.keep", seconds, settings.remote.keep),
-        ("upstream.max-size", size, settings.upstream.max_size),
-        ("upstream.remember-absent", seconds, settings.upstream.remember_absent),
-        ("remote.refresh", seconds, settings.remote.refresh),
-    ):
+    for key, what in known_keys().items():
+        check, value = _CONVERTED.get(unit_of(what)), value_of(settings, key)
         try:
-            _ = None if value is None else check(value)
+            _ = None if value is None or check is None else check(value)
         except UsageError as error:
             raise UsageError(f"{name}: {key}: {error}") from error
     return settings

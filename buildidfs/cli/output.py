@@ -118,8 +118,8 @@ def limits(policy: Policy | Limits) -> str:
 def report_scan(
     summary: ScanSummary,
     *,
+    quiet: bool,
     json_: bool = False,
-    quiet: bool = False,
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> int:
     """Print the result of a scan, and return the exit status.

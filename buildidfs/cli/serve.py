@@ -74,7 +74,6 @@ def serve(
     import msgspec
 
     from buildidfs.linux.sdnotify import Notifier
-    from buildidfs.serve import options
 
     if not session.verbosity:
         session.start_logging()
@@ -93,9 +92,9 @@ def serve(
     )
     with needs_extra("serve"):
         from buildidfs.serve import server
-    chosen = options.ServeOptions(
+    chosen = server.ServeOptions(
         session.store_path,
-        options.parse_address(serving.listen or options.DEFAULT_LISTEN),
+        server.parse_address(serving.listen or server.DEFAULT_LISTEN),
         msgspec.structs.replace(session.settings, serve=serving),
         _server_agent(session) if serving.fetch else None,
     )

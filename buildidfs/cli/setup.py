@@ -215,26 +215,15 @@ _WITHOUT: Final = {
     "upstream.timeout": "10s",
 }
 """The meaning of an unset key."""
-_UNITS: Final[dict[str, Callable[[Any], str]]] = {
-    "watch.pin-seconds": age,
-    "watch.pin-bytes": size,
-    "retention.max-size": size,
-    "retention.keep-free": size,
-    "retention.max-age": age,
-    "retention.min-age": age,
-    "retention.compress-after": age,
+_RATES: Final[dict[str, Callable[[Any], str]]] = {
     "serve.rate": lambda count: f"{count:g} requests a second" if count else "no limit",
-    "serve.timeout": age,
     "check.scrub-rate": lambda count: f"{size(count)} a second" if count else "off",
-    "remote.refresh": age,
     "remote.rate": lambda count: f"{size(count)} a second" if count else "no limit",
-    "remote.keep": age,
-    "upstream.timeout": age,
-    "upstream.wait": age,
-    "upstream.max-size": size,
-    "upstream.remember-absent": age,
 }
-"""Functions that show the number of a setting to a person. A text is shown as it is in the file."""
+_UNITS: Final[dict[str, Callable[[Any], str]]] = {"size": size, "limit": size, "age": age}
+"""Functions that show the number of a setting to a person: by its key, else by its unit. A text is
+shown as it is in the file.
+"""
 
 
 _UPSTREAM: Final = {
@@ -252,10 +241,11 @@ class _Value(NamedTuple):
     person: str
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _Row(msgspec.Struct, frozen=True, rename={"unit": "_unit"}):
     key: str
     value: Any
     source: str
+    unit: str = ""
 
 
 def _in_full(row: _Row) -> str:
@@ -273,8 +263,9 @@ def _in_full(row: _Row) -> str:
 
 
 def _for_person(row: _Row) -> str:
-    if row.key in _UNITS and not isinstance(row.value, str | None):
-        return _UNITS[row.key](row.value)
+    shown = _RATES.get(row.key) or _UNITS.get(row.unit)
+    if shown is not None and not isinstance(row.value, str | None):
+        return shown(row.value)
     return _in_full(row)
 
 
@@ -328,9 +319,8 @@ def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
     name = machine.host_name()
     is_node = bool(node) and name == node
     yield _Row("hostname", name, hostname or ("environment NODE_NAME" if is_node else "default"))
-    for key in toml.known_keys():
-        section, _, name = key.partition(".")
-        value = getattr(getattr(settings, section), name.replace("-", "_"))
+    for key, what in toml.known_keys().items():
+        value = toml.value_of(settings, key)
         source = f"file {path}" if key in given else "default"
         if key in _UPSTREAM and (text := os.environ.get(_UPSTREAM[key], "")):
             value, source = _with_environment(key, value, source, text)
@@ -338,7 +328,7 @@ def _rows(ctx: click.Context, session: Session) -> Iterator[_Row]:
             value = [without_password(url) for url in value]
         if key == "store.path":
             value, source = session.store_path, _of_option(ctx, "store") or source
-        yield _Row(key, value, source)
+        yield _Row(key, value, source, toml.unit_of(what))
 
 
 def _with_environment(key: str, value: Any, source: str, text: str) -> tuple[Any, str]:

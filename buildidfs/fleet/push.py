@@ -22,6 +22,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import select
 import threading
 import time
 from collections import deque
@@ -43,7 +44,6 @@ from buildidfs.errors import (
 )
 from buildidfs.fleet import manifests, objects
 from buildidfs.fleet.bucket import Bucket
-from buildidfs.fleet.changes import Changes
 from buildidfs.fleet.filters import CLAIM_S, Filter
 from buildidfs.fleet.ledger import Ledger, LedgerEntry
 from buildidfs.fleet.manifests import PUSHED, VARIANT, ManifestPlace, ManifestRow
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.base import Progress
     from buildidfs.config import RemoteSettings
     from buildidfs.store import Store
+    from buildidfs.store.coordination import ChangeListener
 
 T = TypeVar("T")
 
@@ -90,6 +91,11 @@ _MANIFEST_ROWS: Final = 10_000
 _CLAIMED: Final = 1024
 """The number of files added to the filter at a time."""
 _NS: Final = 1_000_000_000
+
+_SETTLE_S: Final = 1.0
+_POLL_S: Final = 60.0
+_LISTEN_S: Final = 0.5
+_MOST_CHANGES: Final = 100_000
 
 
 Put = Literal["sent", "same", "other", "leased"]
@@ -641,6 +647,65 @@ class Pusher:
             _log.warning("cannot push %s", failure)
         if summary.pushed or summary.variants:
             _log.info("pushed %d files, %d variants", summary.pushed, summary.variants)
+
+
+class Changes:
+    """Collects the ordinals that commits change, in a thread, so that commits never wait for a
+    network.
+
+    A context manager.
+    """
+
+    def __init__(self, listener: ChangeListener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._ordinals: set[int] | None = set()
+        self._news = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="buildidfs-changes", daemon=True)
+
+    def __enter__(self) -> Changes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            if not select.select([self._listener], [], [], _LISTEN_S)[0]:
+                continue
+            found = self._listener.receive()
+            self._listener.acknowledge()
+            if found is None:
+                continue
+            with self._lock:
+                if not found or self._ordinals is None:
+                    self._ordinals = None
+                else:
+                    self._ordinals.update(found)
+                    if len(self._ordinals) > _MOST_CHANGES:
+                        self._ordinals = None
+            self._news.set()
+
+    def take(self) -> set[int] | None:
+        """Return the changes since the last call; None if everything may have changed."""
+        self._news.clear()
+        with self._lock:
+            taken, self._ordinals = self._ordinals, set()
+        return taken
+
+    def wait(self, stop: threading.Event) -> set[int] | None:
+        """Wait for a change, and a little longer for further changes; None if everything may have
+        changed.
+        """
+        for _ in range(int(_POLL_S / _SETTLE_S)):
+            if stop.wait(_SETTLE_S):
+                return set()
+            if self._news.is_set():
+                return self.take()
+        return set()
 
 
 def settings_of(

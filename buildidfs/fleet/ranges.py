@@ -14,14 +14,12 @@ import errno
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from buildidfs.errors import IntegrityError
 from buildidfs.linux.file_ops import read_fully, write_fully_at
 from buildidfs.store import Blob
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BLOCK: Final = 64 << 10
 MOST_AHEAD: Final = 4 << 20
@@ -34,15 +32,12 @@ _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _SCRATCH: Final = (b"/var/tmp", b"/dev/shm")
 
 
-class Fetch(Protocol):
-    """A function that fetches ``size`` bytes from ``offset`` of an object. It returns them, or with
-    ``fd`` writes them to the same place of that file.
-    """
+Fetch = Callable[[int, int, int], bytes]
+"""A function that fetches bytes of an object from an offset. It returns them, or writes them to the
+same place of the file with a descriptor, unless that is -1.
 
-    def __call__(self, offset: int, size: int, fd: int = -1) -> bytes:
-        """Raises OSError: EIO if the storage does not answer, ESTALE if the object has another
-        version now.
-        """
+It raises OSError: EIO if the storage does not answer, ESTALE if the object has another version now.
+"""
 
 
 class RangeReader:

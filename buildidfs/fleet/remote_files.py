@@ -415,7 +415,7 @@ class RemoteFiles:
     ) -> RangeReader:
         etag = head.etag
 
-        def fetch(offset: int, size: int, fd: int = -1) -> bytes:
+        def fetch(offset: int, size: int, fd: int) -> bytes:
             nonlocal etag
             if tier.is_down:
                 raise OSError(errno.EIO, f"{tier.bucket.url} does not answer")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP front door: a debuginfod over the same `view` that a mount presents.
 
-Outsiders call `server.run` with `options.ServeOptions`. Inside, requests pass through
+Outsiders call `server.run` with `server.ServeOptions`. Inside, requests pass through
 
     server      sockets, workers, signals, the clock of all connections
     connection  one client of aiohttp: limits, slow clients, resets, sending of files

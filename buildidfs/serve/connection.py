@@ -28,7 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 
 from buildidfs.errors import BuildIdFsError
-from buildidfs.host_header import is_own
+from buildidfs.http_limits import is_own
 from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
 from buildidfs.serve.messages import RESET, Request, Response, Waiting

@@ -291,7 +291,7 @@ class Debuginfod:
         is_packed = kind in _WHOLE and blob.is_packed
         if is_packed and not file.zeros:
             accepted = request.header(b"accept-encoding")
-            if accepted and messages.accepts(accepted, b"zstd"):
+            if accepted and messages.accepts_zstd(accepted):
                 headers = self._headers(artifact, blob.size, _packed(tag)) + _VARY + _ZSTD
                 stored = Content(file, 0, blob.status.st_size, stored=True)
                 return Response(200, stored, headers, kind)

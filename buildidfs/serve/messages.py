@@ -203,15 +203,15 @@ def parse_range(value: bytes, size: int) -> tuple[int, int] | None:
     return (0, 0) if first >= size else (first, last - first + 1)
 
 
-def accepts(value: bytes, coding: bytes) -> bool:
-    """Return True if an Accept-Encoding has a coding, or ``*``, with a quality above 0."""
+def accepts_zstd(value: bytes) -> bool:
+    """Return True if an Accept-Encoding has ``zstd``, or ``*``, with a quality above 0."""
     anything = False
     for part in value.split(b",", 64)[:64]:
         match = _CODING.fullmatch(part)
         if match is None:
             continue
         wanted = match[2] is None or float(match[2]) > 0
-        if match[1].lower() == coding:
+        if match[1].lower() == b"zstd":
             return wanted
         if match[1] == b"*":
             anything = wanted

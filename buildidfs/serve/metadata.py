@@ -48,34 +48,27 @@ class _Enough(Exception):
     """Raised if the limit of time or of results is reached."""
 
 
-class Metadata:
-    """Answers requests for metadata. A request may take seconds."""
-
-    def __init__(self, backend: Backend, *, has_upstream: bool = False) -> None:
-        """``has_upstream`` is True if files may be served that are not in the store."""
-        self._is_all = not has_upstream and not isinstance(backend.store, TieredStore)
-        self._backend = backend
-        self._store = backend.store
-
-    def answer(self, request: Request) -> Response:
-        """Return the reply to a query. Raises `BadRequest`, `StoreError`, `IntegrityError`."""
-        query = parse_query(request.query)
-        key, value = query.get(b"key", b""), query.get(b"value", b"")
-        if not value or len(value) > _MOST_VALUE:
-            raise BadRequest("/metadata takes key=glob|file|buildid and value=...")
-        search = _Search(self._backend, time.monotonic() + _LIMIT_S)
-        rows: dict[tuple[tuple[str, str], ...], _Row] = {}
-        is_complete = self._is_all
-        try:
-            for row in search.run(key, value):
-                rows[tuple(row.items())] = row
-                if len(rows) >= _MOST_RESULTS:
-                    raise _Enough
-        except _Enough:
-            is_complete = False
-        self._backend.check()
-        reply = {"results": list(rows.values()), "complete": is_complete}
-        return Response(200, msgspec.json.encode(reply), _HEADERS, "metadata")
+def answer(backend: Backend, request: Request, *, is_all: bool) -> Response:
+    """Return the reply to a query, which may take seconds. ``is_all`` is True if no files are
+    served that the store lacks. Raises `BadRequest`, `StoreError`, `IntegrityError`.
+    """
+    query = parse_query(request.query)
+    key, value = query.get(b"key", b""), query.get(b"value", b"")
+    if not value or len(value) > _MOST_VALUE:
+        raise BadRequest("/metadata takes key=glob|file|buildid and value=...")
+    search = _Search(backend, time.monotonic() + _LIMIT_S)
+    rows: dict[tuple[tuple[str, str], ...], _Row] = {}
+    is_complete = is_all and not isinstance(backend.store, TieredStore)
+    try:
+        for row in search.run(key, value):
+            rows[tuple(row.items())] = row
+            if len(rows) >= _MOST_RESULTS:
+                raise _Enough
+    except _Enough:
+        is_complete = False
+    backend.check()
+    reply = {"results": list(rows.values()), "complete": is_complete}
+    return Response(200, msgspec.json.encode(reply), _HEADERS, "metadata")
 
 
 class _Search:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -22,13 +24,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from buildidfs import errors
 from buildidfs import log as logs
 from buildidfs.backoff import Attempts, Backoff
-from buildidfs.errors import BuildIdFsError, MountError
+from buildidfs.errors import BuildIdFsError, MountError, UsageError
 from buildidfs.fleet.tiered_store import TieredStore
-from buildidfs.host_header import is_loopback
-from buildidfs.http_limits import Lane, Places, Rate, client_of
+from buildidfs.http_limits import Lane, Places, Rate, client_of, is_loopback
 from buildidfs.linux import child, sdnotify, syscalls
 from buildidfs.linux.child import END_SIGNALS, SupervisorLoop
 from buildidfs.linux.file_ops import closing_fd
@@ -44,8 +47,8 @@ from buildidfs.store.run_files import Presence
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from buildidfs.config import Settings
     from buildidfs.linux.child import Child
-    from buildidfs.serve.options import Address, ServeOptions
     from buildidfs.upstream.agent import Agent
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,59 @@ _GRACE_S: Final = 10.0
 _MOST_DOWNLOADS: Final = 512
 _RESTARTS: Final = Backoff(0.2, 5.0)
 _FIRST_ACTIVATED: Final = 3  # SD_LISTEN_FDS_START
+
+
+DEFAULT_LISTEN: Final = "127.0.0.1:8002"
+"""The port of debuginfod, reachable from this machine only."""
+
+
+_PORT: Final = re.compile(r"\d{1,5}")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A listening address: ``path`` of a Unix socket, or ``host`` (empty: all) and ``port``."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """Options of a server: the ``store``, the listening address, and the ``settings``, of which
+    ``[serve]`` has the limits. ``agent_of`` makes the agent that fetches missing files, if any.
+    """
+
+    store: str | os.PathLike[str]
+    listen: Address
+    settings: Settings
+    agent_of: Callable[[], Agent] | None = None
+
+
+def parse_address(text: str) -> Address:
+    """Parse ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` or ``unix:PATH``.
+
+    Raises `UsageError`.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if path:
+            return Address(path=os.path.abspath(path))
+    else:
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            colon = ""
+        if colon and _PORT.fullmatch(port) and int(port) < 65_536:
+            return Address(host, int(port))
+    raise UsageError(f"not an address: {text!r}; try {DEFAULT_LISTEN} or unix:/run/buildidfs.sock")
 
 
 def run(options: ServeOptions, environ: Mapping[str, str], ready: Callable[[str], None]) -> None:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import __version__
 from buildidfs.errors import BuildIdFsError
-from buildidfs.serve import messages
+from buildidfs.serve import messages, metadata
 from buildidfs.serve.debuginfod import Debuginfod
 from buildidfs.serve.messages import RESET, SEARCHES, BadRequest, NotNow, Response, Waiting, text
-from buildidfs.serve.metadata import Metadata
 from buildidfs.serve.symbolication import PATHS, Symbolication, failure
 from buildidfs.watch import metrics
 
@@ -73,7 +72,7 @@ class Site:
         self.counters = counters
         self._backend = backend
         self._debuginfod = Debuginfod(backend, agent)
-        self._metadata = Metadata(backend, has_upstream=agent is not None)
+        self._has_agent = agent is not None
         self.symbolication = Symbolication(backend, self._debuginfod)
         self._cors = settings.cors
 
@@ -161,7 +160,7 @@ class Site:
         if path.startswith(b"/buildid/"):
             return self._debuginfod.answer(request)
         if path == b"/metadata":
-            return Waiting(lambda: self._metadata.answer(request), SEARCHES, "metadata")
+            return Waiting(lambda: self._metadata(request), SEARCHES, "metadata")
         if path == b"/metrics":
             return self._metrics
         if path == b"/healthz":
@@ -173,6 +172,9 @@ class Site:
         if path == b"/":
             return text(200, f"buildidfs {__version__}", kind="/")
         return self._refusal(path, 404, "no such page")
+
+    def _metadata(self, request: Request) -> Response:
+        return metadata.answer(self._backend, request, is_all=not self._has_agent)
 
     def _metrics(self) -> Response:
         lines = [

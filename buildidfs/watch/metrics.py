@@ -29,10 +29,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from buildidfs import __version__, host_header
+from buildidfs import __version__
 from buildidfs.answers import Verdict
 from buildidfs.errors import BuildIdFsError, UsageError
-from buildidfs.http_limits import client_of
+from buildidfs.http_limits import client_of, is_loopback, is_own
 from buildidfs.located import utf8
 from buildidfs.shares import FairTable, Share
 from buildidfs.watch import status
@@ -390,10 +390,10 @@ class Exporter:
 
     def _is_own(self, request: bytes) -> bool:
         """Return True if a request is for a name of this server, see `hosts`."""
-        if not host_header.is_loopback(self.address[0]):
+        if not is_loopback(self.address[0]):
             return True
         names = frozenset(name.lower() for name in self._settings.serve.hosts)
-        return all(host_header.is_own(found[1], names) for found in _HOST.finditer(request))
+        return all(is_own(found[1], names) for found in _HOST.finditer(request))
 
 
 class _Ended(Exception):

@@ -120,7 +120,7 @@ def _check_request(data: bytes) -> None:
     refusal(lambda: messages.parse_query(data), messages.BadRequest)
     part = messages.parse_range(data, 1000)
     assert part is None or 0 <= part[0] <= part[0] + part[1] <= 1000
-    messages.accepts(data, b"zstd")
+    messages.accepts_zstd(data)
     messages.matches(data, b'"x"')
     messages.number(data)
     shown = messages.header_text(data)

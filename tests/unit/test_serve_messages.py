@@ -8,7 +8,7 @@ import pytest
 from buildidfs.errors import UsageError
 from buildidfs.serve import messages
 from buildidfs.serve.messages import BadRequest
-from buildidfs.serve.options import Address, parse_address
+from buildidfs.serve.server import Address, parse_address
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_target_that_means_nothing(target: bytes) -> None:
     ],
 )
 def test_coding(value: bytes, wanted: bool) -> None:
-    assert messages.accepts(value, b"zstd") is wanted
+    assert messages.accepts_zstd(value) is wanted
 
 
 def test_header_cannot_end_before_its_end() -> None:
