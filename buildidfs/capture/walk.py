@@ -258,6 +258,7 @@ def _enter(
 def _open(name: str, directory_fd: int, known: Mounts) -> int:
     """Open a regular file; -1 if it is gone, or must not be read. Raises OSError."""
     with closing_fd(os.open(name, _PIN, dir_fd=directory_fd)) as path_fd:
-        if known.is_ours(os.fstat(path_fd).st_dev):  # a file may be a mount point
+        status = os.fstat(path_fd)
+        if known.is_ours(status.st_dev):  # a file may be a mount point
             return -1
-        return inodes.reopen_regular(path_fd)
+        return inodes.reopen_regular(path_fd, status)

@@ -380,7 +380,7 @@ def main(words: Sequence[str]) -> None:
         packed.seek(0)
         order = msgspec.msgpack.decode(packed.read(), type=_Order)
     settings = msgspec.json.decode(order.settings, type=config.Settings)
-    threads.stand_back()
+    threads.stand_back(session=order.file is None)
     if order.file is None:
         _derive(order.store, settings)
     else:

@@ -275,13 +275,14 @@ def open_regular(path: str | bytes | os.PathLike[str], *, pipe: bool = False) ->
         return reopen_regular(path_fd)
 
 
-def reopen_regular(path_fd: int) -> int:
+def reopen_regular(path_fd: int, status: os.stat_result | None = None) -> int:
     """Open the regular file behind an O_PATH descriptor for reading; both descriptors stay open.
+    ``status`` is that of the file, if the caller has it.
 
     Raises OSError, EINVAL if it is not a regular file, or a file of an interface of the kernel
     (`mounts.stores_files`). Such a file is not opened, because opening may have any effect.
     """
-    status = os.fstat(path_fd)
+    status = status or os.fstat(path_fd)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
     if not mounts.stores_files(path_fd, status):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -195,3 +196,17 @@ def test_the_name_of_a_thread(name: bytes, shown: str) -> None:
     thread.join()
     assert seen == [f"{shown}\n"]
     assert Path("/proc/self/comm").read_text() == before
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/autogroup"), reason="a kernel without groups of sessions"
+)
+def test_a_session_that_stands_back_has_the_lowest_priority() -> None:
+    program = (
+        "from buildidfs.linux import threads\n"
+        "threads.stand_back(session=True)\n"
+        "print(open('/proc/self/autogroup').read().split()[-1])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, start_new_session=True, capture_output=True, check=True)
+    assert done.stdout == b"19\n"

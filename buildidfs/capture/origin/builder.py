@@ -19,6 +19,7 @@ import os
 import re
 import stat
 import time
+import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -475,7 +476,7 @@ class Here:
         self._initial = initial or namespaces.initial()
         self._owners = Owners(mounts.mountinfo)
         self._users = FileUsers()
-        self._reach: Reach | None = None
+        self._reach: tuple[Reach, Root] | None = None
         with closing_fd(procfs.open_pid(os.getpid())) as pid_fd:
             self._here = surroundings_of(pid_fd, self._initial, container_namespaces)
         self.container = self._here.container
@@ -523,9 +524,11 @@ class Here:
         suffices). Raises OSError.
         """
         if self._reach is None:
-            self._reach = Reach(keep_s=SCAN_KEEP_S)
-        with own_root() as root:
-            return reached(sighting, self._reach.of(fd, sighting.origin.identity, root))
+            stack = contextlib.ExitStack()
+            self._reach = Reach(keep_s=SCAN_KEEP_S), stack.enter_context(own_root())
+            weakref.finalize(self, stack.close)
+        finder, root = self._reach
+        return reached(sighting, finder.of(fd, sighting.origin.identity, root))
 
     def resighted(self, memo: Memo, sighting: Sighting, known: Known, fd: int) -> Resighting:
         """Return the record of an open file that the memo knows, with its reach if the place is

@@ -26,12 +26,14 @@ from buildidfs.formats.elf.core import is_core
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import Absence, BuildId, Kind, Sighting
+from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from buildidfs.model import NamespaceSet, Trust
+
+_NONE: Final = FileIdentity(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def identify_tree(
@@ -154,9 +156,9 @@ class TreeScanner:
         keep = False
         try:
             answer, kind = _judged(file, open_at)
+            if isinstance(answer, Absence):  # of nearly all files, and only the path is reported
+                return Resighting(Sighting(Origin(file.path, _NONE), 0), Known(absence=answer))
             sighting = self._here.sighting(file.path, file.fd, foreign=foreign)
-            if isinstance(answer, Absence):
-                return Resighting(sighting, Known(absence=answer))
             known = self._memo.recall(sighting.origin.identity)
             if known is not None and known.build_id == answer:
                 return self._here.resighted(self._memo, sighting, known, file.fd)

@@ -22,8 +22,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from buildidfs.errors import IntegrityError, StoreError
 from buildidfs.linux import file_ops
@@ -36,6 +36,8 @@ from buildidfs.store.errors import FULL, full, translated
 if TYPE_CHECKING:
     import hashlib
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 CHUNK: Final = 1 << 20
 
@@ -598,35 +600,35 @@ class Buffer:
             self._pool.append(self.raw)
 
 
-_DIRECTORIES_AT_ONCE: Final = 32  # each takes a descriptor, beside those of the staged files
-
-
 def sync_all(fds: list[int]) -> None:
     """Call fsync on all files at the same time: most filesystems then commit several in one step of
     their journal.
     """
-    if len(fds) < 4:
-        for fd in fds:
-            os.fsync(fd)
-        return
-    from concurrent.futures import ThreadPoolExecutor  # readers do not need it
-
-    with ThreadPoolExecutor(min(16, len(fds))) as pool:
-        for _ in pool.map(os.fsync, fds):
-            pass
+    _at_the_same_time(os.fsync, fds)
 
 
 def sync_directories(parent: int, names: set[str]) -> None:
     """Call fsync on an open directory and on the named directories in it."""
-    ordered = sorted(names)
-    for start in range(0, len(ordered), _DIRECTORIES_AT_ONCE):
-        with contextlib.ExitStack() as stack:
-            fds = [] if start else [parent]
-            for name in ordered[start : start + _DIRECTORIES_AT_ONCE]:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                fds.append(os.open(name, flags, dir_fd=parent))
-                stack.callback(os.close, fds[-1])
-            sync_all(fds)
+
+    def sync(name: str) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with closing_fd(os.open(name, flags, dir_fd=parent)) as fd:
+            os.fsync(fd)
+
+    os.fsync(parent)
+    _at_the_same_time(sync, sorted(names))
+
+
+def _at_the_same_time(work: Callable[[T], None], items: Sequence[T]) -> None:
+    if len(items) < 4:
+        for item in items:
+            work(item)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # readers do not need it
+
+    with ThreadPoolExecutor(min(16, len(items))) as pool:
+        for _ in pool.map(work, items):
+            pass
 
 
 ORIGIN_ATTRIBUTE: Final = b"user.buildidfs"
