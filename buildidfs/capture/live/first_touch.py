@@ -114,9 +114,11 @@ class FirstTouch:
                 bpf.set_descriptor(self._groups, 0, cgroup_fd)
             self._slot = bpf.Slot(self._files, _KEY.size, 8)
             types = Btf()
+            # A kernel without the tracepoints has other structures, too: look for these first.
+            numbers = [(types.tracepoint(name), kind) for name, kind in _TRACEPOINTS]
             places = _Places(types)
-            for name, kind in _TRACEPOINTS:
-                self._attach(types.tracepoint(name), places, kind)
+            for number, kind in numbers:
+                self._attach(number, places, kind)
             undo.pop_all()
 
     def _own(self, fd: int) -> int:
