@@ -25,7 +25,7 @@ _LABELS: Final = {
     "demo": "demo of README",
     "programs": "short programs on a tmpfs",
     "podman": "podman, with names",
-    "crun": "crun, with names",
+    "crun": "crun",
     "bubblewrap": "bubblewrap",
     "private_tmp": "unit with PrivateTmp=",
     "root_image": "unit with RootImage=",
