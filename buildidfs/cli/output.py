@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import functools
 import os
 import sys
 import time
@@ -56,6 +57,16 @@ def json_line(value: object) -> None:
     sys.stdout.buffer.write(names.json_escaped(_encode(_plain(value))) + b"\n")
 
 
+_DIRECT: Final = frozenset((str, int, float, bool, type(None)))
+
+
+@functools.cache
+def _printed(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """Return the fields of a struct and their names in JSON."""
+    pairs = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    return [pair for pair in pairs if not pair[1].startswith("_")]
+
+
 def _plain(value: object) -> object:
     """Return a value in the forms of buildidfs-json(5).
 
@@ -65,17 +76,14 @@ def _plain(value: object) -> object:
     """
     if isinstance(value, msgspec.Struct):
         fields: dict[str, object] = {}
-        named = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        for field, name in named:
+        for field, name in _printed(type(value)):
             each = getattr(value, field)
-            if name.startswith("_"):
-                continue
             if type(each) is bytes:
                 fields |= path_fields(each, name)
             elif name.endswith("_ns"):
                 fields[name.removesuffix("_ns")] = each / _SECOND
             elif each is not msgspec.UNSET:
-                fields[name] = _plain(each)
+                fields[name] = each if type(each) in _DIRECT else _plain(each)
         return fields
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
+import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs import wording
 from buildidfs.cli import output
+from buildidfs.model import BuildId, Kind
 from tests.support.clients.commands import ROOT
 
 
@@ -65,3 +69,30 @@ def test_commands_count_with_the_right_number() -> None:
         for each in re.finditer(rf"\{{[^{{}}]*\}} (?:[a-z]+ )?(?:{nouns})e?s\b", path.read_text())
     }
     assert found == set()
+
+
+class _Inner(msgspec.Struct):
+    name: bytes
+    kind: Kind
+    seen_ns: int
+
+
+class _Outer(msgspec.Struct, rename={"hidden": "_hidden"}):
+    build_id: BuildId
+    rows: tuple[_Inner, ...]
+    counts: dict[str, int]
+    hidden: int = 7
+    unset: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def test_json_of_a_struct_has_the_forms_of_the_manual(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    inner = _Inner(b"/caf\xe9", Kind.EXECUTABLE, 1_500_000_000)
+    output.json_line(_Outer(BuildId(b"\xab\xcd"), (inner,), {"x": 1}))
+    sys.stdout.flush()
+    assert json.loads(capsysbinary.readouterr().out) == {
+        "build_id": "abcd",
+        "rows": [{"name": "/caf\ufffd", "name_b64": "L2NhZuk=", "kind": "executable", "seen": 1.5}],
+        "counts": {"x": 1},
+    }
