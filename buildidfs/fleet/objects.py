@@ -44,7 +44,11 @@ FIRST_ORDINAL: Final = 1 << 30
 of the process.
 """
 VARIANT: Final = (1 << 14) - 1
-"""The variant number of each remote file."""
+"""The variant number of each remote file that is the first of its build ID."""
+MOST_VARIANTS: Final = 15
+"""The other executables of a build ID that are read; their variant numbers are those below
+`VARIANT`.
+"""
 
 _KEY: Final = re.compile(r"buildid/([0-9a-f]{4,240})/(executable|debuginfo|vdso|kallsyms)")
 _EXTENT: Final = re.compile(r"(\d{1,15})\+(\d{1,15})")
@@ -62,7 +66,12 @@ def blob_key(build_id: bytes, kind: Kind) -> str:
 
 def variant_key(build_id: bytes, kind: Kind, digest: Digest) -> str:
     """Return the key of another file with the same build ID."""
-    return f"{VARIANTS}/{build_id.hex()}/{kind.name.lower()}/{digest.hex()}"
+    return f"{variants_prefix(build_id, kind)}/{digest.hex()}"
+
+
+def variants_prefix(build_id: bytes, kind: Kind) -> str:
+    """Return the prefix of the keys of all other files with the same build ID."""
+    return f"{VARIANTS}/{build_id.hex()}/{kind.name.lower()}"
 
 
 def lease_key(build_id: bytes, kind: Kind) -> str:

@@ -326,7 +326,7 @@ def _locations(bucket: Bucket) -> Iterator[HostLocation]:
 
 
 def _variants(bucket: Bucket, build_id: BuildId, kind: Kind) -> int:
-    prefix = f"{objects.VARIANTS}/{build_id.hex()}/{kind.name.lower()}"
+    prefix = objects.variants_prefix(build_id, kind)
     return sum(1 for _ in itertools.islice(bucket.list(prefix), _MOST_VARIANTS))
 
 

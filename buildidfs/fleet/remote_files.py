@@ -10,6 +10,10 @@ maximum.
 The bytes of an object have a name of their own in place of a digest, because the digest that its
 host claims could be that of another file.
 
+A bucket may have several executables of a build ID whose code is at different offsets in the file
+(`store.placement`). The look-up finds all of them, and they are kept together: a store with only
+one of them could not say that the build ID does not identify the file.
+
 If a tier does not answer, it is not asked again until a background thread gets an answer. So
 readers wait for such a tier only once.
 """
@@ -19,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import random
@@ -37,7 +42,17 @@ from buildidfs.fleet.filters import Filter
 from buildidfs.fleet.objects import FIRST_ORDINAL, VARIANT
 from buildidfs.fleet.ranges import BLOCK, RangeReader, RemoteBlob
 from buildidfs.formats.elf import other_ids
-from buildidfs.model import Absence, Artifact, BuildId, Digest, Kind, Standing, Trust
+from buildidfs.model import (
+    Absence,
+    Alias,
+    AliasType,
+    Artifact,
+    BuildId,
+    Digest,
+    Kind,
+    Standing,
+    Trust,
+)
 from buildidfs.store.absent_files import AbsentFiles
 
 if TYPE_CHECKING:
@@ -56,6 +71,7 @@ _SOON_THREADS: Final = 8
 _DOWN_S: Final = 5.0
 _MOST_READERS: Final = 256
 _MOST_KEPT: Final = 4 << 30
+_MOST_TOGETHER: Final = 1 << 30  # the bytes of all variants of a build ID
 _CHUNK: Final = 1 << 20
 _MOST_BYTES: Final = 64 << 30
 """Larger objects are not read, because each of their blocks takes memory."""
@@ -140,6 +156,18 @@ class RemoteFile(NamedTuple):
     key: str
     etag: str
     described: objects.Described
+    aliases: tuple[Alias, ...] = ()
+
+    @property
+    def offsets(self) -> Alias | None:
+        """Return the alias that tells where the code is in the file, if it is known."""
+        return next((each for each in self.aliases if each.type is AliasType.OFFSETS), None)
+
+    @property
+    def adopted_id(self) -> BuildId | None:
+        """Return the adopted ID of the file, if it is known."""
+        found = (each.value for each in self.aliases if each.type is AliasType.HTL)
+        return next(map(BuildId, found), None)
 
 
 class _Open:
@@ -174,6 +202,7 @@ class RemoteFiles:
         self._next = FIRST_ORDINAL
         self._found: dict[bytes, dict[Kind, RemoteFile]] = {}
         self._absent = AbsentFiles(directory, ("bucket", *(tier.bucket.url for tier in tiers)))
+        self._variants: dict[bytes, tuple[RemoteFile, ...]] = {}
         self._by_digest: dict[Digest, RemoteFile] = {}
         self._asking: set[tuple[bytes, Kind]] = set()
         self._answered = threading.Condition(self._lock)
@@ -211,6 +240,17 @@ class RemoteFiles:
     def found(self, build_id: bytes) -> dict[Kind, RemoteFile]:
         """Return the files of a build ID that were found."""
         return self._found.get(build_id, {})
+
+    def variants(self, build_id: bytes) -> tuple[RemoteFile, ...]:
+        """Return the other executables of a build ID that were found, if their code is at other
+        offsets than that of the first.
+        """
+        return self._variants.get(build_id, ())
+
+    def aliases(self, digest: Digest) -> tuple[Alias, ...]:
+        """Return the aliases of a found file that are known."""
+        file = self._by_digest.get(digest)
+        return () if file is None else file.aliases
 
     def is_known(self, build_id: bytes, kinds: Iterable[Kind]) -> bool:
         """Return True if it is known without a request which of these files exist.
@@ -291,6 +331,9 @@ class RemoteFiles:
                 if tier.is_down:
                     raise RemoteUnavailable(f"{tier.bucket.url} does not answer")
                 file = self._look(tier, build_id, kind)
+                others = () if file is None else self._others(file)
+                if others:
+                    file = self._look(tier, build_id, kind, is_described=True)
             except (RemoteUnavailable, RemoteDenied) as error:
                 tier.note_failure(error)
                 failure = error
@@ -298,17 +341,57 @@ class RemoteFiles:
             is_there = "not there" if file is None else "there"
             _log.debug("%s: requested from %s: %s", build_id, tier.bucket.url, is_there)
             if file is not None:
-                self._remember(file)
+                self._remember(file, others)
+                if others:
+                    self._fetch_soon((file, *others))
+                else:
+                    self._check_whole(file)
                 return
         if failure is not None:
             raise RemoteUnavailable(str(failure)) from failure
         self._absent.add(build_id, kind, _ABSENT_S)
 
-    def _look(self, tier: Tier, build_id: BuildId, kind: Kind) -> RemoteFile | None:
-        """Look in one bucket, and describe the file from its headers; None if the bucket has no
-        such file.
+    def _others(self, first: RemoteFile) -> tuple[RemoteFile, ...]:
+        """Return the variants of an executable in the same bucket whose code is at other offsets.
+
+        Raises `RemoteUnavailable`. Without the right to list the bucket, none are known.
         """
-        key = objects.blob_key(build_id, kind)
+        kind, build_id, tier = first.artifact.kind, first.build_id, first.tier
+        if kind is not Kind.EXECUTABLE:
+            return ()
+        prefix = objects.variants_prefix(build_id, kind)
+        try:
+            rows = list(itertools.islice(tier.bucket.list(prefix), objects.MOST_VARIANTS))
+        except (RemoteDenied, RemoteDamaged) as error:
+            _log.debug("%s: the variants of %s are unknown: %s", tier.bucket.url, build_id, error)
+            return ()
+        if not rows:
+            return ()
+        own = self._look(tier, build_id, kind, is_described=True)
+        known = {None if own is None else own.offsets}
+        found: list[RemoteFile] = []
+        for row in rows:
+            number = VARIANT - 1 - len(found)
+            each = self._look(tier, build_id, kind, row.key, number, is_described=True)
+            if each is not None and each.offsets not in known:
+                known.add(each.offsets)
+                found.append(each)
+        return tuple(found)
+
+    def _look(
+        self,
+        tier: Tier,
+        build_id: BuildId,
+        kind: Kind,
+        key: str = "",
+        variant: int = VARIANT,
+        *,
+        is_described: bool = False,
+    ) -> RemoteFile | None:
+        """Look in one bucket, and describe the file from its headers; None if the bucket has no
+        such file. ``key`` is that of a variant. With ``is_described``, the file gets its aliases.
+        """
+        key = key or objects.blob_key(build_id, kind)
         got = tier.peek(key)
         if got is None:
             return None
@@ -324,7 +407,7 @@ class RemoteFiles:
         try:
             if known is None:
                 reader.put_first(first)
-            has = _described(reader, build_id)
+            has, aliases = _described(reader, build_id, with_aliases=is_described)
         except OSError as error:
             if known is None:
                 reader.close()
@@ -337,22 +420,51 @@ class RemoteFiles:
                 reader.close()
             return None
         artifact = _artifact(tier, kind, digest, head, described, has)
-        file = RemoteFile(tier, build_id, artifact, key, head.etag, described)
+        artifact = msgspec.structs.replace(artifact, variant=variant)
         if known is None:
             with self._lock:
                 self._open[digest] = _Open(reader)
-            if reader.is_complete:
-                self._complete(file, reader)
-        return file
+        return RemoteFile(tier, build_id, artifact, key, head.etag, described, aliases)
 
-    def _remember(self, file: RemoteFile) -> None:
+    def _remember(self, file: RemoteFile, others: tuple[RemoteFile, ...]) -> None:
+        """Make a file known, and its variants, each also under its adopted ID."""
         with self._lock:
             build_id = file.build_id
             ordinal = self._number(build_id)
-            artifact = msgspec.structs.replace(file.artifact, ordinal=ordinal)
-            file = file._replace(artifact=artifact)
+            file, *others_numbered = (_numbered(each, ordinal) for each in (file, *others))
             self._found.setdefault(build_id, {})[file.artifact.kind] = file
-            self._by_digest[file.artifact.digest] = file
+            for each in (file, *others_numbered):
+                self._by_digest[each.artifact.digest] = each
+            if not others:
+                return
+            self._variants[build_id] = tuple(others_numbered)
+            for each in (file, *others_numbered):
+                if (own := each.adopted_id) is not None:
+                    first = msgspec.structs.replace(each.artifact, variant=VARIANT)
+                    its = _numbered(each._replace(build_id=own, artifact=first), self._number(own))
+                    self._found.setdefault(own, {})[its.artifact.kind] = its
+
+    def _check_whole(self, file: RemoteFile) -> None:
+        """Keep a file if all of its bytes came with its headers."""
+        with self._lock:
+            opened = self._open.get(file.artifact.digest)
+        if opened is not None and opened.reader.is_complete:
+            self._complete(file, opened.reader)
+
+    def _fetch_soon(self, files: tuple[RemoteFile, ...]) -> None:
+        """Fetch all bytes of files in a thread of its own, which keeps them at the end."""
+        if sum(each.artifact.size for each in files) > _MOST_TOGETHER:
+            return
+
+        def work() -> None:
+            for each in files:
+                # the next reader of the file gets the error
+                with contextlib.suppress(OSError), self.open(each.artifact.digest) as blob:
+                    for offset in range(0, blob.size, _CHUNK):
+                        blob.pread(_CHUNK, offset)
+            self._keep_together(files)
+
+        self._soon.submit(work)
 
     def _forget(self, file: RemoteFile, absent_s: int = 0) -> None:
         """Forget a file, so that it is looked up again; or treat it as absent for ``absent_s``
@@ -364,6 +476,7 @@ class RemoteFiles:
             if kind in its and its[kind].artifact.digest == digest:
                 del its[kind]
             self._by_digest.pop(digest, None)
+            self._forget_variants(file.build_id)
         self._absent.add(file.build_id, kind, absent_s)
 
     def _forget_oldest(self) -> None:
@@ -371,6 +484,13 @@ class RemoteFiles:
         self._ids.pop(ordinal, None)
         for file in self._found.pop(build_id, {}).values():
             self._by_digest.pop(file.artifact.digest, None)
+        self._forget_variants(build_id)
+
+    def _forget_variants(self, build_id: bytes) -> None:
+        for file in self._variants.pop(build_id, ()):
+            self._by_digest.pop(file.artifact.digest, None)
+            if (own := file.adopted_id) is not None:
+                self._found.pop(own, None)
 
     # --- bytes -----------------------------------------------------------------------------------
 
@@ -444,16 +564,41 @@ class RemoteFiles:
         return RangeReader(head.size, fetch, done, self._directory)
 
     def _complete(self, file: RemoteFile, reader: RangeReader) -> None:
-        """Verify a complete file, and pass it on to be kept."""
+        """Verify a complete file, and pass it on to be kept. Variants are kept together."""
+        if self._verify(file, reader) and not self._is_variant(file):
+            self._keep(file, reader.fileno())
+
+    def _is_variant(self, file: RemoteFile) -> bool:
+        return file.artifact.kind is Kind.EXECUTABLE and bool(self.variants(file.build_id))
+
+    def _verify(self, file: RemoteFile, reader: RangeReader) -> bool:
+        """Return True if a complete file has the bytes that its host has claimed."""
         hasher = hashlib.sha256()
         for offset in range(0, reader.size, _CHUNK):
             hasher.update(reader.pread(_CHUNK, offset))
-        if file.described.digest is not None and hasher.digest() != file.described.digest:
-            reader.failure = f"{file.tier.bucket.url}/{file.key} has other bytes than were pushed"
-            _log.error("%s", reader.failure)
-            self._forget(file, _WRONG_S)
-            return
-        self._keep(file, reader.fileno())
+        if file.described.digest in (None, hasher.digest()):
+            return True
+        reader.failure = f"{file.tier.bucket.url}/{file.key} has other bytes than were pushed"
+        _log.error("%s", reader.failure)
+        self._forget(file, _WRONG_S)
+        return False
+
+    def _keep_together(self, files: Iterable[RemoteFile]) -> None:
+        """Keep all executables of a build ID, or none if the bytes of one are missing."""
+        with contextlib.ExitStack() as stack:
+            whole: list[tuple[RemoteFile, RangeReader]] = []
+            for file in files:
+                with self._lock:
+                    opened = self._open.get(file.artifact.digest)
+                    if opened is None or not opened.reader.is_complete:
+                        return
+                    opened.users += 1
+                stack.callback(self._release, opened)
+                if not self._verify(file, opened.reader):
+                    return
+                whole.append((file, opened.reader))
+            for file, reader in whole:
+                self._keep(file, reader.fileno())
 
     # --- the filter ------------------------------------------------------------------------------
 
@@ -507,8 +652,18 @@ class _Costly(Exception):
     """Raised if describing a file takes too many requests."""
 
 
-def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | None:
-    """Describe a file from its headers; None if that takes too much. Raises OSError."""
+def _numbered(file: RemoteFile, ordinal: int) -> RemoteFile:
+    """Return a file with the number of its build ID."""
+    return file._replace(artifact=msgspec.structs.replace(file.artifact, ordinal=ordinal))
+
+
+def _described(
+    reader: RangeReader, build_id: BuildId, *, with_aliases: bool
+) -> tuple[ElfFile | Absence | None, tuple[Alias, ...]]:
+    """Describe a file from its headers; None if that takes too much. Raises OSError.
+
+    The aliases are those for which not all of the file has to be read.
+    """
     before = reader.requests
     read = 0
 
@@ -520,9 +675,12 @@ def _described(reader: RangeReader, build_id: BuildId) -> ElfFile | Absence | No
         return reader.read_at(offset, size)
 
     try:
-        return other_ids.describe(read_at, reader.size, build_id)
+        has = other_ids.describe(read_at, reader.size, build_id)
+        if isinstance(has, Absence) or not with_aliases:
+            return has, ()
+        return has, other_ids.aliases(has, read_at, reader.size)
     except _Costly:
-        return None
+        return None, ()
 
 
 def _fits(has: ElfFile | Absence, build_id: BuildId, kind: Kind) -> bool:

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from buildidfs.fleet.objects import FIRST_ORDINAL, VARIANT
+from buildidfs.fleet.objects import FIRST_ORDINAL, MOST_VARIANTS, VARIANT
 from buildidfs.linux.file_ops import on_error
 from buildidfs.model import Artifact, BuildId, FileIdentity, Kind, Origin
 from buildidfs.store import Blob, OriginRecord, Store, is_withheld
+from buildidfs.store.index.aliases import Aliases
 from buildidfs.store.index.queries import Index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildidfs.fleet.remote_files import RemoteFile, RemoteFiles
-    from buildidfs.model import Digest
+    from buildidfs.model import Alias, Digest
     from buildidfs.store.blobs.files import Blobs
     from buildidfs.store.index.environment import Environment
 
@@ -47,6 +48,7 @@ class TieredStore(Store):
         with on_error(opened.close):
             opened.remote = make(opened.path)
         opened.index = TieredIndex(opened._environment, opened.remote)
+        opened.aliases = TieredAliases(opened._environment, opened.index, opened.remote)
         return opened
 
     def open_blob(self, digest: Digest) -> Blob:
@@ -68,6 +70,18 @@ class TieredStore(Store):
         if self._env is not None and hasattr(self, "remote"):
             self.remote.close()
         super().close()
+
+
+class TieredAliases(Aliases):
+    """The aliases of a store, and of the remote files that were found."""
+
+    def __init__(self, environment: Environment, index: Index, remote: RemoteFiles) -> None:
+        super().__init__(environment, index)
+        self._remote = remote
+
+    def of(self, digest: Digest) -> tuple[Alias, ...]:
+        """Return the aliases of a blob or a remote file."""
+        return self._remote.aliases(digest) or super().of(digest)
 
 
 class TieredIndex(Index):
@@ -119,16 +133,35 @@ class TieredIndex(Index):
         found = None
         if ordinal < FIRST_ORDINAL:
             found = self._local.artifact_variant(ordinal, kind, variant)
-        if found is not None or variant != VARIANT:
+        if found is not None or variant < VARIANT - MOST_VARIANTS:
             return found
-        return self.artifact(ordinal, kind)
+        if variant == VARIANT:
+            return self.artifact(ordinal, kind)
+        others = self._others(ordinal, kind)
+        return next((each for each in others if each.variant == variant), None)
 
     def variants_after(self, ordinal: int, kind: int, after: int = -1) -> Iterator[Artifact]:
         """Yield all variants in order of their numbers, behind ``after`` (-1: from the start)."""
-        if ordinal >= FIRST_ORDINAL:
-            found = self.artifact(ordinal, kind)
-            return iter(() if found is None or found.variant <= after else (found,))
-        return self._local.variants_after(ordinal, kind, after)
+        if ordinal < FIRST_ORDINAL:
+            yield from self._local.variants_after(ordinal, kind, after)
+        found = self._others(ordinal, kind)
+        if ordinal >= FIRST_ORDINAL and (first := self.artifact(ordinal, kind)) is not None:
+            found.append(first)
+        yield from (each for each in found if each.variant > after)
+
+    def _others(self, ordinal: int, kind: int) -> list[Artifact]:
+        """Return the remote variants of an executable that the store lacks, by their numbers."""
+        build_id = self.build_id(ordinal) if kind == _EXECUTABLE else None
+        if build_id is None or not (remote := self._remote.variants(build_id)):
+            return []
+        held: set[Digest | None] = set()
+        if ordinal < FIRST_ORDINAL:
+            held |= {each.digest for each in self._local.variants_after(ordinal, kind)}
+        return [
+            msgspec.structs.replace(each.artifact, ordinal=ordinal)
+            for each in reversed(remote)
+            if each.described.digest not in held
+        ]
 
     def variants_with(self, digest: Digest, ordinal: int) -> list[tuple[int, int]]:
         """Return (kind, variant) of each variant with those bytes."""

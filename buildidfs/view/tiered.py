@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs import names
 from buildidfs.errors import RemoteUnavailable
-from buildidfs.fleet.objects import FIRST_ORDINAL, VARIANT
+from buildidfs.fleet.objects import FIRST_ORDINAL, MOST_VARIANTS, VARIANT
 from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.model import BuildId, Kind
 from buildidfs.view import nodes
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from buildidfs.view.tree import Served
 
 _BOTH: Final = (Kind.EXECUTABLE, Kind.DEBUGINFO)
+
+_PERF: Final = (Kind.EXECUTABLE,)
 
 _OF_ALL: Final = dict.fromkeys((names.PATH, names.VARIANTS, names.SECTION), _BOTH)
 
@@ -90,6 +92,8 @@ class TieredView(View):
         if node == nodes.ROOT:
             self._remote.ask_soon(build_id, kinds)  # so that a listing has its files
             return nodes.of_id(ordinal)
+        if node == nodes.PERF:
+            return nodes.of_perf_id(0, ordinal)
         if node >= nodes.PERF_BUCKET:
             return nodes.of_id(ordinal, nodes.SLOT_PERF_LINK)
         is_debug = kinds == (Kind.DEBUGINFO,)
@@ -123,14 +127,17 @@ class TieredView(View):
                 if build_id is not None:
                     self._remote.ask(build_id, _BOTH)
             return super().lookup_slowly(node, name)
+        look = super().child
+        if node >> nodes.TAG_SHIFT >= nodes.TAG_PERF_ID:
+            look = super().lookup_slowly  # the file may have to be read
         try:
             self._remote.ask(*wanted)
         except RemoteUnavailable:
-            found = super().child(node, name)
+            found = look(node, name)
             if not found:
                 raise
             return found
-        return super().child(node, name)
+        return look(node, name)
 
     def _keep(self, parent: int, name: bytes, node: int) -> Keep:
         keep = super()._keep(parent, name, node)
@@ -142,9 +149,9 @@ class TieredView(View):
 
     def _wanted(self, node: int, name: bytes) -> Wanted | None:
         """Return the files for a name; None for a name that no bucket can have."""
-        if node == nodes.ROOT:
+        if node in (nodes.ROOT, nodes.PERF):
             build_id = names.parse(name)
-            return None if build_id is None else (build_id, _BOTH)
+            return None if build_id is None else (build_id, _BOTH if node == nodes.ROOT else _PERF)
         if nodes.DEBUG_BUCKET <= node < nodes.PERF_BUCKET:
             parsed = names.parse_split(node - nodes.DEBUG_BUCKET, name)
             if parsed is None:
@@ -152,7 +159,12 @@ class TieredView(View):
             return parsed[0], (Kind.DEBUGINFO if parsed[1] else Kind.EXECUTABLE,)
         if nodes.PERF_BUCKET <= node < nodes.PERF_BUCKET + 256:
             parsed = names.parse_split(node - nodes.PERF_BUCKET, name)
-            return None if parsed is None or parsed[1] else (parsed[0], (Kind.EXECUTABLE,))
+            return None if parsed is None or parsed[1] else (parsed[0], _PERF)
+        if node >> nodes.TAG_SHIFT >= nodes.TAG_PERF_ID:
+            kind = names.PERF_KIND_OF.get(name)
+            found = None if kind is None else self._store.index.build_id(nodes.perf_id_of(node)[1])
+            # The executable decides which file fits.
+            return None if kind is None or found is None else (found, (Kind.EXECUTABLE, kind))
         if node >> nodes.TAG_SHIFT == nodes.TAG_ID and not node & nodes.SLOT_BITS:
             kind = names.KIND_OF.get(name)
             kinds = _OF_ALL.get(name, ()) if kind is None else (kind,)
@@ -170,4 +182,4 @@ def _is_remote(node: int) -> bool:
         return True
     if node >> nodes.TAG_SHIFT != nodes.TAG_ID or not nodes.slot_of(node) & nodes.KIND_MASK:
         return False
-    return node & nodes.DETAIL_MASK & VARIANT == VARIANT
+    return node & nodes.DETAIL_MASK & VARIANT >= VARIANT - MOST_VARIANTS

@@ -6,17 +6,23 @@ The right name is that of perf with the program still at its path.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from buildidfs.store.placement import NOT_AS_MAPPED
+from buildidfs.config import RemoteSettings
+from buildidfs.fleet.push import Pusher, PushOptions
+from buildidfs.store import Store
+from buildidfs.store.placement import NOT_AS_MAPPED, OFFSETS_DIFFER
 from tests.support.clients.tools import perf_record, perf_report, perf_tool, run
 from tests.support.elf import rewritten
 from tests.support.elf.programs import Binary, build_id_of
 from tests.support.harness.mounts import BuildIdFs
+from tests.support.harness.waiting import until
+from tests.support.servers.objectstorage import object_storage
 from tests.system.test_symbolize import filtered
 
 pytestmark = [pytest.mark.client, pytest.mark.root]
@@ -142,3 +148,59 @@ def test_debug_file_belongs_to_both_programs(scratch: Path) -> None:
             fixed = data.with_suffix(".fixed")
             store("repair", data, "-o", fixed)
             assert _leaf(perf_report(mount, fixed).out) == rewritten.HOT
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("kind", ["patchelf", "moved-pie"])
+def test_host_that_has_the_bucket_only(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Two hosts have pushed one file of the build ID each; a third one has neither of them."""
+    directory = scratch / f"bucket-{kind}"
+    directory.mkdir()
+    old, new = rewritten.pair(directory, *_KINDS[kind])
+    build_id = build_id_of(old)
+    app, profiles = directory / "prog", []
+    with object_storage("fleet") as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        for number, file in enumerate((old, new)):
+            profiles.append(directory / f"{number}.data")
+            _recorded(app, file, profiles[-1])
+            (directory / str(number)).mkdir()
+            host = BuildIdFs(directory / str(number))
+            host("add", app)
+            _push(host)
+        app.unlink()
+        settings = directory / "remote.toml"
+        settings.write_text('[remote]\nurl = "s3://fleet"\ntrust = "package"\nrefresh = 1\n')
+        third = BuildIdFs(directory, config=settings)
+        Store.create(third.store).close()
+        with third.mounted() as mount:
+            for data in profiles:
+                unrepaired = _leaf(perf_report(mount, data).out)
+                assert unrepaired.startswith("0x") or unrepaired == rewritten.HOT
+            assert (mount / build_id / "elf").read_bytes() == old.read_bytes()
+            until(lambda: _variants(third) == {build_id}, "both files in the store")
+            for data in profiles:
+                fixed = data.with_suffix(".fixed")
+                third("repair", data, "-o", fixed)
+                assert _leaf(perf_report(mount, fixed).out) == rewritten.HOT
+                assert NOT_AS_MAPPED not in third("why", data, check=False).out
+    asked = third("symbolize", "--file-offset", f"{build_id}+0x1139", check=False)
+    assert (asked.rc, OFFSETS_DIFFER in asked.err) == (30, True) or "_" in asked.out
+    assert build_id in third("show", build_id).out
+
+
+def _push(host: BuildIdFs) -> None:
+    with (
+        Store.open(host.store) as store,
+        Pusher(store, RemoteSettings(url="s3://fleet"), PushOptions(patience_s=0)) as pusher,
+    ):
+        assert pusher.run().failed == []
+
+
+def _variants(host: BuildIdFs) -> set[str]:
+    """The build IDs with files that differ in the offsets of their code."""
+    done = host("list", "--conflicts", "--json", check=False)
+    return {json.loads(line)["build_id"] for line in done.out.splitlines()}

@@ -91,7 +91,12 @@ class PerfTree:
         """Return the ordinal of a build ID whose directory needs no path, and is not listed."""
         build_id = names.parse(name)
         ordinal = None if build_id is None else self._store.index.ordinal(build_id)
-        if ordinal is None or not self._is_chosen_from(ordinal):
+        if ordinal is None:
+            return None
+        if (
+            not self._is_chosen_from(ordinal)
+            and self._store.index.primary_path(ordinal) is not None
+        ):
             return None
         return ordinal if self._store.index.kinds(ordinal) & _SHOWN_KINDS else None
 
@@ -178,7 +183,8 @@ class PerfTree:
 
         All viewers get the same target. So for a private place the target is the directory ``<id>``
         instead, which has the same files. For an adopted ID the target is a directory in the root
-        of this tree, because perf needs files with a note; so it is if perf needs another variant.
+        of this tree, because perf needs files with a note; so it is if perf needs another variant,
+        or if no path is known, because a file of a bucket may have variants.
         """
         ordinal = nodes.ordinal_of(node)
         build_id = self._store.index.build_id(ordinal)
@@ -186,7 +192,7 @@ class PerfTree:
         if build_id is None:
             return b""
         if path is None:  # none of its paths is in the tree, or the file is in a bucket
-            return b"../../../" + names.spell(build_id)
+            return b"../../" + names.spell(build_id)
         if not self._store.paths.has_publicly(path, ordinal):
             if self._is_chosen_from(ordinal):
                 return b"../../" + names.spell(build_id)
