@@ -13,7 +13,7 @@ from msgspec import structs
 
 from buildidfs.answers import CoverageAnswer, CoverageRow, CoverageShares
 from buildidfs.catalog import remedies
-from buildidfs.catalog.containers import Names, meant
+from buildidfs.catalog.containers import Names
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
 from buildidfs.cli.output import json_line, one_line, path_fields, printable
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from buildidfs.store import Store
 
 
+_comm_option: Final = click.option(
+    "--comm", metavar="NAME", help="Only samples of threads with this name, as perf prints it."
+)
 _SHOWN: Final = 40  # rows on a terminal
 _REASONS: Final = 10
 _COLOURS: Final = {"debuginfo": "green", "symbols": "green", "missing": "red"}
@@ -66,6 +69,7 @@ def _columns(whole: int) -> tuple[Column[CoverageRow], ...]:
         [
             "buildidfs coverage perf.data",
             "buildidfs coverage perf.data --container shop/cart-7d9f",
+            "buildidfs coverage perf.data libc.so.6+0x26d90 --comm nginx",
             "buildidfs coverage --live",
             "buildidfs coverage --fail-under 95 --json perf.data | jq .coverage",
         ],
@@ -73,13 +77,15 @@ def _columns(whole: int) -> tuple[Column[CoverageRow], ...]:
             2: "neither a perf.data nor a core file",
             3: "some of the file, or some processes, could not be read",
             11: "no store at that place; 13 unknown format",
-            30: "less than --fail-under per cent have symbols",
+            30: "less than --fail-under per cent have symbols, or no sample is there",
         },
     ),
 )
 @click.argument("file", metavar="[FILE]", required=False, type=AnyPath())
+@click.argument("frame", metavar="[FRAME]", required=False)
 @click.option("--live", is_flag=True, help="Count the files that running processes map now.")
 @container_option("Count only this container: its name, pod, label, or the beginning of its ID.")
+@_comm_option
 @click.option(
     "--fail-under",
     metavar="PCT",
@@ -91,8 +97,10 @@ def _columns(whole: int) -> tuple[Column[CoverageRow], ...]:
 def coverage(
     session: Session,
     file: str | None,
+    frame: str | None,
     live: bool,
     container: str | None,
+    comm: str | None,
     fail_under: float | None,
     layout: table.TableOptions,
 ) -> int:
@@ -100,21 +108,27 @@ def coverage(
 
     FILE is a perf.data file. The table lists containers and binaries, those without symbols first,
     with the reason. For a core file the command counts the binaries that it names. With --live it
-    counts the files that all processes have mapped executable.
+    counts the files that all processes have mapped executable. With FRAME it counts only the
+    samples there; a FRAME is the same as for buildidfs why.
     """
     from buildidfs.profile import inputs
+    from buildidfs.profile.selection import Selection
 
     if live == (file is not None):
         raise click.UsageError("name a FILE, or use --live")
+    selection = Selection.of(frame, comm)
     noun = "file" if file is None else "record"
     with session.open_store() as store, session.progress("Reading", noun) as progress:
         if file is None:
-            found = inputs.coverage_of_processes(store, session.settings, progress=progress)
+            found = inputs.coverage_of_processes(
+                store, session.settings, comm=comm, container=container, progress=progress
+            )
         else:
-            found = inputs.coverage_of_file(store, os.fsencode(file), progress=progress)
-        if container is not None:
-            is_meant = meant(store, container)
-            found.rows = [row for row in found.rows if is_meant(row.container)]
+            path = os.fsencode(file)
+            found = inputs.coverage_of_file(
+                store, path, selection=selection, container=container, progress=progress
+            )
+            found.rows = inputs.at_frame(found.rows, path, selection)
         names = Names(store)
         for row in found.rows:
             names.of(row.container)  # while the store is open
@@ -222,7 +236,8 @@ _SINGULAR: Final = {"binaries": "binary"}
         [
             "buildidfs why perf.data",
             "buildidfs why perf.data 0x7f3c5a1e2f40",
-            "buildidfs why perf.data '*/libcrypto.so*'",
+            "buildidfs why perf.data '*/libcrypto.so*' --comm nginx",
+            "buildidfs why perf.data /usr/lib/x86_64-linux-gnu/libc.so.6+0x26d90",
             "buildidfs why 8e9f",
             "buildidfs why /usr/lib/x86_64-linux-gnu/libc.so.6 --json | jq .findings",
         ],
@@ -237,19 +252,27 @@ _SINGULAR: Final = {"binaries": "binary"}
 @click.argument("what", metavar="FILE|ID|PATH", type=BuildIdArgument())
 @click.argument("frame", metavar="[FRAME]", required=False)
 @container_option("Only files of this container; PATH means the file seen there in it.")
+@_comm_option
 @click.option(
     "--all", "all_", is_flag=True, help="Print all reasons and files, not only the first."
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object for each file.")
 @click.pass_obj
 def why(
-    session: Session, what: str, frame: str | None, container: str | None, all_: bool, json_: bool
+    session: Session,
+    what: str,
+    frame: str | None,
+    container: str | None,
+    comm: str | None,
+    all_: bool,
+    json_: bool,
 ) -> int:
     """Say why names are missing, and the remedy: a package, an option, a command.
 
     FILE is a perf.data file or a core file. The command explains all its files without symbols, or
-    only those at FRAME: an address, a path, the end of a path, or a pattern, as perf script prints
-    them. For a build ID, or the file at PATH, it explains each file that a debugger would miss.
+    only those at FRAME, as perf prints it: an address, an offset in the file (0x1139, or
+    libc.so.6+0x26d90), a path, the end of a path, or a pattern. For a build ID, or the file at
+    PATH, it explains each file that a debugger would miss.
     """
     from buildidfs.catalog import requested_id
     from buildidfs.profile import inputs
@@ -257,8 +280,8 @@ def why(
 
     path = os.fsencode(what)
     is_file = requested_id.is_path(what) and inputs.is_profile_or_core(path)
-    if frame is not None and not is_file:
-        raise click.UsageError("FRAME belongs to a profile or a core file")
+    if (frame is not None or comm is not None) and not is_file:
+        raise click.UsageError("FRAME and --comm belong to a profile or a core file")
     with session.open_store() as store:
         explainer = Explainer(store)
         if not is_file:
@@ -266,7 +289,7 @@ def why(
             json_line(each) if json_ else _print_one(session, each)
             return 0
         with session.progress("Reading", "record") as progress:
-            answer = explainer.file(path, frame, container=container, progress=progress)
+            answer = explainer.file(path, frame, container=container, comm=comm, progress=progress)
         if json_:
             for each in answer.files:
                 json_line(each)

@@ -14,14 +14,15 @@ import msgspec
 
 from buildidfs.catalog import containers, requested_id
 from buildidfs.catalog.containers import Names
-from buildidfs.catalog.coverage import Coverage, CoverageLookup
-from buildidfs.errors import UsageError
+from buildidfs.catalog.coverage import BinaryCoverage, Coverage, CoverageLookup
+from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf.headers import CPUMODE, USER
 from buildidfs.linux import inodes
 from buildidfs.model import BuildId
 from buildidfs.names import printable
 from buildidfs.profile import cores, reading
 from buildidfs.profile.reading import NamelessFile
+from buildidfs.profile.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -291,16 +292,43 @@ def build_id_of_binary(path: bytes) -> BuildId:
 
 
 def coverage_of_file(
-    store: Store, path: bytes, *, address: int | None = None, progress: Progress | None = None
+    store: Store,
+    path: bytes,
+    *,
+    selection: Selection | None = None,
+    container: str | None = None,
+    progress: Progress | None = None,
 ) -> Coverage:
-    """Return the coverage of a profile or a core file, or of the samples of a profile at an
-    address.
+    """Return the coverage of a profile or a core file, with ``container`` only of its files.
 
-    Raises `UsageError` for any other file.
+    With a ``selection``, only its samples of a profile count; `at_frame` selects the files. Raises
+    `UsageError` for any other file, `ArtifactMissing` if no thread has the selected name.
     """
-    if cores.is_core(path):
-        return cores.coverage(store, path)
-    return reading.coverage(store, path, address=address, progress=progress)
+    selection = selection or Selection()
+    if not cores.is_core(path):
+        found = reading.coverage(store, path, selection=selection, progress=progress)
+    elif selection.comm is not None or selection.has_address:
+        raise UsageError(f"{printable(path)} is a core file: only profiles have samples to select")
+    else:
+        found = cores.coverage(store, path)
+    if container is not None:
+        is_meant = containers.meant(store, container)
+        found.rows = [row for row in found.rows if is_meant(row.container)]
+    return found
+
+
+def at_frame(
+    rows: Iterable[BinaryCoverage], path: bytes, selection: Selection
+) -> list[BinaryCoverage]:
+    """Return the rows of the files at a selected frame. Raises `ArtifactMissing` for none."""
+    found = [row for row in rows if selection.is_at(row.path)]
+    if selection.text is not None and not found:
+        raise ArtifactMissing(
+            f"no sample of {printable(path)} is at {printable(os.fsencode(selection.text))}; a"
+            " frame is an address (0x7f12ab34), an offset in a file (libc.so.6+0x26d90), or the"
+            " path of a file, as perf prints them"
+        )
+    return found
 
 
 def is_profile_or_core(path: bytes) -> bool:
@@ -312,9 +340,15 @@ def is_profile_or_core(path: bytes) -> bool:
 
 
 def coverage_of_processes(
-    store: Store, settings: Settings, *, progress: Progress | None = None
+    store: Store,
+    settings: Settings,
+    *,
+    comm: str | None = None,
+    container: str | None = None,
+    progress: Progress | None = None,
 ) -> Coverage:
-    """Return the coverage of all files that running processes have mapped executable.
+    """Return the coverage of all files that running processes have mapped executable, or only
+    those of processes named ``comm``, or of a ``container``.
 
     Each mapping of each process counts.
     """
@@ -333,6 +367,8 @@ def coverage_of_processes(
         if isinstance(each, Unreadable):
             refused[each.reason] += 1
             continue
+        if comm is not None and (not isinstance(each, Mapper) or each.comm != os.fsencode(comm)):
+            continue
         label = shown(each.container, each.cgroup)
         if isinstance(each, Mapper):
             rows[label, each.path, each.build_id, ""] += 1
@@ -341,6 +377,9 @@ def coverage_of_processes(
         if progress is not None and not number % _REPORTED:
             progress(number, each.path.decode("utf-8", "surrogateescape"))
     holdings = CoverageLookup(store)
+    if container is not None:
+        is_meant = containers.meant(store, container)
+        rows = Counter({key: count for key, count in rows.items() if is_meant(key[0])})
     coverage = Coverage(
         [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()], "mapped files"
     )

@@ -32,6 +32,7 @@ from buildidfs.catalog.remedies import (
     OTHER_HOST,
     OTHER_MACHINE,
 )
+from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.address_spaces import File, Spaces
 from buildidfs.formats.perf.attributes import (
@@ -48,6 +49,7 @@ from buildidfs.names import printable
 from buildidfs.profile import match
 from buildidfs.profile.match import KALLSYMS, Match, Matcher
 from buildidfs.profile.perf_data import Profile
+from buildidfs.profile.selection import Selection, ThreadNames, some
 from buildidfs.store.placement import Extent, Placement
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ _MEMFD_NAME: Final = b"/memfd:"
 _SAMPLES: Final = frozenset((records.SAMPLE,))
 _CHAINS: Final = frozenset((records.SAMPLE, records.CALLCHAIN_DEFERRED))
 _TELLING: Final = records.TELLING | {records.HEADER_BUILD_ID}
+_THREADS: Final = frozenset((records.COMM, records.FORK))
 _NAMING: Final = frozenset((records.MMAP2, records.HEADER_BUILD_ID))
 _EACH: Final = 16  # samples are so close that some of them show the time span
 _EVERY: Final = 1 << 16  # records between two reports of progress
@@ -93,7 +96,9 @@ class Reading:
 
     ``assigned`` gives build IDs to paths, see `match.Matcher`. ``contested`` are the paths in
     answers so far whose build ID does not identify the mapped file. ``lost`` counts records that
-    the kernel dropped, ``samples`` those that `hits` has read. The constructor raises `UsageError`.
+    the kernel dropped, ``samples`` those that `hits` has read. ``selection`` restricts `hits` to
+    some samples; ``threads`` has the names of threads if it needs them. The constructor raises
+    `UsageError`.
     """
 
     def __init__(
@@ -102,8 +107,11 @@ class Reading:
         store: Store,
         progress: Progress | None = None,
         assigned: Mapping[bytes, BuildId] | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.profile = profile
+        self._selection = selection or Selection()
+        self.threads = ThreadNames()
         self._assigned = assigned or {}
         self.host = profile.text(headers.HOSTNAME).decode("utf-8", "surrogateescape")
         self.spaces = Spaces()
@@ -132,6 +140,11 @@ class Reading:
         start, last = self._span or (0, 0)
         kinds = _TELLING if self._span is not None else _TELLING | _SAMPLES
         for number, raw in self._records("mappings", kinds):
+            if self._selection.comm is not None and raw.kind in _THREADS:
+                thread = self._events.thread(raw)
+                if thread is not None:
+                    moment = thread.time if self._has_time else number
+                    self.threads.add(thread, moment)
             event = self._events.read(raw)
             if event is None:
                 if raw.kind == records.HEADER_BUILD_ID:
@@ -317,19 +330,15 @@ class Reading:
     # --- the second pass -------------------------------------------------------------------
 
     def hits(self, *, chains: bool = False) -> Counter[SampleSite]:
-        """Count the samples at each place; with ``chains``, a sample also counts at each place in
-        its call chain.
+        """Count the selected samples at each place; with ``chains``, or if the selection has an
+        address, a sample also counts at each place in its call chain.
         """
-        return self._count(Hits(self.spaces), chains=chains)
-
-    def hits_at(self, address: int) -> Counter[SampleSite]:
-        """Count the samples with an address in their call chain, and find the files at that
-        address.
-        """
-        return self._count(Hits(self.spaces, address), chains=True)
+        chains = chains or self._selection.has_address
+        return self._count(Hits(self.spaces, self._selection), chains=chains)
 
     def _count(self, hits: Hits, *, chains: bool) -> Counter[SampleSite]:
         layouts = self.profile.layouts
+        comm = None if self._selection.comm is None else os.fsencode(self._selection.comm)
         self.samples = 0
         for number, raw in self._records("samples", _CHAINS if chains else _SAMPLES):
             kind, misc, data, at, size, _, _ = raw
@@ -340,9 +349,11 @@ class Reading:
             head = layouts.head(data, at, size) if kind == records.SAMPLE else None
             if head is None:
                 continue
-            ip, pid, _, moment = head
-            self.samples += 1
+            ip, pid, tid, moment = head
             time = (moment or 0) if self._has_time else number
+            if comm is not None and self.threads.at(tid, time) != comm:
+                continue
+            self.samples += 1
             if chains:
                 chain = layouts.chain(data, at, size)
                 hits.add_chain(pid, time, ip, misc & CPUMODE, chain)
@@ -394,21 +405,34 @@ def is_anonymous(file: File) -> bool:
 
 
 def coverage(
-    store: Store, path: bytes, *, address: int | None = None, progress: Progress | None = None
+    store: Store,
+    path: bytes,
+    *,
+    selection: Selection | None = None,
+    progress: Progress | None = None,
 ) -> Coverage:
     """Return the share of samples whose binary the store has, by container.
 
-    With ``address``, only samples with this address in their call chain count. Raises `UsageError`
-    if the file is no profile.
+    With a ``selection``, only its samples count, those at an address if it is in their call chain.
+    Raises `UsageError` if the file is no profile, and `ArtifactMissing` if it has no thread of the
+    selected name.
     """
+    selection = selection or Selection()
     holdings = CoverageLookup(store)
     rows: Counter[tuple[str, bytes, BuildId | None, str]] = Counter()
     with Profile(path) as profile:
-        reading = Reading(profile, store, progress)
-        hits = reading.hits() if address is None else reading.hits_at(address)
-        for hit, count in hits.items():
+        reading = Reading(profile, store, progress, selection=selection)
+        for hit, count in reading.hits().items():
             name, answer = reading.describe(hit)
+            if selection.has_address and not selection.is_at(name):
+                continue
             rows[answer.container or "", name, answer.build_id, answer.why] += count
+        if selection.comm is not None and not reading.samples:
+            names = some(reading.threads.last_names())
+            raise ArtifactMissing(
+                f"no sample of {_shown(path)} is of a thread named {selection.comm}; the names are"
+                f" {names}"
+            )
         found = Coverage(
             [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()],
             "samples",
@@ -500,15 +524,15 @@ class _Counted(NamedTuple):
 
 class Hits:
     """Counts samples by their `SampleSite` in ``spaces``. ``mode`` is the CPUMODE of the
-    sample's record. With ``only``, no other address counts.
+    sample's record. With ``only``, no other addresses count.
 
     A call chain may end with the number of its user part, which is in a record of its own, before
     or after the samples that refer to it.
     """
 
-    def __init__(self, spaces: Spaces, only: int | None = None) -> None:
+    def __init__(self, spaces: Spaces, only: Selection | None = None) -> None:
         self._spaces = spaces
-        self._only = only
+        self._only = only if only is not None and only.has_address else None
         self._deferred: dict[int, tuple[int, ...]] = {}
         self._waiting: dict[int, list[_Counted]] = {}
         self._waiters = 0
@@ -558,12 +582,22 @@ class Hits:
 
     def _count_at(self, counted: _Counted, address: int, mode: int) -> None:
         """Count a sample at an address, unless it has counted at that place before."""
-        if self._only not in (None, address):
+        if self._only is not None and not self._is_selected(counted, address, mode):
             return
         count = self._count_of(counted.pid, counted.time, address, mode)
         if id(count) not in counted.places:
             counted.places.add(id(count))
             count[0] += 1
+
+    def _is_selected(self, counted: _Counted, address: int, mode: int) -> bool:
+        """Return True if an address, or its offset in the file, is selected."""
+        only = self._only
+        if only is None or address == only.address:
+            return True
+        if not only.may_be(address) or mode != USER:
+            return False
+        found = self._spaces.find(counted.pid, counted.time, address)
+        return found is not None and found.offset == only.offset
 
     def result(self) -> Counter[SampleSite]:
         """Return the number of samples of each place."""

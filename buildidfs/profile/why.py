@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import re
 import subprocess
 import time
 from typing import TYPE_CHECKING, Final
@@ -16,9 +14,8 @@ from buildidfs.answers import Explained, Finding
 from buildidfs.capture.origin.builder import reported
 from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.catalog import remedies, requested_id
-from buildidfs.catalog.containers import Names, meant
+from buildidfs.catalog.containers import Names
 from buildidfs.catalog.coverage import BinaryCoverage, CoverageLookup
-from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import machine
 from buildidfs.located import path_fields
@@ -26,6 +23,7 @@ from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.names import printable
 from buildidfs.profile import cores, inputs, reading
 from buildidfs.profile.perf_data import Profile
+from buildidfs.profile.selection import Selection
 from buildidfs.store import run_files
 from buildidfs.store.permissions import may_see
 from buildidfs.symbolize import proof
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from buildidfs.store.run_files import LostFiles
     from buildidfs.view import Viewer
 
-_ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 _MOST_PATHS: Final = 8
 _APT_S: Final = 10.0
 _DEBUG_FILES: Final = "/usr/lib/debug/.build-id"
@@ -105,36 +102,25 @@ class Explainer:
         frame: str | None,
         *,
         container: str | None = None,
+        comm: str | None = None,
         progress: Progress | None = None,
     ) -> UnnamedFiles:
         """Explain the files of a profile or core file that have no symbols, or those of a frame;
-        with ``container``, only those of this container.
+        with ``container``, only those of this container, with ``comm``, only samples of threads
+        with this name.
 
-        ``frame`` is an address, a path, the last part of a path, or a pattern of paths. Raises
-        `UsageError`, and `ArtifactMissing` if the frame has no sample.
+        ``frame`` is one of `selection.Selection`. Raises `UsageError`, and `ArtifactMissing` if the
+        frame has no sample.
         """
         self._named = None
         self._scan = "core" if cores.is_core(path) else "perf-data"
-        address = _ADDRESS.fullmatch(frame) if frame is not None else None
+        selection = Selection.of(frame, comm)
         found = inputs.coverage_of_file(
-            self._store,
-            path,
-            address=None if address is None else int(address[1], 16),
-            progress=progress,
+            self._store, path, selection=selection, container=container, progress=progress
         )
-        if container is not None:
-            is_meant = meant(self._store, container)
-            found.rows = [row for row in found.rows if is_meant(row.container)]
-        rows = found.worst_first()
+        rows = inputs.at_frame(found.worst_first(), path, selection)
         if frame is None:
             rows = [row for row in rows if row.symbols < Quality.SYMTAB]
-        elif address is None:
-            rows = [row for row in rows if _fits(frame, row.path)]
-        if frame is not None and not rows:
-            raise ArtifactMissing(
-                f"no sample of {printable(path)} is at {printable(os.fsencode(frame))}; a frame is"
-                " an address (0x7f12ab34), or the path of its file, as perf script prints both"
-            )
         whole = found.weight or 1
         files = [self._explained(row, os.fsdecode(path), row.weight / whole) for row in rows]
         return UnnamedFiles(files, found.unit, found.weight, found.incomplete, found.unrepaired())
@@ -329,13 +315,6 @@ def _known_to_apt() -> frozenset[str] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return frozenset(done.stdout.decode("utf-8", "replace").split()) if done.stdout else None
-
-
-def _fits(frame: str, path: bytes) -> bool:
-    wanted = os.fsencode(frame)
-    if path == wanted or path.rpartition(b"/")[2] == wanted:
-        return True
-    return fnmatch.fnmatchcase(os.fsdecode(path), frame)
 
 
 def _word(path: bytes) -> str:

@@ -35,6 +35,7 @@ from buildidfs.profile import scan as profile_scan
 from buildidfs.profile.perf_data import Profile
 from buildidfs.profile.reading import NamedFile
 from buildidfs.profile.repair import Repaired, repair
+from buildidfs.profile.selection import Selection
 from buildidfs.store import NewSeen, Store
 from tests.support.elf.perfwriter import CALLCHAIN, KERNEL, USUAL, PerfWriter
 from tests.support.harness.captures import NOW, SECOND, capture, sighting
@@ -262,7 +263,8 @@ def test_deferred_chains_count_where_usual_ones_do(
         with Profile(path) as profile:
             reading = profile_reading.Reading(profile, store)
             chains = {reading.describe(hit)[0]: n for hit, n in reading.hits(chains=True).items()}
-            called = {reading.describe(hit)[0]: n for hit, n in reading.hits_at(0x20008).items()}
+            at = profile_reading.Reading(profile, store, selection=Selection.of("0x20008"))
+            called = {at.describe(hit)[0]: n for hit, n in at.hits().items()}
         assert chains == {b"[kernel.kallsyms]": 4, b"/app": 3, b"/lib": 3}, number
         assert called == {b"/lib": 3}, number
 

@@ -145,6 +145,22 @@ class Executed(msgspec.Struct, frozen=True, gc=False):
     pid: int
 
 
+class ThreadNamed(msgspec.Struct, frozen=True, gc=False):
+    """A thread got a name (comm)."""
+
+    time: int
+    tid: int
+    name: bytes
+
+
+class ThreadForked(msgspec.Struct, frozen=True, gc=False):
+    """A thread began, as a copy of the thread ``parent``."""
+
+    time: int
+    tid: int
+    parent: int
+
+
 class Entered(msgspec.Struct, frozen=True, gc=False):
     """A process is in these namespaces from now on: after clone, unshare or setns.
 
@@ -393,6 +409,19 @@ class Events:
         if pid == parent or pid != tid:
             return None  # a thread
         return Forked(time, pid, parent, not raw.misc & _MISC_EXEC)
+
+    def thread(self, raw: Raw) -> ThreadNamed | ThreadForked | None:
+        """Return the change of a thread in a record of the kind `COMM` or `FORK`."""
+        if raw.kind == COMM and raw.size >= _HEADER + self._layout.thread.size:
+            at = raw.at + _HEADER
+            _, tid = self._layout.thread.unpack_from(raw.data, at)
+            trailer, time = self._layouts.trailer(raw.data, raw.at, raw.size)
+            text = raw.data[at + self._layout.thread.size : raw.at + raw.size - trailer]
+            return ThreadNamed(time or 0, tid, text.partition(b"\0")[0])
+        if raw.kind == FORK and raw.size >= _HEADER + self._layout.task.size:
+            _, _, tid, parent, time = self._layout.task.unpack_from(raw.data, raw.at + _HEADER)
+            return ThreadForked(time, tid, parent)
+        return None
 
     def _executed(self, raw: Raw) -> Executed | None:
         if not raw.misc & _MISC_EXEC or raw.size < _HEADER + self._layout.thread.size:
