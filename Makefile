@@ -3,12 +3,15 @@
 # make down      end that: unmount, follow no more; the store is kept
 # make install   put the command, manual pages and units for systemd below $(PREFIX)
 # make uninstall  take them away again; the store is kept
-# make deb       build a package for the Debian release of this machine in $(DIST)
+# make deb       build a package for the Debian release of this machine in $(DIST), or for RELEASE
+#                (bookworm, trixie) in a new root
 # make test-deb  install, upgrade and purge that package in a new root with systemd
 # make test-kernels  boot Debian's kernels under QEMU and use that package there; KERNELS="6.1 5.10"
-# make release   build the sdist, the wheel and the package, with SHA256SUMS, in $(DIST)
+# make release   build the sdist, the wheel and a package for each Debian release, with SHA256SUMS,
+#                in $(DIST)
 # make image     build an image for podman, Docker or Kubernetes from that package
 # make test-image  run it: capture this host, be killed, start anew
+# make test-pod  run it as the pod of examples/daemonset.yaml, by containerd, with crictl
 # make clean     remove what the other targets have made here; not while `make up` runs
 # make test      install what the tests need and run all of them
 # make check     ruff, mypy --strict, import layers
@@ -29,7 +32,7 @@ DIST ?= dist
 export STORE MOUNTPOINT FUZZ_SECONDS
 
 .PHONY: help up down install uninstall test test-page check fuzz bench bench-capture test-fresh \
-	deb test-deb test-kernels release image test-image clean
+	deb test-deb test-kernels release image test-image test-pod clean
 
 # What comes first is made when nothing is named: it must not be what starts to follow this host.
 help:
@@ -80,10 +83,10 @@ test-fresh:
 	scripts/test-fresh
 
 deb:
-	scripts/install-packages build
-	scripts/make-deb $(DIST)
+	[ "$(RELEASE)" ] || scripts/install-packages build
+	scripts/make-deb $(DIST) $(RELEASE)
 
-release: deb
+release:
 	scripts/make-release $(DIST)
 
 image: deb
@@ -92,8 +95,11 @@ image: deb
 test-image:
 	scripts/test-image
 
+test-pod:
+	scripts/test-pod
+
 test-deb: deb
-	scripts/test-deb $(DIST)/buildidfs_*.deb
+	scripts/test-deb "$$(ls -t $(DIST)/buildidfs_*.deb | head -n 1)"
 
 test-kernels: deb
 	scripts/install-packages kernels
