@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
 LONGEST_OF_THE_KERNEL = 20
 
 
-@pytest.fixture(scope="module", params=[8, 16, 32])
+@pytest.fixture(scope="module", params=[8, 32])
 def odd(request: pytest.FixtureRequest, scratch: Path) -> Iterator[Vanished]:
     """A container whose program has build IDs of an unusual length, and is gone."""
     directory = scratch / f"length-{request.param}"

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
-_FILES = 300
+_FILES = 120
 _CLIENTS = 8
 # Between two reads of a client: as fast as they can, they keep the processors from the cluster.
-_PAUSE_S = 0.03
+_PAUSE_S = 0.1
 _SHORT = RequestLimits(timeout_s=10.0, connect_s=2.0, retries=1)
 
 
@@ -59,7 +59,7 @@ def _pushing(cluster: Ceph, directory: Path, host: int) -> subprocess.Popen[byte
     file.write_text('[remote]\nurl = "s3://fleet/storm"\n')
     words = ["--config", str(file), "--store", str(directory / f"host{host}"), "push", "--watch"]
     return subprocess.Popen(
-        [*COMMAND, *words, "--rate", "1MiB"],
+        [*COMMAND, *words, "--rate", "400KiB"],
         env={**cluster.environ(host), "PATH": "/usr/bin"},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,

@@ -87,7 +87,7 @@ def test_kernel_symbols_of_another_host(buildidfs: BuildIdFs) -> None:
     data = directory / "perf.data"
     copy = [tool("dd"), "if=/dev/zero", "of=/dev/null", "bs=64k", "count=20000"]
     assert tools.perf_record(data, copy).rc == 0
-    buildidfs("scan", "proc", check=False)
+    buildidfs("scan", "kernel", check=False)
     named = r"dd +\[kernel\.kallsyms\] +\[k\] [a-z_]\w*"
     without = kernel_report(directory / "no-mount-here", data)
     assert not re.search(named, without.out), str(without)

@@ -60,12 +60,11 @@ def test_name_and_image_of_a_container(kind: str, buildidfs: BuildIdFs, scratch:
             assert (directory / "pod").read_text() == "shop/cart-7d9f\n"
 
 
-@pytest.mark.parametrize("kind", ["podman", "docker"])
 def test_names_of_containers_that_are_gone_after_the_index(
-    kind: str, buildidfs: BuildIdFs, scratch: Path
+    buildidfs: BuildIdFs, scratch: Path
 ) -> None:
     """The second container has no file that the first one has not."""
-    with real_engine(kind, scratch / f"rebuilt-{kind}") as engine:
+    with real_engine("podman", scratch / "rebuilt") as engine:
         for name in ("web-1", "web-2"):
             container = engine.run(name)
             engine.buildidfs(buildidfs.store, "scan", "proc", "--container", container.shown)
@@ -86,12 +85,9 @@ def listed(buildidfs: BuildIdFs) -> list[dict[str, Any]]:
 
 
 @pytest.mark.watch
-@pytest.mark.parametrize("kind", ["podman", "docker"])
-def test_name_of_a_container_that_lives_for_a_moment(
-    kind: str, buildidfs: BuildIdFs, scratch: Path
-) -> None:
+def test_name_of_a_container_that_lives_for_a_moment(buildidfs: BuildIdFs, scratch: Path) -> None:
     """The engine forgets it as soon as it ends: its notes are read when its first file is seen."""
-    with real_engine(kind, scratch / f"brief-{kind}") as engine:
+    with real_engine("docker", scratch / "brief") as engine:
         command = engine.entered(*COMMAND)
         with watching(buildidfs.store, "--json", "--no-scan", command=command) as watcher:
             engine.run("brief", "true", remove=True)
@@ -102,5 +98,5 @@ def test_name_of_a_container_that_lives_for_a_moment(
                 ),
                 "a capture",
             )
-    named = [each for each in listed(buildidfs) if each["container"].startswith(kind)]
+    named = [each for each in listed(buildidfs) if each["container"].startswith("docker")]
     assert [each["container_name"] for each in named] == ["brief"]

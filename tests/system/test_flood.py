@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.harness.watching import Watcher
 
-pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.slow]
 
 _PROGRAMS = 10
 _MEMORY = 150 << 20
@@ -65,17 +65,18 @@ def test_host_and_second_container_lose_nothing(
         assert f"mnt:{flood.mnt} " in warnings[0]
 
 
+@pytest.mark.watch
 def test_imitation_of_a_container_takes_nothing_from_it(directory: Path) -> None:
     """A user has given a control group the ID of the container, and floods from it."""
     with (
         ShortLife(directory / "items") as items,
-        watching(directory / "store", "--no-scan", "--pin-seconds", str(_PIN_S)) as watcher,
+        watching(directory / "store", "--no-scan") as watcher,
         container_and_imitation() as (container, imitation),
     ):
         label = f"docker:{container.name.removeprefix('docker-')[:12]}"
         with flooding(directory / "flood", 1500, 1, _FIRST, entering(imitation)):
-            victim = items.run("host", 60, 1, 0.05, (*entering(container), *CONTAINER))
-        assert watcher.captured(victim, _PATIENCE_S).complete, "60 executables, 60 libraries"
+            victim = items.run("host", 25, 1, 0.05, (*entering(container), *CONTAINER))
+        assert watcher.captured(victim, _PATIENCE_S).complete, "25 executables, 25 libraries"
         until(lambda: _dropped(watcher), "the loss of the flood")
         assert _dropped(watcher)["container"] == f"{label} (user {USER})"
         assert label not in {each["container"] for each in watcher.facts["losses"]}

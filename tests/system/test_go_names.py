@@ -238,9 +238,9 @@ def test_a_program_of_the_size_of_go_itself(go: GoTools, directory: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", ["386", "arm64", "s390x", "mips"])
+@pytest.mark.parametrize("machine", ["386", "s390x"])
 def test_other_machines(go: GoTools, directory: Path, machine: str) -> None:
-    """Both byte orders and word sizes, instructions of one, two and four bytes."""
+    """Both byte orders and word sizes; instructions in units of one and of two bytes."""
     source, env = go.source(), {"GOARCH": machine}
     full, stripped = directory / "full", directory / "stripped"
     go.build(full, source, strip=False, dwarf=False, env=env)

@@ -453,7 +453,7 @@ def test_root_that_is_another_one_a_moment_later(place: Path) -> None:
     run([tool("objcopy"), "--add-section", f".gnu_debuglink={part}", program], check=True)
     trusts = set()
     with running([program, other]) as process, FileHelper() as helper:
-        for _ in range(600):
+        for _ in range(200):
             for seen in scanned(process.pid, helper).pinned:
                 if seen.data == INSIDE:
                     trusts.add(seen.pinned.sighting.origin.trust)

@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 from tests.support.clients.tools import run, tool
-from tests.support.containers.burning import burner, container, recording, user_samples
+from tests.support.containers.burning import Named, burner, container, recording, user_samples
 from tests.support.harness.mounts import BuildIdFs
 from tests.support.harness.waiting import until
 from tests.support.harness.watching import watching
 
-pytestmark = [
-    pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.client, pytest.mark.slow,
-]  # fmt: skip
+pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.client, pytest.mark.slow]
 
 _NAMELESS = "-Wl,--build-id=none"
 _BAZEL = "498919aff001d8366249403a2544fba2d833084f"
@@ -44,49 +42,54 @@ def shown(program: BuildIdFs, name: str) -> Any:
     return json.loads(program("show", "--json", name).out)
 
 
-@pytest.mark.parametrize("options", [(), ("-static",), ("-static-pie",)])
-def test_perf_names_the_functions_of_a_gone_program_without_a_build_id(
-    place: Path, options: tuple[str, ...]
-) -> None:
+def test_perf_names_the_functions_of_gone_programs_without_a_build_id(place: Path) -> None:
     program = BuildIdFs(place)
-    hot = burner(place / "hot", "nameless", 0.25, _NAMELESS, *options)
+    links: dict[str, tuple[str, ...]] = {
+        "plain": (),
+        "fixed": ("-static",),
+        "pie": ("-static-pie",),
+    }
+    every = [
+        burner(place / name, name, 0.25, _NAMELESS, *options) for name, options in links.items()
+    ]
     data, repaired = place / "perf.data", place / "repaired.data"
     with (
         watching(program.store, "--no-scan"),
         recording(data),
-        container("tmpfs", place / "gone", hot),
+        contextlib.ExitStack() as stack,
     ):
-        pass
+        ran = [stack.enter_context(container("tmpfs", place / "gone", hot)) for hot in every]
     done = program("repair", data, "-o", repaired, check=False)
     assert done.rc in (0, 3), done  # 3: something else on this host has no names
-    name = htlhash(hot.directory / "app")
-    assert shown(program, name)["variants"][0]["adopted"] is True
     with program.mounted() as mount:
-        exact = (mount / name / "elf").read_bytes()
-        assert exact == (hot.directory / "app").read_bytes()
-        samples = user_samples(mount, repaired)
+        for hot in every:
+            name = htlhash(hot.directory / "app")
+            assert shown(program, name)["variants"][0]["adopted"] is True
+            exact = (mount / name / "elf").read_bytes()
+            assert exact == (hot.directory / "app").read_bytes()
+        samples = user_samples(mount, repaired, *ran)
     assert samples.share >= 99, samples
-    assert samples.by_function[hot.function] > 100
+    for hot in every:
+        assert samples.by_function[hot.function] > 100, samples
 
 
-@pytest.mark.parametrize("options", [("--namespaces",), ("--buildid-mmap", "--namespaces"), ()])
+@pytest.mark.parametrize(
+    "options",
+    [{"plain": [], "namespaces": ["--namespaces"]}, {"ids": ["--buildid-mmap", "--namespaces"]}],
+    ids=["without-build-ids", "with-build-ids"],
+)
 def test_programs_that_share_a_build_id_are_never_taken_for_each_other(
-    place: Path, options: tuple[str, ...]
+    place: Path, options: dict[str, list[str]]
 ) -> None:
     """At one path, at one time, in two containers."""
     program = BuildIdFs(place)
     shared = f"-Wl,--build-id=0x{_BAZEL}"
     both = [burner(place / name, name, 0.5, shared) for name in ("one", "two")]
     assert {each.build_id for each in both} == {_BAZEL}
-    data, repaired = place / "perf.data", place / "repaired.data"
-    with (
-        watching(program.store, "--no-scan"),
-        recording(data, *options),
-        contextlib.ExitStack() as stack,
-    ):
-        for each in both:
-            stack.enter_context(container("tmpfs", place / "gone", each))
-    program("repair", data, "-o", repaired, check=False)
+    with watching(program.store, "--no-scan"), contextlib.ExitStack() as stack:
+        for form, words in options.items():
+            stack.enter_context(recording(place / form, *words))
+        ran = [stack.enter_context(container("tmpfs", place / "gone", each)) for each in both]
     with program.mounted() as mount:
         assert {entry.name for entry in (mount / _BAZEL).iterdir()} == {
             "README", "path", "variants",
@@ -94,16 +97,21 @@ def test_programs_that_share_a_build_id_are_never_taken_for_each_other(
         for each in both:
             name = htlhash(each.directory / "app")
             assert (mount / name / "elf").read_bytes() == (each.directory / "app").read_bytes()
-        samples = user_samples(mount, repaired)
+        for form in options:
+            program("repair", place / form, "-o", place / f"{form}-repaired", check=False)
+            samples = user_samples(mount, place / f"{form}-repaired", *ran)
+            _assert_own_samples(samples, {each.function for each in both}, form != "plain")
     assert program("get", _BAZEL, check=False).rc == 30
-    known = {each.function for each in both}
-    if "--namespaces" in options:
+
+
+def _assert_own_samples(samples: Named, known: set[str], has_namespaces: bool) -> None:
+    if has_namespaces:
         assert set(samples.by_function) >= known, "the mount namespace tells them apart"
-        for each in both:
-            assert samples.by_function[each.function] > 200
     for function in known:
+        own = samples.by_function.get(function, 0)
+        assert own > 200 or not has_namespaces, samples
         # Each ran for half a second, at 997 samples per second.
-        assert samples.by_function.get(function, 0) < 750, "the other one's samples"
+        assert own < 750, "the other one's samples"
 
 
 def functions(backtrace: str) -> list[str]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from buildidfs.store import Store
 from tests.support.containers.burning import recording
 from tests.support.elf import jit
-from tests.support.elf.jit import Jit, container, jit_samples
+from tests.support.elf.jit import container, jit_samples
 from tests.support.harness.mounts import BuildIdFs
 from tests.support.harness.waiting import until
 from tests.support.harness.watching import Watcher, watching
@@ -22,77 +25,71 @@ pytestmark = [
     pytest.mark.slow,
 ]  # fmt: skip
 
-PROGRAMS: dict[str, Callable[[], Jit]] = {
-    "node": lambda: jit.node("--perf-basic-prof"),
-    "node-dump": lambda: jit.node("--perf-prof"),
-    "python": jit.python,
-}
 
-
-@pytest.fixture(scope="module")
-def place(scratch: Path) -> Path:
-    """A directory for these tests."""
-    directory = scratch / "jit"
-    directory.mkdir()
-    return directory
-
-
-@pytest.fixture(scope="module")
-def watch(place: Path) -> Iterator[Watcher]:
+@pytest.fixture
+def watch(directory: Path) -> Iterator[Watcher]:
     """A running watch."""
-    with watching(place / "watched", "--no-scan") as watcher:
+    with watching(directory / "watched", "--no-scan") as watcher:
         yield watcher
 
 
-@pytest.fixture(scope="module")
-def watched(place: Path, watch: Watcher) -> BuildIdFs:
+@pytest.fixture
+def watched(directory: Path, watch: Watcher) -> BuildIdFs:
     """The program on the store of the watch."""
-    return BuildIdFs(place, watch.store)
+    return BuildIdFs(directory, watch.store)
 
 
-def maps(program: BuildIdFs) -> list[dict[str, object]]:
-    """What the store says of the maps it has."""
-    lines = program("jit", "--json", check=False).out.splitlines()
-    return [json.loads(line) for line in lines]
+def wait_for_maps(program: BuildIdFs, pids: Iterable[int]) -> None:
+    """Wait until the store has a map of each process.
 
-
-def has_map(program: BuildIdFs, pid: int) -> bool:
-    return any(each["pid"] == pid for each in maps(program))
+    If a process begins its map more than twelve seconds after its start, the next look at it is a
+    minute later.
+    """
+    with Store.open(program.store, read_only=True) as store:
+        until(lambda: all(map(store.jit_maps.of, pids)), "the maps", 180)
 
 
 @pytest.mark.parametrize("ends", ["while-recorded", "later"])
-@pytest.mark.parametrize("kind", PROGRAMS)
-def test_generated_code_of_a_container_that_is_gone_has_names(
-    watched: BuildIdFs, directory: Path, kind: str, ends: str
+def test_generated_code_of_containers_that_are_gone_has_names(
+    watched: BuildIdFs, directory: Path, ends: str
 ) -> None:
-    program = PROGRAMS[kind]()
+    programs = [jit.node("--perf-basic-prof"), jit.node("--perf-prof"), *jit.pythons()]
     data, out = directory / "perf.data", directory / "repaired.data"
-    with contextlib.ExitStack() as stack:
-        if ends == "while-recorded":
-            stack.enter_context(recording(data))
-            with container(program, program.seconds) as pid:
-                pass
-        else:
-            pid = stack.enter_context(container(program))
-            until(lambda: has_map(watched, pid), "the map")
+    is_later = ends == "later"
+    with contextlib.ExitStack() as recorder, contextlib.ExitStack() as containers:
+        if not is_later:
+            recorder.enter_context(recording(data))
+        started = {
+            containers.enter_context(container(each, None if is_later else each.seconds)): each
+            for each in programs
+        }
+        if is_later:
+            wait_for_maps(watched, started)
+            for pid in started:
+                os.kill(pid, signal.SIGSTOP)
             with recording(data):
-                jit.spend(pid, program.seconds)
-    until(lambda: has_map(watched, pid), "the map")
-    # On the host another process had that number, or so it seems.
-    mislead = Path(f"/tmp/perf-{pid}.map")
-    mislead.write_text(f"1000 {2**47 - 0x2000:x} wrong_name\n")
+                for pid, program in started.items():
+                    jit.spend(pid, program.seconds)
+    wait_for_maps(watched, started)
+    # On the host other processes had those numbers, or so it seems.
+    mislead = [Path(f"/tmp/perf-{pid}.map") for pid in started]
     try:
+        for each in mislead:
+            each.write_text(f"1000 {2**47 - 0x2000:x} wrong_name\n")
         done = watched("repair", "--json", data, "-o", out, check=False)
         with watched.mounted() as mount:
-            before, after = jit_samples(mount, data, pid), jit_samples(mount, out, pid)
+            before, after = (jit_samples(mount, each, list(started)) for each in (data, out))
     finally:
-        mislead.unlink()
+        for each in mislead:
+            each.unlink(missing_ok=True)
     assert done.rc in (0, 3), done
-    (named,) = [each for each in json.loads(done.out)["generated"] if each["pid"] == pid]
-    assert (named["name"], named["comm"]) == (f"[jit:{pid}]", Path(program.argv[0]).name)
-    assert named["container"].startswith("mnt:")
-    assert before.of(*program.functions) == 0, before
-    assert after.total == before.total >= 3, (before, after)
-    assert after.share >= 95, after
-    assert after.of("wrong_name") == 0, after
-    assert after.of(*program.functions) > 0.5 * after.total, after
+    named = {each["pid"]: each for each in json.loads(done.out)["generated"]}
+    for pid, program in started.items():
+        said = named[pid]
+        assert (said["name"], said["comm"]) == (f"[jit:{pid}]", Path(program.argv[0]).name)
+        assert said["container"].startswith("mnt:")
+        assert before[pid].of(*program.functions) == 0, before
+        assert after[pid].total == before[pid].total >= 3, (before, after)
+        assert after[pid].share >= 95, after
+        assert after[pid].of("wrong_name") == 0, after
+        assert after[pid].of(*program.functions) > 0.5 * after[pid].total, after

@@ -15,7 +15,7 @@ from buildidfs.store import Store
 from tests.support.clients.tools import go_version, run, tool
 from tests.support.harness.watching import watching
 
-pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.watch, pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.host, pytest.mark.slow]
 
 _OF_EACH = 20
 _TOKEN = b"token-0123456789abcdef"

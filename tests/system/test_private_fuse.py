@@ -89,7 +89,7 @@ def test_scan_ends_if_the_server_of_the_filesystem_is_stopped(
         (item,) = scanned(child.pid).unreadable
         seconds = time.monotonic() - began
     assert REASON in item.reason
-    assert seconds < 15
+    assert seconds < 60
 
 
 def test_scan_proc_prints_the_loss(buildidfs: BuildIdFs, directory: Path, program: Path) -> None:

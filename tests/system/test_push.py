@@ -185,7 +185,7 @@ def test_push_that_is_killed_goes_on(
         monkeypatch.setenv(name, value)
     pushing = BuildIdFs(directory, buildidfs.store, _config(directory))
     words: list[Argument] = ["--config", _config(directory), "--store", buildidfs.store]
-    for kill_at in (1, 3, 4, 9, 20, 33, 37, 40):
+    for kill_at in (1, 4, 20, 40):
         storage.buckets["fleet"].clear()
         storage.requests.clear()
         started: list[Process] = []

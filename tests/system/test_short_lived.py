@@ -60,8 +60,9 @@ def _best(
     return result
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    ("config", "concurrency"), [("tmpfs", 1), *((each, 8) for each in CONFIGS)]
+)
 def test_nearly_nothing_is_lost(
     items: ShortLife, plain: Watcher, config: str, concurrency: int
 ) -> None:

@@ -25,7 +25,7 @@ from tests.support.clients.commands import ROOT, calling
 from tests.support.clients.tools import Result, run, tool
 from tests.support.harness.captures import capture
 from tests.support.harness.children import copied_cat
-from tests.support.harness.mounts import COMMAND, is_mountpoint
+from tests.support.harness.mounts import COMMAND, BuildIdFs, is_mountpoint
 from tests.support.harness.restricted import as_nobody
 from tests.support.harness.waiting import until
 from tests.support.servers.serving import free_port
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.clients.tools import Result
-    from tests.support.harness.mounts import BuildIdFs
 
 pytestmark = pytest.mark.fuse
 
@@ -77,8 +76,15 @@ class Up:
 
 
 @pytest.fixture
-def up(buildidfs: BuildIdFs) -> Iterator[Up]:
-    """Whatever runs on the store at the end is killed, and what is mounted is taken away."""
+def up(directory: Path) -> Iterator[Up]:
+    """Whatever runs on the store at the end is killed, and what is mounted is taken away.
+
+    Files of the distribution and of Python are excluded: to copy all that runs takes seconds.
+    """
+    settings = directory / "settings.toml"
+    excluded = [f"{place}/*" for place in ("/usr", sys.prefix, sys.base_prefix)]
+    settings.write_text(f"[watch]\nexclude = {json.dumps(excluded)}\n")
+    buildidfs = BuildIdFs(directory, config=settings)
     with Store.create(buildidfs.store) as store:
         store.commit([capture(store, b"bytes", bytes.fromhex(HEX))])
     made = Up(buildidfs)
@@ -623,10 +629,11 @@ def test_status_shows_counters_and_strange_paths(up: Up) -> None:
 # --- make up, make down --------------------------------------------------------------------------
 
 
+@pytest.mark.watch
 def test_scripts_of_make_work_twice(up: Up) -> None:
     command = calling(
         up.store.parent / "programs/buildidfs",
-        ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "buildidfs"],
+        ["env", f"PYTHONPATH={ROOT}", *COMMAND, "--config", str(up.run.config)],
     )
     env = {"STORE": str(up.store), "MOUNTPOINT": str(up.mount)}
     for _ in range(2):

@@ -169,7 +169,7 @@ def test_server_that_hangs_holds_up_one_open_and_not_each(
         for _ in range(2):  # what is still on its way is not waited for again
             assert {opened(each) for each in links(mountpoint)} == {errno.ENOENT}
         # One after the other, they would take 300 times as long.
-        assert time.monotonic() - began < 5 * WAIT_S
+        assert time.monotonic() - began < 100 * WAIT_S
 
 
 def test_hanging_server_holds_up_nothing_else(buildidfs: BuildIdFs) -> None:

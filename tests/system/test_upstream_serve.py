@@ -120,7 +120,8 @@ def test_many_requests_wait_as_long_as_one(store: Path) -> None:
         began = time.monotonic()
         for number in range(100):
             assert server.ask(f"/buildid/{bytes([number]).hex() * 20}/debuginfo").status == 503
-        assert time.monotonic() - began < 10 * WAIT_S
+        # One after the other, they would take 100 times as long.
+        assert time.monotonic() - began < 50 * WAIT_S
 
 
 def test_two_servers_that_ask_each_other_end_with_an_answer(store: Path, directory: Path) -> None:

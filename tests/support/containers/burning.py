@@ -176,13 +176,17 @@ class Named:
         return 100 * (1 - self.by_function.get("[unknown]", 0) / self.total)
 
 
-def user_samples(mount: Path, data: Path, comm: str = "app") -> Named:
-    """What ``perf script`` calls the functions that samples of a program fell into."""
-    fields = ["-F", "comm,ip,sym,dso", "--comms", comm, "-G"]
+def user_samples(mount: Path, data: Path, *programs: subprocess.Popen[bytes]) -> Named:
+    """What ``perf script`` calls the functions that samples of these processes fell into.
+
+    Other tests may run programs of the same name.
+    """
+    pids = ",".join(str(each.pid) for each in programs)
+    fields = ["-F", "comm,ip,sym,dso", f"--pid={pids}", "--comms", "app", "-G"]
     text = tools.perf(mount, "script", *fields, "-i", data).out
     found: dict[str, int] = {}
     for line in text.splitlines():
-        match = re.match(rf"\s*{comm}\s+([0-9a-f]+) (\S+).* \((.*)\)$", line)
+        match = re.match(r"\s*app\s+([0-9a-f]+) (\S+).* \((.*)\)$", line)
         if match and not match[3].startswith("[k") and int(match[1], 16) < 1 << 63:
             found[match[2]] = found.get(match[2], 0) + 1
     return Named(found)

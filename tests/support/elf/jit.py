@@ -7,14 +7,13 @@ import contextlib
 import glob
 import os
 import re
+import signal
 import struct
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
 
 from buildidfs.model import FileIdentity, JitProcess, NamespaceSet, Origin
 from tests.support.clients import tools
@@ -103,14 +102,14 @@ def node(*options: str) -> Jit:
     return Jit((str(tool("node")), *options), _NODE, ("inner", "outer"), 0.5)
 
 
-def python() -> Jit:
-    """Python that tells perf of its functions, which needs 3.12; skips where there is none."""
+def pythons() -> list[Jit]:
+    """Python that tells perf of its functions, which needs 3.12; empty where there is none."""
     names = [*glob.glob("/root/.pyenv/versions/3.1[2-9].*/bin/python3"), "/usr/bin/python3"]
     for name in names:
         version = [name, "-c", "import sys; print(sys.version_info >= (3, 12))"]
         if os.access(name, os.X_OK) and run(version).out == "True\n":
-            return Jit((name, "-X", "perf"), _PYTHON, ("py::inner", "py::outer"), 2.0)
-    pytest.skip("this machine has no Python 3.12 or later, nor has its release")
+            return [Jit((name, "-X", "perf"), _PYTHON, ("py::inner", "py::outer"), 2.0)]
+    return []
 
 
 @contextlib.contextmanager
@@ -142,6 +141,7 @@ def container(program: Jit, seconds: float | None = None) -> Iterator[int]:
         yield pid
         if seconds is None:
             Path(f"/proc/{pid}/root/tmp/end").touch()
+            os.kill(pid, signal.SIGCONT)
         assert process.wait(60) == 0
     finally:
         if process.poll() is None:
@@ -165,24 +165,26 @@ class Named(NamedTuple):
         return sum(n for name, n in self.names.items() if any(each in name for each in functions))
 
 
-def jit_samples(mount: Path, data: Path, pid: int) -> Named:
-    """What perf calls the places in generated code that samples of a process fell into."""
+def jit_samples(mount: Path, data: Path, pids: Sequence[int]) -> dict[int, Named]:
+    """What perf calls the places in generated code that samples of each process fell into."""
     fields = ["-F", "pid,ip,sym,dso", "-G"]
-    text = tools.perf(mount, "script", *fields, f"--pid={pid}", "-i", data).out
-    names: Counter[str] = Counter()
+    text = tools.perf(mount, "script", *fields, f"--pid={','.join(map(str, pids))}", "-i", data).out
+    names: dict[int, Counter[str]] = {pid: Counter() for pid in pids}
     for line in text.splitlines():
-        match = re.match(r"\s*\d+\s+[0-9a-f]+ (.*) \((.*)\)$", line)
-        if match and re.match(r"\[jit:|//anon|/memfd:|\[anon|/tmp/perf-|\[unknown\]", match[2]):
-            names[match[1]] += 1
-    return Named(names.total(), names)
+        match = re.match(r"\s*(\d+)\s+[0-9a-f]+ (.*) \((.*)\)$", line)
+        if match and re.match(r"\[jit:|//anon|/memfd:|\[anon|/tmp/perf-|\[unknown\]", match[3]):
+            names[int(match[1])][match[2]] += 1
+    return {pid: Named(found.total(), found) for pid, found in names.items()}
 
 
 def spend(pid: int, seconds: float) -> None:
-    """Wait until a process has used so much more processor time."""
+    """Let a stopped process use so much more processor time, and stop it."""
 
     def used() -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     end = used() + seconds
+    os.kill(pid, signal.SIGCONT)
     until(lambda: used() >= end, "the processor time")
+    os.kill(pid, signal.SIGSTOP)

@@ -3,7 +3,8 @@
 
 Tests that watch the whole host, or must not run beside one that does, would wait for each other.
 They are one piece, whatever their modules are; the suite takes at least as long as they do, so they
-are the first of all. Only workers know the markers of tests: they tell the scheduler, in a file.
+are the first of all. Modules with a container that is gone are one piece, because it takes long to
+make. Only workers know markers and fixtures of tests: they tell the scheduler, in a file.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     import pytest
 
-PLACE: Final = "buildidfs_turns"
-"""The name in a worker's input of the file with the IDs of those tests."""
+PLACE: Final = "buildidfs_pieces"
+"""The name in a worker's input of the file with the pieces of tests and modules."""
 
 _TURNS: Final = "tests that take turns"
+_GONE: Final = "modules with a container that is gone"
+_GONE_FIXTURES: Final = frozenset({"gone", "dwz_gone"})
 
 # Modules that take half a minute or more: what is left at the end must be short.
 _LONGEST: Final = frozenset({"test_watch"})
@@ -38,35 +41,44 @@ class ByModule(LoadScopeScheduling):
         super().__init__(config, log)
         config.option.loadscopereorder = False
         self._place = place
-        self._turns: frozenset[str] = frozenset()
+        self._pieces: dict[str, str] = {}
 
     def schedule(self) -> None:
         """Begin, or go on with another worker; all have collected."""
-        self._turns = frozenset(json.loads(self._place.read_text()))
+        self._pieces = json.loads(self._place.read_text())
         super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:
-        return _TURNS if nodeid in self._turns else nodeid.partition("::")[0]
+        module = nodeid.partition("::")[0]
+        return self._pieces.get(nodeid) or self._pieces.get(module) or module
 
 
 def prepare(items: list[pytest.Item], place: Path) -> None:
-    """Sort tests and write down those that take turns: they come first, then the slow ones.
+    """Sort tests and write down the pieces of several modules: they come first, then slow tests.
 
     Within each part, tests/system comes before tests/unit, whose short modules fill the end. The
     module that disturbs others is the last of tests/system, when the turns are over.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    gone = {item.path for item in items if _GONE_FIXTURES.intersection(_fixtures(item))}
 
     def order(item: pytest.Item) -> tuple[bool, ...]:
         is_late = item.path.stem == _DISTURBING
         is_slow = item.path in slow and not is_late
         is_long, is_unit = item.path.stem in _LONGEST, "unit" in item.path.parts
+        is_long = is_long or item.path in gone
         return not _takes_turns(item), not is_long, not is_slow, is_unit, is_late
 
     items.sort(key=order)
     part = place.with_name(f"{place.name}.{os.getpid()}")
-    part.write_text(json.dumps([item.nodeid for item in items if _takes_turns(item)]))
+    pieces = {item.nodeid.partition("::")[0]: _GONE for item in items if item.path in gone}
+    pieces |= {item.nodeid: _TURNS for item in items if _takes_turns(item)}
+    part.write_text(json.dumps(pieces))
     part.replace(place)
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
 
 
 def _takes_turns(item: pytest.Item) -> bool:

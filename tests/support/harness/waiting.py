@@ -15,7 +15,7 @@ _LEAST_PAUSE_S = 0.005
 _MOST_PAUSE_S = 0.2
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
+def until(condition: Callable[[], T], what: str, seconds: float = 60) -> T:
     """Return the first true result of ``condition``; `TimeoutError` says ``what`` never came.
 
     A condition that takes long, such as a command, is asked less often: to ask takes the processor
@@ -32,7 +32,7 @@ def until(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
     return result
 
 
-def lines(stream: IO[bytes], enough: Callable[[list[str]], bool], seconds: float = 30) -> list[str]:
+def lines(stream: IO[bytes], enough: Callable[[list[str]], bool], seconds: float = 60) -> list[str]:
     """Read whole lines from an unbuffered pipe until ``enough`` of them are there.
 
     At the end of the stream, or after ``seconds``, `EOFError` or `TimeoutError` shows what came.

@@ -132,7 +132,7 @@ class Watcher:
                     sums[name] += int(kilobytes) << 10
         return Memory(sums["Pss"], sums["Rss"])
 
-    def captured(self, expected: Expected, patience: float = 10.0) -> Result:
+    def captured(self, expected: Expected, patience: float = 30.0) -> Result:
         """Compare when all is in the store, or nothing more came for ``patience`` seconds."""
         result = compare(self.store, expected)
         changed = looked = time.monotonic()
@@ -148,7 +148,7 @@ class Watcher:
                     changed = looked
             return result.complete or now - changed > patience
 
-        until(settled, "an end of what is captured", 120)
+        until(settled, "an end of what is captured", 300)
         return result
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
