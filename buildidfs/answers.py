@@ -151,6 +151,16 @@ class Fault(msgspec.Struct, frozen=True):
     remedy: str
 
 
+class ChangedSettings(msgspec.Struct, frozen=True):
+    """A section of the settings that has changed since a process of this ``role`` has read it; the
+    change takes effect ``after`` a command.
+    """
+
+    section: str
+    role: str
+    after: str
+
+
 class Status(Limits, frozen=True, kw_only=True):
     """A store and its processes, each supervisor before those that it runs.
 
@@ -174,6 +184,7 @@ class Status(Limits, frozen=True, kw_only=True):
     well: bool
     findings: list[Fault]
     processes: list[Process]
+    changed: tuple[ChangedSettings, ...] = ()
 
     @property
     def disk_bytes(self) -> int:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 import msgspec
 
 from buildidfs.errors import UsageError
+from buildidfs.model import fingerprint
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
@@ -223,6 +224,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trust: TrustSettings = TrustSettings()
     remote: RemoteSettings = RemoteSettings()
     upstream: UpstreamSettings = UpstreamSettings()
+
+
+def marks(settings: Settings) -> dict[str, str]:
+    """Return a hash of each section of the settings.
+
+    A process registers those that it has started with, so `status` notices that they have changed.
+    """
+    return {
+        name: fingerprint(msgspec.json.encode(getattr(settings, name)), 8).hex()
+        for name in Settings.__struct_fields__
+    }
 
 
 _AT_LINE: Final = re.compile(r"\(at line (\d{1,9}),")

@@ -188,6 +188,7 @@ def mount(
     unmount`. New captures appear at once. A missing store is made if the files can come from a
     bucket or an upstream server.
     """
+    from buildidfs.config import marks
     from buildidfs.fleet import reading
     from buildidfs.linux.sdnotify import Notifier
     from buildidfs.mount import daemonize as mounting
@@ -212,6 +213,7 @@ def mount(
         ready=Notifier(os.environ).ready,
         agent_of=agent_of,
         opened=opened,
+        settings=marks(session.settings),
     )
 
 

@@ -22,6 +22,7 @@ from buildidfs.cli.common import AnyPath, Session, exit_status
 from buildidfs.cli.output import evicted_line, eviction, json_line, limits, printable, report_scan
 from buildidfs.cli.table import Cell, Column
 from buildidfs.cli.watch import MODES, one_line
+from buildidfs.config import marks
 from buildidfs.errors import Interrupted
 from buildidfs.linux import machine, sandbox_helper
 from buildidfs.wording import ago, counted, moment, size
@@ -122,7 +123,13 @@ def up(
         metrics=metrics,
     )
     start = partial(
-        daemon_up.start, path, programs, environ=os.environ, mountpoint=point, options=options
+        daemon_up.start,
+        path,
+        programs,
+        environ=os.environ,
+        mountpoint=point,
+        options=options,
+        settings=marks(session.settings),
     )
     if foreground:
         from buildidfs.linux.sdnotify import Notifier
@@ -325,7 +332,7 @@ def status(session: Session, json_: bool) -> int:
     """
     from buildidfs.watch import status as daemon_status
 
-    found = daemon_status.take(session.store_path, session.settings.retention)
+    found = daemon_status.take(session.store_path, session.settings.retention, session.settings)
     if json_:
         json_line(found)
     else:
@@ -351,6 +358,12 @@ def _print_status(session: Session, found: Status) -> None:
             " ",
             f"the settings say {limits(found.configured)}: takes effect after"
             f" {session.as_given('buildidfs down && buildidfs up')}",
+        )
+    for changed in found.changed:
+        _print_line(
+            " ",
+            f"the settings [{changed.section}] have changed: takes effect after"
+            f" {session.as_given(changed.after)}",
         )
     _print_evictions(found)
     for each in found.processes:

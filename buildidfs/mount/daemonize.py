@@ -15,6 +15,8 @@ import os
 import signal
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from msgspec import structs
+
 from buildidfs import errors
 from buildidfs.errors import StoreError
 from buildidfs.linux.file_ops import close_fds
@@ -171,13 +173,14 @@ def mount(
     ready: Callable[[], None] = lambda: None,
     agent_of: Callable[[], Agent] | None = None,
     opened: Callable[[bytes], Store] | None = None,
+    settings: dict[str, str] | None = None,
 ) -> None:
     """Mount the store; return when it can be read, or, in the foreground, when it is unmounted.
 
     With ``bundle``, ``store_path`` is a bundle. In the foreground ``ready`` is called when the
     mount can be read. ``agent_of`` returns the agent that fetches missing files; ``opened``
-    replaces the usual function that opens the store. Raises `MountError`, `StoreMissing`,
-    `StoreVersionError`.
+    replaces the usual function that opens the store; ``settings`` are the `config.marks`. Raises
+    `MountError`, `StoreMissing`, `StoreVersionError`.
     """
     from buildidfs.mount import daemonize
     from buildidfs.mount import mountpoint as mount_options
@@ -185,6 +188,7 @@ def mount(
     chosen = mount_options.parse(
         store_path, mountpoint, options, gdb_scripts, list_all=list_all, bundle=bundle
     )
+    chosen = structs.replace(chosen, settings=settings or {})
     if foreground:
         from buildidfs.mount import session
 

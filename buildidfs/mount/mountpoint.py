@@ -266,7 +266,7 @@ class MountOptions(msgspec.Struct, frozen=True):
     ``allow_other`` admits other users (each only to files that the mode of the original allows),
     and ``list_all`` also lists for them files that they may not read; ``loop`` chooses between
     `loop.FastLoop` and `loop.PlainLoop`; ``read_ahead_kib`` needs root. With ``bundle``, ``store``
-    is the path of a bundle.
+    is the path of a bundle. ``settings`` are the `config.marks` of the configuration.
     """
 
     store: bytes
@@ -277,6 +277,7 @@ class MountOptions(msgspec.Struct, frozen=True):
     gdb_scripts: Literal["zero", "keep"] = "zero"
     read_ahead_kib: int = READ_AHEAD_KIB
     bundle: bool = False
+    settings: dict[str, str] = {}
 
     def for_fuse(self) -> set[str]:
         """Return the options in the form of libfuse."""

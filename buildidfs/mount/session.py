@@ -91,7 +91,15 @@ def run(
 
         def answering() -> None:
             presence.append(
-                stack.enter_context(Presence(store.path, "mount", mountpoint=point, **counts()))
+                stack.enter_context(
+                    Presence(
+                        store.path,
+                        "mount",
+                        mountpoint=point,
+                        settings=options.settings,
+                        **counts(),
+                    )
+                )
             )
             ready()
 

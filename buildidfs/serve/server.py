@@ -29,6 +29,7 @@ import msgspec
 from buildidfs import errors
 from buildidfs import log as logs
 from buildidfs.backoff import Attempts, Backoff
+from buildidfs.config import marks
 from buildidfs.errors import BuildIdFsError, MountError, UsageError
 from buildidfs.fleet.tiered_store import TieredStore
 from buildidfs.http_limits import Lane, Places, Rate, client_of, is_loopback
@@ -327,7 +328,8 @@ class _Owner:
                 self._loop.wait()
                 if self._presence is None and all(slot.was_ready for slot in self._slots):
                     where = [_shown(each) for each in self._sockets]
-                    presence = Presence(self._options.store, ROLE, listen=where)
+                    read = marks(self._options.settings)
+                    presence = Presence(self._options.store, ROLE, listen=where, settings=read)
                     self._presence = stack.enter_context(presence)
                     ready(" ".join(map(_url, self._sockets)))
 

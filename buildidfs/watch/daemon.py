@@ -45,6 +45,7 @@ from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
+from buildidfs.config import marks
 from buildidfs.errors import BuildIdFsError, CapabilityError, IncompleteError
 from buildidfs.ingest import StoreMemo, upkeep
 from buildidfs.ingest.pending_files import PendingFiles
@@ -166,6 +167,7 @@ def run(
                     "watch",
                     mode="starting",
                     limits=Limits.of(upkeep.policy(settings.retention, store.path)),
+                    settings=marks(settings),
                 ) as presence,
                 _exporting(metrics, store, settings, watch),
             ):

@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from buildidfs.answers import (
     NOT_RUNNING,
+    ChangedSettings,
     Fault,
     Health,
     Loss,
@@ -33,6 +34,7 @@ from buildidfs.capture.process.gate import REMEDY
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.catalog import remedies
 from buildidfs.catalog.containers import Names
+from buildidfs.config import marks
 from buildidfs.ingest import upkeep
 from buildidfs.linux import machine, procfs
 from buildidfs.located import base64_of, utf8
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from buildidfs.capture.base import Progress
-    from buildidfs.config import RetentionSettings
+    from buildidfs.config import RetentionSettings, Settings
     from buildidfs.store.run_files import LostFiles, Present
 
 
@@ -57,13 +59,24 @@ SERVE: Final = "serve"
 PUSH: Final = "push"
 """The roles of the processes of a store; `UP` supervises the others."""
 
+RESTART: Final = "buildidfs down && buildidfs up"
+
 _PROBE_S: Final = 2.0
 _SILENT_S: Final = 20.0  # a watch updates its state every two seconds
 _STARTING_S: Final = 120.0
 _CAUSES: Final = 3
 _MOST_LOSSES: Final = 10
 _MOST_DEGRADED: Final = 10
-_NOT_FACTS: Final = ("mountpoint", "mountpoint_b64", "children", "options")
+_NOT_FACTS: Final = ("mountpoint", "mountpoint_b64", "children", "options", "settings")
+_SECTIONS: Final = {
+    UP: ("up",),
+    WATCH: ("watch", "container", "trust", "remote"),
+    MOUNT: ("mount", "remote", "upstream"),
+    SERVE: ("serve", "remote", "upstream"),
+}
+"""The sections of the settings that a process reads when it starts; `Status.configured` has those
+of ``[retention]``.
+"""
 _NOT_WRITTEN: Final = "the store cannot be written"
 
 
@@ -85,14 +98,38 @@ class PartState(msgspec.Struct, frozen=True, omit_defaults=True):
     due: int = 0
 
 
-def take(store_path: str | bytes | os.PathLike[str], retention: RetentionSettings) -> Status:
+def take(
+    store_path: str | bytes | os.PathLike[str],
+    retention: RetentionSettings,
+    settings: Settings | None = None,
+) -> Status:
     """Return the present status; takes some milliseconds, or two seconds if a mount does not
-    answer.
+    answer. With the ``settings``, the status names those that have changed.
 
     Raises `StoreMissing`, `StoreVersionError`.
     """
     with Store.open(store_path, read_only=True) as store:
-        return of_store(store, retention)
+        found = of_store(store, retention)
+    if settings is None:
+        return found
+    return msgspec.structs.replace(found, changed=_changed(found.store.encode(), settings))
+
+
+def _changed(store_path: bytes, settings: Settings) -> tuple[ChangedSettings, ...]:
+    """Return the sections of the settings that running processes have read before a change."""
+    now = marks(settings)
+    alive = run_files.present(store_path)
+    is_supervised = any(each.role == UP for each in alive)
+    found: dict[str, ChangedSettings] = {}
+    for each in alive:
+        then = each.facts.get("settings")
+        if not isinstance(then, dict):
+            continue  # its version is another one
+        for section in _SECTIONS.get(each.role, ()):
+            if then.get(section, now[section]) != now[section]:
+                after = RESTART if is_supervised else f"a restart of buildidfs {each.role}"
+                found.setdefault(section, ChangedSettings(section, each.role, after))
+    return tuple(found.values())
 
 
 def of_store(store: Store, retention: RetentionSettings, *, public: bool = False) -> Status:

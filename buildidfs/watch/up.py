@@ -415,12 +415,14 @@ def start(
     ready: Callable[[], None] | None = None,
     log_file: str | None = None,
     options: Mapping[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> None:
     """Start the programs in the background, and return when they run.
 
     With ``ready`` the programs run in the foreground: ``ready`` is called when they run, and this
     function returns when they have ended. ``options`` are those of the command line, for
-    `refuse_second`. Creates the store and ``mountpoint`` if they are absent.
+    `refuse_second`, ``settings`` the `config.marks` of the configuration. Creates the store and
+    ``mountpoint`` if they are absent.
     A program that is not ``needed`` may have failed; see `running` and `parts`. Raises
     `StoreLocked` if another supervisor runs on the store, `MountError`, and the error of a needed
     program that failed.
@@ -431,7 +433,7 @@ def start(
         _check_mountpoint(mountpoint)  # a failure leaves no empty store
     Store.create(root).close()
     facts: dict[str, object] = {} if mountpoint is None else {"mountpoint": mountpoint}
-    facts["options"] = dict(options or {})
+    facts |= {"options": dict(options or {}), "settings": dict(settings or {})}
 
     def supervise(announce: Callable[[], None]) -> None:
         from buildidfs.watch.up import RETRY, Supervisor

@@ -115,7 +115,13 @@ def test_up_serves_over_http_if_an_address_is_set(up: Up, tmp_path: Path) -> Non
     url = f"http://127.0.0.1:{port}/buildid/{HEX}/executable"
     with urllib.request.urlopen(url) as reply:
         assert reply.read() == b"bytes"
-    assert f"serving at 127.0.0.1:{port}" in up.run("status", check=False).out
+    shown = up.run("--config", settings, "status", check=False).out
+    assert f"serving at 127.0.0.1:{port}" in shown
+    assert "takes effect" not in shown
+    settings.write_text(f'[serve]\nlisten = "127.0.0.1:{port}"\nworkers = 2\n')
+    shown = " ".join(up.run("--config", settings, "status", check=False).out.split())
+    assert "the settings [serve] have changed: takes effect after buildidfs" in shown
+    assert shown.count("takes effect") == 1
     pidfds = up.pidfds()
     assert len(pidfds) == 3
     ended = up.run("down").out
@@ -458,7 +464,7 @@ def test_status_of_nothing(up: Up) -> None:
         },
         "index_bytes": held.index_bytes, "jit_bytes": 0, "pins": 0, "max_size": None,
         "keep_free": min(disk.f_blocks * disk.f_frsize // 20, 4 << 30), "max_age": None,
-        "min_age": 0, "verdict": "down", "well": False, "processes": [],
+        "min_age": 0, "verdict": "down", "well": False, "processes": [], "changed": [],
         "findings": [
             {"verdict": "down", "reason": "nothing runs", "remedy": "buildidfs up starts it"}
         ],
