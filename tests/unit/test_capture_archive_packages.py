@@ -60,7 +60,7 @@ def test_directory(tmp_path: Path) -> None:
     found = scanner(tmp_path)
     result = scan(found)
     assert sorted(result.paths()) == sorted(b"/usr/bin/app%d" % number for number in range(20))
-    assert (result.unreadable, result.reread) == ([], [])
+    assert (result.unreadable, result.again) == ([], [])
     assert (found.packages, found.unchanged, len(found.whole)) == (20, 0, 20)
     seen = {item.path: item.pinned.sighting.origin for item in result.pinned}
     origin = seen[b"/usr/bin/app7"]
@@ -123,7 +123,7 @@ def test_unchanged_packages_are_not_read_again(tmp_path: Path) -> None:
     memory = remembered(first)
     second = scanner(path, memo=memory)
     result = scan(second)
-    assert (result.pinned, result.reread, result.unreadable) == ([], [], [])
+    assert (result.pinned, result.again, result.unreadable) == ([], [], [])
     assert (second.packages, second.unchanged) == (1, 1)
     forced = scanner(path, memo=memory, reread=True)
     assert len(scan(forced).pinned) == 1
@@ -198,7 +198,7 @@ def test_same_file_has_the_same_scope_and_another_has_not(tmp_path: Path) -> Non
 def test_links_are_of_the_same_identity(tmp_path: Path) -> None:
     (tmp_path / "app").write_bytes(deb(tar([("a", ELF), (entry("b", b"1", "a"), b"")])))
     result = scan(scanner(tmp_path))
-    (pinned,), (reread,) = result.pinned, result.reread
+    (pinned,), (reread,) = result.pinned, result.again
     assert pinned.pinned.sighting.origin.identity == reread.sighting.origin.identity
     assert reread.sighting.origin.path == b"/b"
 

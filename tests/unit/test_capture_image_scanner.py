@@ -74,7 +74,7 @@ def shown(result: Scan) -> dict[str, dict[bytes, bytes]]:
     for seen in result.pinned:
         answer = bytes(seen.data[seen.data.index(b"GNU\0") + 4 :][:20])
         found.setdefault(seen.pinned.sighting.origin.container, {})[seen.path] = answer
-    for item in result.reread:
+    for item in result.again:
         origin = item.sighting.origin
         found.setdefault(origin.container, {})[origin.path] = item.known.build_id or b""
     return found
@@ -335,8 +335,8 @@ def test_unchanged_images_are_not_read_again(layout: Layout, reads: list[str]) -
     memory = Memory({mark: Known(absence=Absence.NOT_ELF) for mark in first.whole})
     second = scanner(layout.directory, memo=memory)
     result = scan(second)
-    assert (result.pinned, result.reread, second.images, second.unchanged) == ([], [], 1, 1)
-    layout.image("reread", BASE)
+    assert (result.pinned, result.again, second.images, second.unchanged) == ([], [], 1, 1)
+    layout.image("again", BASE)
     third = scanner(layout.directory, memo=memory)
     assert list(shown(scan(third))) == ["image:again"], "another name is another image"
     forced = scanner(layout.directory, memo=memory, reread=True)
