@@ -2,8 +2,8 @@
 """Pin files that are mapped on one CPU while the process that mapped them lives.
 
 One system call shows the mapping, another one pins its file. The identity and the home of the file
-take ten more, which `identifier` makes; it also looks up files that are no longer mapped
-(`held_namespaces`).
+take ten more, which `catcher.Settler` makes; it also looks up files that are no longer mapped
+(`process_table.HeldNamespaces`).
 
 No lock is held during a system call that may wait for the end of a process or for an unmount, so
 that the other CPUs go on.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.live.protocol import Outbox
     from buildidfs.capture.live.touches import Touches
     from buildidfs.formats.perf.records import Record
-    from buildidfs.linux.alarm import Alarm
+    from buildidfs.linux.threads import Alarm
 
 
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
