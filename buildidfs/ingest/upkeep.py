@@ -157,14 +157,11 @@ class Scrubbing(threads.Background):
             _log.error("%s", fault.text)
             damaged = True
         if damaged:
-            self._restore()
+            from buildidfs.ingest import check
 
-    def _restore(self) -> None:
-        from buildidfs.ingest import check
-
-        for result in check.restore(self._store, self._settings):
-            level = logging.ERROR if result.state == "lost" else logging.WARNING
-            _log.log(level, "%s", result.fault.text)
+            for result in check.restore(self._store, self._settings):
+                level = logging.ERROR if result.state == "lost" else logging.WARNING
+                _log.log(level, "%s", result.fault.text)
 
     def _pace(self, size: int) -> None:
         if self._ending.wait(size / self._rate):
@@ -405,18 +402,14 @@ def _commit(store_path: bytes, settings: Settings, file: CopiedFile, fd: int) ->
 def _derive(store_path: bytes, settings: Settings) -> None:
     from buildidfs.ingest import derived
 
-    _limit_memory()
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _DERIVER_BYTES if hard == resource.RLIM_INFINITY else min(_DERIVER_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     with (
         contextlib.suppress(BuildIdFsError, OSError, MemoryError),
         _open(store_path, settings) as store,
     ):
         derived.work(store)
-
-
-def _limit_memory() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = _DERIVER_BYTES if hard == resource.RLIM_INFINITY else min(_DERIVER_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def altlinks(store: Store) -> Callable[[Digest], BuildId | None]:

@@ -74,7 +74,10 @@ class Block(msgspec.Struct, frozen=True):
         if found["before"] == _NO_NEWLINE:
             before = before.removesuffix("\n")
         if not before + after and found["before"] == _NEW_FILE:
-            _unlink(self.path)
+            try:
+                os.unlink(os.path.realpath(self.path))
+            except OSError as error:
+                raise _refused(self.path, error) from error
         else:
             _replace(self.path, before + after)
         return True
@@ -142,13 +145,6 @@ def _take_attributes(fd: int, path: str) -> None:
         return
     os.fchown(fd, status.st_uid, status.st_gid)
     os.fchmod(fd, stat.S_IMODE(status.st_mode))
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(os.path.realpath(path))
-    except OSError as error:
-        raise _refused(path, error) from error
 
 
 def _refused(path: str, error: OSError) -> UsageError | CapabilityError:

@@ -248,15 +248,11 @@ def perf_offset() -> tuple[int, int]:
 
 def _look(event: OwnEvent) -> tuple[int, int]:
     before = time.time_ns()
-    _rename()
+    # The name of this thread is set to its present one, which makes a record.
+    name = ctypes.create_string_buffer(_NAME_SIZE)
+    for operation in (syscalls.PR_GET_NAME, syscalls.PR_SET_NAME):
+        syscalls.prctl(operation, ctypes.addressof(name))
     after = time.time_ns()
     # A record ends with its time.
     event_time = int.from_bytes(event.records()[-_TIME_SIZE:], sys.byteorder)
     return (before + after) // 2 - event_time, (after - before) // 2 + 1
-
-
-def _rename() -> None:
-    """Set the name of this thread to its present one, which makes a record."""
-    name = ctypes.create_string_buffer(_NAME_SIZE)
-    for operation in (syscalls.PR_GET_NAME, syscalls.PR_SET_NAME):
-        syscalls.prctl(operation, ctypes.addressof(name))

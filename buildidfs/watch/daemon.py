@@ -461,7 +461,9 @@ class Watch(ResultListener):
         elif isinstance(message, Counts):
             self._counts = message
         elif isinstance(message, Silent):
-            self._heard_silent(message)
+            if message.count > self._silent.count:
+                _log.warning("%s", described(message.processes, message.unasked))
+            self._silent = message
         elif isinstance(message, Refused):
             self._every_mapping = message.reason
             _log.info("each mapping wakes a thread: %s", message.reason)
@@ -479,12 +481,6 @@ class Watch(ResultListener):
             if message.errno in DENIED:
                 with contextlib.suppress(OSError):  # the process is gone
                     self._scans.process(message.pid, self._finder.whose(message.pid).share)
-
-    def _heard_silent(self, message: Silent) -> None:
-        """Remember the processes that do not answer, and log them when there are more."""
-        if message.count > self._silent.count:
-            _log.warning("%s", described(message.processes, message.unasked))
-        self._silent = message
 
     def _find_silent(self) -> None:
         """Scan all processes, less and less often, while some do not answer, because the others

@@ -199,10 +199,6 @@ class JitFollower:
     def _planned_look(self, followed: _Followed) -> None:
         self._looked(followed.pid, followed.whose.share)
         self._look(followed)
-        self._plan(followed)
-
-    def _plan(self, followed: _Followed) -> None:
-        """Schedule the next look at a process: soon if it is new and has no file yet."""
         if followed.pid not in self._followed:
             return
         looks = followed.looks

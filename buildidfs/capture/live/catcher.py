@@ -365,7 +365,11 @@ class Catcher:
         state.held.expire()
         state.closer.relieve()
         if self._rings.cpus_changed():
-            self._follow_cpus()
+            with self._state.lock:
+                if self._rings.follow_cpus():
+                    self._state.tasks.forget()  # a process may have entered other namespaces unseen
+                    self._look_out()
+                    self._outbox.put(Lost(0, "CPUs were turned on or off"))
         with state.lock:
             self._report_dropped()
             self._report_silent()
@@ -373,13 +377,6 @@ class Catcher:
                 self._reported = msgspec.structs.replace(state.counts)
                 self._outbox.put(self._reported)
         self._outbox.flush()
-
-    def _follow_cpus(self) -> None:
-        with self._state.lock:
-            if self._rings.follow_cpus():
-                self._state.tasks.forget()  # a process may have entered other namespaces unseen
-                self._look_out()
-                self._outbox.put(Lost(0, "CPUs were turned on or off"))
 
     # --- threads ---------------------------------------------------------------------------
 

@@ -72,7 +72,8 @@ class RpmReader:
         except OSError:
             reply = b""
         if not reply.endswith(b"\n"):
-            self._end()
+            if self._process is not None:
+                self._process.end(_GRACE_S)
             return UNKNOWN
         name, _, version = reply[:-1].partition(b"\t")
         return Package(shown(name), shown(version), "rpm") if name else UNKNOWN
@@ -113,10 +114,6 @@ class RpmReader:
                 break
             reply += piece
         return reply
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.end(_GRACE_S)
 
 
 # --- in a process of its own ---------------------------------------------------------------------

@@ -211,17 +211,14 @@ class VariantWriter:
             return False
         self._txn.put(key, schema.pack_floor(key, trust, standing), db=self._meta)
         if self._txn.stat(self._meta)["entries"] > schema.MAX_FLOORS:
-            self._drop_floor(fingerprint(key))
+            place = fingerprint(key)  # random: the lowest of a few floors from there on goes
+            prefix = schema.FLOOR_PREFIX
+            rows: list[tuple[bytes, bytes]] = []
+            for start in (prefix + place, prefix):
+                found = prefixed(self._txn, self._meta, prefix, start)
+                rows += itertools.islice(found, _CANDIDATES - len(rows))
+            self._txn.delete(min(rows, key=lambda row: floor_in(*row))[0], db=self._meta)
         return True
-
-    def _drop_floor(self, place: bytes) -> None:
-        """Drop the lowest of a few floors from ``place`` on, which is random."""
-        prefix = schema.FLOOR_PREFIX
-        rows: list[tuple[bytes, bytes]] = []
-        for start in (prefix + place, prefix):
-            found = prefixed(self._txn, self._meta, prefix, start)
-            rows += itertools.islice(found, _CANDIDATES - len(rows))
-        self._txn.delete(min(rows, key=lambda row: floor_in(*row))[0], db=self._meta)
 
     def _build_id(self, ordinal: int) -> bytes:
         value = self._txn.get(schema.U64.pack(ordinal), db=self._ordinals)
