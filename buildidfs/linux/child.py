@@ -31,7 +31,6 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from buildidfs.backoff import Attempts, Backoff
-from buildidfs.linux import child as child_process
 from buildidfs.linux import sdnotify, syscalls
 
 if TYPE_CHECKING:
@@ -378,7 +377,7 @@ class Supervised:
         self._buffer = buffer
         self.restarts = Attempts(restarts)
         """The starts. The caller records in it that the program works, or has ended by itself."""
-        self.process: child_process.Child | None = None
+        self.process: Child | None = None
         self.channel: socket.socket | None = None
         """The socket of the running program."""
         self.status = ""
@@ -401,7 +400,7 @@ class Supervised:
             raise BlockingIOError(errno.EAGAIN, "it failed, and is not started again yet")
         module, words = self._command
         try:
-            self.process, self.channel = child_process.start_with_socket(
+            self.process, self.channel = start_with_socket(
                 module, *words, quiet=self._quiet, buffer=self._buffer
             )
             self._await_ready(self.channel)
@@ -444,7 +443,7 @@ class Supervised:
             self.kill(seconds)
         return has_ended
 
-    def kill(self, seconds: float) -> child_process.Child | None:
+    def kill(self, seconds: float) -> Child | None:
         """Kill the program; return its process if it has not ended after a time."""
         self._close_channel()
         process, self.process = self.process, None

@@ -56,11 +56,10 @@ from buildidfs.reports import Limits
 from buildidfs.shares import HOST, FairQueue, Share
 from buildidfs.store import run_files
 from buildidfs.store.index.locations import share_at
-from buildidfs.watch.client import Watcher
+from buildidfs.watch.client import LiveSightings, Watcher
 from buildidfs.watch.history_writer import Minutes
 from buildidfs.watch.jit import JitFollower
 from buildidfs.watch.pipeline import ANSWER_S, DENIED, CaughtFiles, Live, ResultListener
-from buildidfs.watch.sightings import LiveSightings
 from buildidfs.watch.state import (
     MOST_UNREADABLE,
     STOPPED,
