@@ -14,7 +14,7 @@ import click
 from buildidfs.answers import Removed
 from buildidfs.catalog import remedies
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
+from buildidfs.cli.common import AnyPath, Session, container_option, exit_status, json_option
 from buildidfs.cli.output import json_line, one_line, path_fields, printable, report_evictions
 from buildidfs.wording import counted, size
 
@@ -58,7 +58,7 @@ _SHOWN = 10
 )
 @click.option("--include-inputs", is_flag=True, help="Also pack the profiles and core files.")
 @click.option("--no-sources", is_flag=True, help="Leave out the list of source files.")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def bundle(
     session: Session,
@@ -237,7 +237,7 @@ def _print_manifest(manifest: Manifest) -> None:
     show_default=True,
     help="The highest trust that the files get.",
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def import_(session: Session, file: str, trust: str, json_: bool) -> None:
     """Add the files of a bundle to the store, each verified first.

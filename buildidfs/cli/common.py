@@ -373,6 +373,13 @@ namespaces_option = click.option(
 )
 
 
+def json_option(
+    help_: str = "Print one JSON object.",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command the option ``--json``, and the argument ``json_``."""
+    return click.option("--json", "json_", is_flag=True, help=help_)
+
+
 class ContainerArgument(_OfStore):
     """A container: its label, the beginning of its ID, or its name."""
 

@@ -19,6 +19,7 @@ from buildidfs.cli.common import (
     Session,
     container_option,
     exit_status,
+    json_option,
     since_option,
 )
 from buildidfs.cli.output import json_line, one_line, printable, report_scan
@@ -262,7 +263,7 @@ def containers(
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
 @click.option("--build-id", "text", metavar="HEX", help="Give a file without a build ID this one.")
 @click.option("--kallsyms", is_flag=True, help="FILE is a copy of a kernel's /proc/kallsyms.")
-@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@json_option("Print the summary as one JSON object.")
 @click.pass_obj
 def add(
     session: Session, files: tuple[str, ...], text: str | None, kallsyms: bool, json_: bool

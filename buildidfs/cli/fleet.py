@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status
+from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, exit_status, json_option
 from buildidfs.cli.group import LazyGroup
 from buildidfs.cli.output import json_line, one_line, printable
 from buildidfs.cli.table import Column
@@ -130,7 +130,7 @@ def where(session: Session, id_: str, layout: table.TableOptions) -> None:
     ),
 )
 @click.argument("id_", metavar="ID")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object per line.")
+@json_option("Print one JSON object per line.")
 @click.pass_obj
 def why(session: Session, id_: str, json_: bool) -> int:
     """Say if the bucket has the executable and the debuginfo of ID, or why it lacks them.
@@ -156,7 +156,7 @@ def why(session: Session, id_: str, json_: bool) -> int:
     epilog=exit_status(["buildidfs fleet filter", "buildidfs fleet filter --rebuild"], _CODES),
 )
 @click.option("--rebuild", is_flag=True, help="Make a new filter from a listing of the bucket.")
-@click.option("--json", "json_", is_flag=True, help="Print a JSON object.")
+@json_option("Print a JSON object.")
 @click.pass_obj
 def filter_(session: Session, rebuild: bool, json_: bool) -> None:
     """Show how many files the filter has, and how old it is.
@@ -203,7 +203,7 @@ def filter_(session: Session, rebuild: bool, json_: bool) -> None:
     "--rate", metavar="SIZE", help="Send at most this many bytes per second.  [default: no limit]"
 )
 @click.option("--verify", is_flag=True, help="Compare all files again.")
-@click.option("--json", "json_", is_flag=True, help="Print the counts as a JSON object.")
+@json_option("Print the counts as a JSON object.")
 @click.pass_obj
 def push(
     session: Session,
@@ -319,7 +319,7 @@ _SHOWN: Final = 10
 @click.option(
     "--offline", is_flag=True, help="Ask only servers that are directories of this machine."
 )
-@click.option("--json", "json_", is_flag=True, help="Print the summary as one JSON object.")
+@json_option("Print the summary as one JSON object.")
 @click.pass_obj
 def fetch(
     session: Session,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.common import Session, exit_status
+from buildidfs.cli.common import Session, exit_status, json_option
 from buildidfs.cli.output import json_line
 from buildidfs.errors import CapabilityError, IncompleteError, IntegrityError, Interrupted
 from buildidfs.wording import counted, size
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     help="Do not continue an interrupted run; begin at the first blob.",
 )
 @click.option("--repair", is_flag=True, help="Repair the faults.")
-@click.option(
-    "--json", "json_", is_flag=True, help="Print one JSON object per fault, and a summary."
-)
+@json_option("Print one JSON object per fault, and a summary.")
 @click.pass_obj
 def check(session: Session, verify_data: bool, from_start: bool, repair: bool, json_: bool) -> int:
     """Check the index against itself and against the blobs; the store may be in use.
@@ -153,7 +151,7 @@ _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
         },
     ),
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object for each finding.")
+@json_option("Print one JSON object for each finding.")
 @click.pass_obj
 def doctor(session: Session, json_: bool) -> int:
     """Check the kernel, privileges, limits, FUSE and the store; change nothing.

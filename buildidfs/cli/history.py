@@ -18,6 +18,7 @@ from buildidfs.cli.common import (
     Session,
     container_option,
     exit_status,
+    json_option,
     namespaces_option,
     since_option,
 )
@@ -167,7 +168,7 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
         {11: "no store at that place; 13 unknown format"},
     ),
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def stats(session: Session, json_: bool) -> None:
     """Count the build IDs, files and bytes in the store, and its coverage of this host.
@@ -260,7 +261,7 @@ _BUILD_IDS: Final = 10
     ),
 )
 @click.option("--html", metavar="FILE", type=AnyPath(), help="Write a page for browsers to FILE.")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def report(session: Session, html: str | None, json_: bool) -> None:
     """Report coverage by container and image, missing files with the remedy, growth and health.

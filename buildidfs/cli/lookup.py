@@ -16,6 +16,7 @@ from buildidfs.cli.common import (
     Session,
     container_option,
     exit_status,
+    json_option,
     namespaces_option,
     since_option,
 )
@@ -257,7 +258,7 @@ _INDENT: Final = 11
 @container_option("PATH means the file that was seen there in this container.")
 @click.option("--all", "all_", is_flag=True, help="Print all variants and places.")
 @namespaces_option
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def show(
     session: Session,

@@ -15,7 +15,14 @@ from buildidfs.answers import CoverageAnswer, CoverageRow, CoverageShares
 from buildidfs.catalog import remedies
 from buildidfs.catalog.containers import Names
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
+from buildidfs.cli.common import (
+    AnyPath,
+    BuildIdArgument,
+    Session,
+    container_option,
+    exit_status,
+    json_option,
+)
 from buildidfs.cli.output import json_line, one_line, path_fields, printable
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import ArtifactMissing, IncompleteError
@@ -256,7 +263,7 @@ _SINGULAR: Final = {"binaries": "binary"}
 @click.option(
     "--all", "all_", is_flag=True, help="Print all reasons and files, not only the first."
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object for each file.")
+@json_option("Print one JSON object for each file.")
 @click.pass_obj
 def why(
     session: Session,
@@ -420,7 +427,7 @@ _MOST_UNRESOLVED: Final = 20  # files that are named one by one
     multiple=True,
     help="Give build ID ID to mappings of PATH that have none.",
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def repair(session: Session, file: str, out: str, assigned: tuple[str, ...], json_: bool) -> int:
     """Write a copy of the perf.data file FILE to OUT, and add the missing build IDs.

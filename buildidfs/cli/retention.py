@@ -14,7 +14,14 @@ import click
 
 from buildidfs.answers import PinOf
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import AnyPath, BuildIdArgument, Session, container_option, exit_status
+from buildidfs.cli.common import (
+    AnyPath,
+    BuildIdArgument,
+    Session,
+    container_option,
+    exit_status,
+    json_option,
+)
 from buildidfs.cli.output import json_line, limits, one_line, path_fields, printable
 from buildidfs.cli.table import Cell, Column
 from buildidfs.errors import UsageError
@@ -251,7 +258,7 @@ _IDS: Final = Cell(
 _FATE: Final = Cell(str, str, colour=lambda fate: "red" if fate == "remove" else None)
 
 
-class _Choice(Located, frozen=True, kw_only=True):
+class _Choice(Located, frozen=True, kw_only=True, rename={"is_removed": "goes"}):
     """A blob that a plan removes or keeps, and the reason; ``last_used`` is Unix time."""
 
     build_ids: tuple[BuildId, ...]
@@ -259,12 +266,12 @@ class _Choice(Located, frozen=True, kw_only=True):
     sha256: Digest
     stored_bytes: int
     last_used: int
-    goes: bool
+    is_removed: bool
     why: str
 
 
 _CHOICES: Final[tuple[Column[_Choice], ...]] = (
-    Column("fate", "FATE", _FATE, value=lambda row: "remove" if row.goes else "keep"),
+    Column("fate", "FATE", _FATE, value=lambda row: "remove" if row.is_removed else "keep"),
     Column("build_ids", "BUILD ID", _IDS),
     Column("kinds", "KINDS", table.KINDS, 100),
     Column("size", "SIZE", table.SIZE, value=lambda row: row.stored_bytes),
@@ -456,7 +463,7 @@ def _choice(choice: Choice) -> _Choice:
         sha256=what.digest,
         stored_bytes=what.size,
         last_used=what.used,
-        goes=choice.is_evicted,
+        is_removed=choice.is_evicted,
         why=choice.why.encode(errors="surrogateescape").decode(errors="replace"),
         **path_fields(choice.path),
     )
@@ -469,7 +476,7 @@ def _choice(choice: Choice) -> _Choice:
         ["buildidfs gc", "buildidfs gc --json"], {11: "no store at that place; 13 unknown format"}
     ),
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def gc(session: Session, json_: bool) -> None:
     """Remove the remains of killed processes: blobs without a row in the index, unfinished
@@ -508,7 +515,7 @@ def gc(session: Session, json_: bool) -> None:
     metavar="AGE",
     help="Compress files unused for this time: 30d.  [default: compress-after, or 30d]",
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     """Compress files that were not used for a long time. All readers read them as before.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.common import AnyPath, Session, container_option, exit_status
+from buildidfs.cli.common import AnyPath, Session, container_option, exit_status, json_option
 from buildidfs.cli.group import LazyGroup
 from buildidfs.cli.output import one_line, path_fields, printable, report_scan
 from buildidfs.errors import IncompleteError
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 _SHOWN_BINARIES: Final = 20  # missing binaries that are named one by one
 
 _files = click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
-_json_object = click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
-_json_summary = click.option(
-    "--json", "json_", is_flag=True, help="Print the summary as one JSON object."
-)
 _sources_in_them = click.option(
     "--sources",
     is_flag=True,
@@ -76,7 +72,7 @@ def scan() -> None:
     "Only this container: its name, pod, label, or the beginning of its ID.", multiple=True
 )
 @click.option("--containers-only", is_flag=True, help="Leave out the processes of the host.")
-@_json_summary
+@json_option("Print the summary as one JSON object.")
 @click.pass_obj
 def scan_proc(
     session: Session,
@@ -124,9 +120,7 @@ def scan_proc(
     multiple=True,
     help="A directory with sources, called PATH in the debuginfo. Implies --sources.",
 )
-@click.option(
-    "--json", "json_", is_flag=True, help="Print the summary as JSON, or an object per file."
-)
+@json_option("Print the summary as JSON, or an object per file.")
 @click.pass_obj
 def scan_tree(
     session: Session,
@@ -241,7 +235,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
 @click.option(
     "--root", metavar="DIR", type=AnyPath(), help="Capture only those installed below DIR."
 )
-@_json_summary
+@json_option("Print the summary as one JSON object.")
 @click.pass_obj
 def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> int:
     """Capture the running kernel: its symbols, its files, and the loaded modules.
@@ -274,7 +268,7 @@ def scan_kernel(session: Session, all_: bool, root: str | None, json_: bool) -> 
 @click.option(
     "--all", "all_", is_flag=True, help="Also capture files that were mapped but never sampled."
 )
-@_json_object
+@json_option()
 @click.pass_obj
 def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: bool) -> int:
     """Capture the binaries of the samples in perf.data files, callers included.
@@ -322,7 +316,7 @@ def _perf_data_text(scan: ProfileScan) -> None:
     ),
 )
 @_files
-@_json_object
+@json_option()
 @click.pass_obj
 def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
     """Capture the program and the libraries of a core file.
@@ -392,7 +386,7 @@ def _whose(dump: CoreDump, called: Mapping[str, str]) -> str:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath())
 @click.option("--again", "reread", is_flag=True, help="Read packages that were read before, too.")
 @_sources_in_them
-@_json_summary
+@json_option("Print the summary as one JSON object.")
 @click.pass_obj
 def scan_package(
     session: Session, files: tuple[str, ...], reread: bool, sources: bool, json_: bool
@@ -450,7 +444,7 @@ def scan_package(
 )
 @click.option("--again", "reread", is_flag=True, help="Read images that were read before, too.")
 @_sources_in_them
-@_json_summary
+@json_option("Print the summary as one JSON object.")
 @click.pass_obj
 def scan_image(
     session: Session,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.common import AnyPath, Session, exit_status, json_option
 from buildidfs.cli.output import evicted_line, eviction, json_line, limits, printable, report_scan
 from buildidfs.cli.table import Cell, Column
 from buildidfs.cli.watch import MODES, one_line
@@ -71,7 +71,7 @@ _INDENT = 9
 @click.argument("mountpoint", metavar="[MOUNTPOINT]", type=AnyPath(), required=False)
 @click.option("--foreground", is_flag=True, help="Stay attached; log to standard error.")
 @click.option("--no-mount", is_flag=True, help="Capture only; do not mount.")
-@click.option("--no-watch", is_flag=True, help="Mount only; do not scans.")
+@click.option("--no-watch", is_flag=True, help="Mount only; do not watch.")
 @click.option("--metrics", metavar="ADDRESS|FILE.prom", help="Metrics for Prometheus, see watch.")
 @click.option(
     "--log",
@@ -321,7 +321,7 @@ def _name_others(stores: list[bytes]) -> None:
         },
     ),
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@json_option()
 @click.pass_obj
 def status(session: Session, json_: bool) -> int:
     """Show the long-running processes of the store, and a verdict: healthy, degraded, losing or

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.common import AnyPath, Session, exit_status, json_option
 from buildidfs.cli.output import json_line, printable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf import script_output
@@ -82,7 +82,7 @@ class _Program(click.types.StringParamType):
     help="The program to run: llvm-symbolizer, eu-addr2line, or one with its version behind"
     " (llvm-symbolizer-19).  [default: the newest that is installed]",
 )
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object for each address.")
+@json_option("Print one JSON object for each address.")
 @click.pass_obj
 def symbolize(
     session: Session,

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import Session, container_option, exit_status
+from buildidfs.cli.common import Session, container_option, exit_status, json_option
 from buildidfs.cli.output import json_line, path_fields
 from buildidfs.cli.table import Column
 from buildidfs.located import InContainer
@@ -99,7 +99,7 @@ _LOST = (
     metavar="ADDRESS|FILE.prom",
     help="Metrics for Prometheus at an address, such as 127.0.0.1:9481, or in a file.",
 )
-@click.option("--json", "json_", is_flag=True, help="Print each event as a JSON object.")
+@json_option("Print each event as a JSON object.")
 @click.pass_obj
 def watch(
     session: Session,
