@@ -124,10 +124,10 @@ def run() -> NoReturn:
 
     The interpreter would take a seventh of the time of a short command to free memory, which the
     kernel frees at once. So the process ends without freeing it, unless another thread has to end
-    first.
+    first. Daemon threads need not end: some wait for processes that never answer.
     """
     status = main()
-    if sys.flags.dev_mode or threading.active_count() > 1:
+    if sys.flags.dev_mode or sum(not each.daemon for each in threading.enumerate()) > 1:
         raise SystemExit(status)
     atexit._run_exitfuncs()
     with contextlib.suppress(ReaderGone, UsageError):  # of a command that failed in the middle

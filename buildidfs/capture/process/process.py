@@ -18,7 +18,8 @@ import os
 import re
 import stat
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from buildidfs.capture import base
 from buildidfs.capture.base import Unreadable
@@ -60,7 +61,12 @@ _DUMP: Final = re.compile(rb"(?:^|/)jit-\d{1,10}\.dump$")
 _DENIED: Final = frozenset((errno.EACCES, errno.EPERM))
 
 
+OPENED_AHEAD: Final = 32
+"""The number of mapped files that are opened in one question."""
+
 _T = TypeVar("_T")
+
+_Opened: TypeAlias = "dict[tuple[int, int], int | OSError]"
 
 
 class Moved(Exception):
@@ -113,7 +119,7 @@ class PinnedProcess:
         self._all_mappings: list[Mapping] | None = None
         self.has_generated_code = False
         self._place = 0, b""
-        self._opened: dict[tuple[int, int], int | OSError] = {}
+        self._opened: _Opened = {}
         self.fd = procfs.open_pid(pid)
 
     def __enter__(self) -> PinnedProcess:
@@ -121,7 +127,7 @@ class PinnedProcess:
 
     def __exit__(self, *exc: object) -> None:
         close_fds(self.fd, self._root_fd)
-        _close_opened(self._opened.values())
+        self._close_opened()
 
     def look(self, initial: NamespaceSet, container_namespaces: Collection[str]) -> None:
         """Read the namespaces, container and root of the process. Raises OSError."""
@@ -207,9 +213,14 @@ class PinnedProcess:
         )
         return finder.of(fd, identity, root, patience)
 
-    def executable_mappings(self) -> list[Mapping]:
-        """Return its executable mappings of files; empty for kernel threads. Raises OSError."""
-        every = self._executable_mappings()
+    def executable_mappings(
+        self, is_new: Callable[[Mapping], bool] = lambda mapping: False
+    ) -> list[Mapping]:
+        """Return its executable mappings of files; empty for kernel threads. Raises OSError.
+
+        In the same question a few files for which ``is_new`` is True are opened, see `open_ahead`.
+        """
+        every = self._executable_mappings(is_new)
         self.has_generated_code = any(_is_generated(mapping) for mapping in every)
         return [mapping for mapping in every if mapping.inode]
 
@@ -270,11 +281,15 @@ class PinnedProcess:
         path = link.removesuffix(_DELETED) if deleted else link
         return [Mapping(0, 0, False, 0, dev, identity.ino, path, deleted)]
 
-    def _executable_mappings(self) -> list[Mapping]:
+    def _executable_mappings(self, is_new: Callable[[Mapping], bool]) -> list[Mapping]:
         self._all_mappings = None
+        self._close_opened()
         if self._ways.query:
             try:
-                return self.ask(_queried)
+                every, self._opened = self.ask(
+                    partial(_queried, is_new), lambda answer: _close_opened(answer[1])
+                )
+                return every
             except OSError as error:
                 if error.errno not in _NO_QUERY:
                     raise
@@ -308,12 +323,14 @@ class PinnedProcess:
         """Do as `open_map_file` for all these mappings in one question, since asking takes more
         time than opening; `open_map_file` then returns the results. Raises NoAnswer.
         """
-        _close_opened(self._opened.values())
-        self._opened = {}
-        if self._ways.map_files:
-            opened = self.ask(partial(_open_map_files, mappings), _close_opened)
-            places = ((mapping.start, mapping.end) for mapping in mappings)
-            self._opened = dict(zip(places, opened, strict=True))
+        missing = [each for each in mappings if (each.start, each.end) not in self._opened]
+        if missing and self._ways.map_files:
+            opened = self.ask(partial(_open_map_files, missing), _close_opened)
+            self._opened.update(opened)
+
+    def _close_opened(self) -> None:
+        opened, self._opened = self._opened, {}
+        _close_opened(opened)
 
     def read_memory(self, address: int, size: int) -> bytes:
         """Return `procfs.read_memory` of the process. Raises OSError."""
@@ -475,23 +492,26 @@ def _open_map_file(mapping: Mapping, pid_fd: int) -> int:
     return os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
 
 
-def _open_map_files(mappings: Sequence[Mapping], pid_fd: int) -> list[int | OSError]:
-    opened: list[int | OSError] = []
+def _open_map_files(mappings: Iterable[Mapping], pid_fd: int) -> _Opened:
+    opened: _Opened = {}
     for mapping in mappings:
+        place = mapping.start, mapping.end
         try:
-            opened.append(_open_map_file(mapping, pid_fd))
+            opened[place] = _open_map_file(mapping, pid_fd)
         except OSError as error:
-            opened.append(error)
+            opened[place] = error
     return opened
 
 
-def _close_opened(opened: Iterable[int | OSError]) -> None:
-    close_fds(*(each for each in opened if not isinstance(each, OSError)))
+def _close_opened(opened: _Opened) -> None:
+    close_fds(*(each for each in opened.values() if not isinstance(each, OSError)))
 
 
-def _queried(pid_fd: int) -> list[Mapping]:
+def _queried(is_new: Callable[[Mapping], bool], pid_fd: int) -> tuple[list[Mapping], _Opened]:
     with closing_fd(procfs.open_maps(pid_fd)) as maps_fd:
-        return list(procfs.executable_mappings(maps_fd, only_files=False))
+        every = list(procfs.executable_mappings(maps_fd, only_files=False))
+    new = (mapping for mapping in every if mapping.inode and is_new(mapping))
+    return every, _open_map_files(islice(new, OPENED_AHEAD), pid_fd)
 
 
 def _loaded_names(pid_fd: int) -> list[bytes]:

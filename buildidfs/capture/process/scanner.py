@@ -13,6 +13,7 @@ import errno
 import os
 import stat
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -42,7 +43,14 @@ from buildidfs.capture.origin import builder
 from buildidfs.capture.origin.builder import Owners, Surroundings, trust_of
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, FileUsers, Reach
 from buildidfs.capture.process.gate import NoAnswer
-from buildidfs.capture.process.process import Moved, PinnedProcess, Ways, denied, is_device
+from buildidfs.capture.process.process import (
+    OPENED_AHEAD,
+    Moved,
+    PinnedProcess,
+    Ways,
+    denied,
+    is_device,
+)
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience, fuse_devices
 from buildidfs.formats import proc_text
@@ -74,7 +82,6 @@ if TYPE_CHECKING:
     from buildidfs.model import Mapping
     from buildidfs.shares import Share
 
-_OPENED_AHEAD: Final = 32  # mapped files
 _ATTEMPTS: Final = 3  # attempts to read the maps of a process that keeps mapping other files
 
 _GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
@@ -259,18 +266,18 @@ class _Scan:
         """Yield the new files of a process, if it is in a ``wanted`` container."""
         try:
             with PinnedProcess(pid, self._ways) as process:
+                if procfs.is_kernel_thread(process.fd):
+                    return
                 for _ in range(_ATTEMPTS):
-                    mappings = process.executable_mappings()
-                    if not mappings and not process.has_generated_code:
-                        return  # a kernel thread
                     process.look(self._initial, self._container_namespaces)
                     if contained and not process.container:
                         return
                     if wanted is not None and process.container not in wanted:
                         return
+                    self._note_mounts(process)
+                    mappings = process.executable_mappings(partial(self._is_new, process))
                     if process.has_generated_code:
                         self._generated(pid)
-                    self._note_mounts(process)
                     try:
                         yield from self._files(process, mappings)
                         others = process.other_programs(mappings)
@@ -305,16 +312,11 @@ class _Scan:
                 self._fuse_devices |= found
 
     def _files(self, process: PinnedProcess, mappings: list[Mapping]) -> Iterator[Found]:
-        where = process.mount_namespace, process.container
-        keys = [(*where, each.dev, each.inode, fingerprint(each.path)) for each in mappings]
-        new = [
-            (mapping, key)
-            for mapping, key in zip(mappings, keys, strict=True)
-            if key not in self._seen_files and self._may_be_opened(mapping)
-        ]
-        for mapping, key in self._opened_ahead(process, new):
-            if key in self._seen_files:
-                continue
+        new: dict[_FileKey, Mapping] = {}
+        for each in mappings:
+            if self._is_new(process, each):
+                new.setdefault(_key(process, each), each)
+        for key, mapping in self._opened_ahead(process, list(new.items())):
             try:
                 path_fd, identity = self._pin(process, mapping)
                 with closing_fd(path_fd):
@@ -335,13 +337,17 @@ class _Scan:
             self._seen_files.add(key)
             self._failed.pop(key)
 
+    def _is_new(self, process: PinnedProcess, mapping: Mapping) -> bool:
+        """Return True for the mapping of a file that this scan has not seen at that place."""
+        return _key(process, mapping) not in self._seen_files and self._may_be_opened(mapping)
+
     def _opened_ahead(
-        self, process: PinnedProcess, new: list[tuple[Mapping, _FileKey]]
-    ) -> Iterator[tuple[Mapping, _FileKey]]:
+        self, process: PinnedProcess, new: list[tuple[_FileKey, Mapping]]
+    ) -> Iterator[tuple[_FileKey, Mapping]]:
         """Yield the mappings of a process, and open a few of their files ahead. Raises `Moved`."""
-        for start in range(0, len(new), _OPENED_AHEAD):
-            few = new[start : start + _OPENED_AHEAD]
-            process.open_ahead([mapping for mapping, _ in few])
+        for start in range(0, len(new), OPENED_AHEAD):
+            few = new[start : start + OPENED_AHEAD]
+            process.open_ahead([mapping for _, mapping in few])
             # A runtime may move a process into its container at any time.
             if process.has_left():
                 raise Moved
@@ -580,6 +586,11 @@ class _Scan:
                     yield PinnedFile(
                         sighting, item.release(), item.kind, item.build_id, item.is_copy
                     )
+
+
+def _key(process: PinnedProcess, mapping: Mapping) -> _FileKey:
+    where = process.mount_namespace, process.container
+    return *where, mapping.dev, mapping.inode, fingerprint(mapping.path)
 
 
 def _is_derived(path: bytes, known: Iterable[bytes]) -> bool:
