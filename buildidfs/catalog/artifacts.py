@@ -11,11 +11,12 @@ import msgspec
 
 from buildidfs import answers, located, names, wording
 from buildidfs.catalog import containers, remedies
+from buildidfs.catalog.containers import reported_at
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.names import printable
 from buildidfs.store import placement
-from buildidfs.store.index.locations import label_of
+from buildidfs.store.index.locations import is_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -155,7 +156,7 @@ def origin_filter(store: Store, asked: ArtifactQuery) -> Callable[[OriginRecord]
     def wanted(record: OriginRecord) -> bool:
         if record.last_seen_ns < asked.since_ns:
             return False
-        if is_meant is not None and not is_meant(record.origin.container):
+        if is_meant is not None and not is_meant(reported_at(record.origin)):
             return False
         return pattern.match(record.origin.path) is not None
 
@@ -225,7 +226,7 @@ class ArtifactPlace(NamedTuple):
     def of(cls, record: OriginRecord) -> ArtifactPlace:
         """Return the place of an origin."""
         origin = record.origin
-        return cls(origin.path, origin.container, origin.cgroup, record.last_seen_ns)
+        return cls(origin.path, reported_at(origin), origin.cgroup, record.last_seen_ns)
 
 
 def _of_containers(
@@ -260,9 +261,9 @@ def _place_in(
     has too many places.
     """
     for record in store.index.origins(entry.ordinal):
-        if label_of(record.origin) == container.label and record.origin.path == path:
+        if is_of(container, record.origin) and record.origin.path == path:
             return ArtifactPlace.of(record)
-    return ArtifactPlace(path, container.label, b"", container.last_seen_ns)
+    return ArtifactPlace(path, containers.reported(container), b"", container.last_seen_ns)
 
 
 def _kinds_of(store: Store, entry: ContainerEntry) -> set[Kind]:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from buildidfs.catalog.coverage import BinaryCoverage
-    from buildidfs.store import Store
+    from buildidfs.model import Origin
+    from buildidfs.store import JournalRecord, Store
     from buildidfs.store.location_rows import ContainerEntry, Removal
 
 _MOST_LABELS = 5
@@ -80,7 +81,7 @@ class Names:
 
 def _kept(store: Store, label: str, group: bytes) -> CapturedContainer | None:
     if group:
-        return store.containers.placed(label, group)
+        return store.containers.placed(without_suffix(label), group)
     found = store.containers.labelled(label)
     if found is not None and reported(found) == label:
         return found
@@ -92,6 +93,11 @@ def _kept(store: Store, label: str, group: bytes) -> CapturedContainer | None:
 def reported(container: CapturedContainer) -> str:
     """Return the label of a container for reports, as `capture.origin.container.shown` does."""
     return container.label + suffix(container)
+
+
+def reported_at(seen: Origin | JournalRecord) -> str:
+    """Return the label for reports of the container of a sighting, as `reported` does."""
+    return cgroup.label_for_reports(seen.container, seen.cgroup, seen.owner)
 
 
 def full_name(container: CapturedContainer) -> str:
@@ -112,15 +118,29 @@ def suffix(container: CapturedContainer) -> str:
 
 
 def meant(store: Store, text: str) -> Callable[[str], bool]:
-    """Return a function that is true for the labels of the containers that a user means by
-    ``text``.
+    """Return a function that is true for the labels for reports of the containers that a user means
+    by ``text``.
 
-    ``text`` may be a label, the beginning of an ID, or a name, see `ContainerNames.fits`.
+    ``text`` may be a label, the beginning of an ID, or a name, see `ContainerNames.fits`. The
+    container of another user than root, who may choose all of these, is meant by its whole label
+    for reports, or if none of root fits.
     """
     from buildidfs.capture.origin.builder import fits
 
-    named = {each.label for each in store.containers.every() if each.called.fits(text)}
-    return lambda label: label in named or fits(text, label)
+    every = {reported(each): each for each in store.containers.every()}
+    named = {
+        label for label, each in every.items() if each.called.fits(text) or fits(text, each.label)
+    }
+    named = {text} if text in every else named
+    named = {label for label in named if not suffix(every[label])} or named
+
+    def test(label: str) -> bool:
+        if label in named or label == text:
+            return True
+        plain = without_suffix(label)
+        return label not in every and fits(text, plain) and (plain == label or not named)
+
+    return test
 
 
 def last_ones(store: Store) -> str:
@@ -143,15 +163,12 @@ def is_bare(container: CapturedContainer) -> bool:
 
 
 def find(store: Store, text: str) -> list[CapturedContainer]:
-    """Return the containers that a user means, the one seen last first.
+    """Return the containers that a user means, see `meant`, the one seen last first.
 
-    The container of another user than root is meant by its label in reports, or if none of root
-    fits. Raises `ArtifactMissing`.
+    Raises `ArtifactMissing`.
     """
     is_meant = meant(store, text)
-    found = [each for each in store.containers.every() if is_meant(each.label)]
-    found = [each for each in found if not suffix(each)] or found
-    found = found or [each for each in store.containers.every() if reported(each) == text]
+    found = [each for each in store.containers.every() if is_meant(reported(each))]
     held = [each for each in found if not each.is_empty]
     if not held:
         why = Removals(store).why_gone(text, found)

@@ -220,7 +220,7 @@ class _Places:
     def _add(
         self, build_id: BuildId, at: Origin | JournalRecord, record: OriginRecord | JournalRecord
     ) -> None:
-        label, group = at.container, at.cgroup
+        label, group = containers.reported_at(at), at.cgroup
         if self._is_meant is not None and not self._is_meant(label):
             return
         first, last = record.first_seen_ns, record.last_seen_ns
@@ -264,13 +264,13 @@ def _paths(store: Store) -> Iterator[tuple[int, bytes]]:
 
 
 def container_of(seen: Origin | JournalRecord, names: tuple[str, ...] | None) -> str:
-    """Return the label of the container of a sighting; empty for the host.
+    """Return the label for reports of the container of a sighting; empty for the host.
 
     ``names`` are the namespaces that define a container; None uses the label at the time of the
     sighting.
     """
     if names is None or seen.scanner in _PACKED:
-        return seen.container
+        return containers.reported_at(seen)
     return builder.label_by(seen.cgroup, seen.namespaces, seen.apart, names)
 
 

@@ -201,7 +201,9 @@ def containers(
 
         def is_wanted(each: CapturedContainer) -> bool:
             nonlocal unnamed
-            if each.last_seen_ns < since or (tests and not any(t(each.label) for t in tests)):
+            if each.last_seen_ns < since or (
+                tests and not any(t(known.reported(each)) for t in tests)
+            ):
                 return False
             is_hidden = not (all_ or layout.is_json or tests) and known.is_bare(each)
             unnamed += is_hidden

@@ -285,11 +285,7 @@ def jit(session: Session, container: str | None, layout: table.TableOptions) -> 
         names = containers.Names(store)
         is_meant = None if container is None else containers.meant(store, container)
         rows = sorted(
-            (
-                each
-                for each in store.jit_maps.all()
-                if is_meant is None or is_meant(each.process.origin.container)
-            ),
+            (each for each in store.jit_maps.all() if is_meant is None or is_meant(_label(each))),
             key=lambda each: -each.process.start_ns,
         )
         if not layout.print(_COLUMNS, (_kept_map(names, row) for row in rows)):
@@ -300,13 +296,21 @@ def jit(session: Session, container: str | None, layout: table.TableOptions) -> 
             )
 
 
+def _label(row: JitMap) -> str:
+    """Return the label for reports of the container of a process."""
+    from buildidfs.capture.origin import builder
+
+    origin = row.process.origin
+    return builder.shown(origin.container, origin.cgroup, row.process.owner)
+
+
 def _kept_map(names: Names, row: JitMap) -> _KeptMap:
     process, origin = row.process, row.process.origin
     return _KeptMap(
         pid=process.pid,
         ns_pid=process.ns_pid,
         comm=process.comm,
-        **names.fields(origin.container, origin.cgroup),
+        **names.fields(_label(row), origin.cgroup),
         mnt_ns_id=origin.mnt_ns_id,
         host=origin.host,
         uid=origin.identity.uid,

@@ -12,7 +12,7 @@ import msgspec
 from buildidfs import wording
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container_names
-from buildidfs.capture.origin.builder import fits
+from buildidfs.capture.origin.builder import fits, shown
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
 from buildidfs.catalog.containers import Names
 from buildidfs.errors import InvalidBuildId
@@ -104,7 +104,7 @@ def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[MappedFile]
 def _named(names: Names, mapper: Mapper) -> MappedFile:
     return MappedFile(
         **path_fields(mapper.path),
-        **names.fields(mapper.container, mapper.cgroup),
+        **names.fields(shown(mapper.container, mapper.cgroup), mapper.cgroup),
         build_id=mapper.build_id,
         pid=mapper.pid,
         comm=mapper.comm.decode("utf-8", "replace"),

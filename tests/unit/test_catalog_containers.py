@@ -10,6 +10,7 @@ import pytest
 
 from buildidfs.capture.origin.builder import shown
 from buildidfs.catalog import containers, history
+from buildidfs.catalog.artifacts import ArtifactQuery, artifacts
 from buildidfs.catalog.coverage import CoverageLookup
 from buildidfs.catalog.survey import take
 from buildidfs.config import Settings
@@ -161,7 +162,8 @@ def test_imitation_of_a_container_has_not_its_name(
     at = sighting(b"/bin/app1", container=WEB, cgroup=imitation, ino=9)
     commit(store, capture(store, b"bytes 1", build_id, at=at))
     places = history.of_build_id(store, build_id)
-    assert sorted(names.short(each.container, each.cgroup) for each in places) == [WEB, "web"]
+    shown = sorted(names.short(each.container, each.cgroup) for each in places)
+    assert shown == [f"{WEB} (user 1000)", "web"]
 
     running = {real: CALLED[WEB], imitation: ContainerNames()}
     monkeypatch.setattr(
@@ -192,6 +194,15 @@ def test_imitation_that_came_first_is_another_container_in_every_answer(tmp_path
             store.note_seen([NewSeen(at, build_id)])
 
         names = containers.Names(store)
+        for text, labels in ((WEB, {WEB}), ("web", {WEB}), (imitation, {imitation})):
+            found = [each.container for each in history.at_path(store, path, text)]
+            assert set(found) == labels, text
+            wanted = history.journal_filter(store, (), text, None)
+            rows = [each for each in store.journal.since() if wanted(each)]
+            assert {history.container_of(each, None) for each in rows} == labels, text
+            query = ArtifactQuery(None, text)
+            listed = {each.container for each in artifacts(store, query)}
+            assert listed == labels, text
         assert {names.of(label) for label in (WEB, imitation)} == {CALLED[WEB]}
         assert names.of(f"{WEB} (user 7)") == NO_NAMES
         for text in (WEB, "web", imitation):

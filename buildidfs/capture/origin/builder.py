@@ -128,13 +128,10 @@ def shown(label: str, cgroup_path: bytes, owner: int | None = None) -> str:
     ``owner`` is the user who made the container, 0 for root; None looks at the control group, as
     long as that exists.
     """
-    if not label or cgroup.container_label(cgroup_path) != label:
+    if owner is None and (not label or cgroup.container_label(cgroup_path) != label):
         return label
     maker = group_maker(cgroup_path) if owner is None else owner or cgroup.user_id(cgroup_path)
-    if maker:
-        return f"{label} (user {maker})"
-    outer = cgroup.outer_label(cgroup_path)
-    return f"{label} in {outer}" if outer else label
+    return cgroup.label_of_maker(label, cgroup_path, maker or 0)
 
 
 class _Seen(Protocol):

@@ -153,6 +153,24 @@ def outermost(cgroup_path: bytes) -> bytes:
     return cgroup_path[: min(ends)] if ends else b""
 
 
+def label_of_maker(label: str, path: bytes, maker: int) -> str:
+    """Return a label for reports, which tells the container of root from that of another user, or
+    of another container, with the same label. ``maker`` is the user who made the control group, 0
+    for root.
+    """
+    if not label or container_label(path) != label:
+        return label
+    if maker:
+        return f"{label} (user {maker})"
+    outer = outer_label(path)
+    return f"{label} in {outer}" if outer else label
+
+
+def label_for_reports(label: str, path: bytes, owner: int) -> str:
+    """Return `label_of_maker` of a recorded sighting, whose ``owner`` is 0 for root."""
+    return label_of_maker(label, path, owner or user_id(path) or 0)
+
+
 def outer_label(cgroup_path: bytes) -> str | None:
     """Return the label of the outermost container of a path; None if there is only one."""
     cgroup_path = cgroup_path[:_PATH_MAX]

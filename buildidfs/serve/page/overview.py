@@ -316,7 +316,7 @@ def container_page(store: Store, name: bytes) -> answers.Contents | None:
         meant = [named] if named is not None else []
     else:
         is_meant = containers.meant(store, name.decode("utf-8", "surrogateescape"))
-        meant = [each for each in store.containers.every() if is_meant(each.label)]
+        meant = [each for each in store.containers.every() if is_meant(containers.reported(each))]
     found = max(
         (each for each in meant if each.public), key=lambda each: each.last_seen_ns, default=None
     )
