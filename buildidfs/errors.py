@@ -71,15 +71,23 @@ class UsageError(BuildIdFsError):
     exit_code = 2
 
 
+_SYSTEM_PACKAGES: Final = {
+    "mount": "apt install fuse3 libfuse3-dev python3-dev gcc pkg-config, then pip builds it"
+}
+"""Packages of Debian that an extra needs besides those of Python."""
+
+
 @contextlib.contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """Raise `UsageError` if a Python package of an extra cannot be imported in the block."""
     try:
         yield
     except ImportError as error:
-        raise UsageError(
-            f"the Python package {error.name} is missing: install buildidfs[{extra}]"
-        ) from error
+        reason = f"the Python package {error.name} is missing"
+        if not isinstance(error, ModuleNotFoundError):  # a shared library is missing
+            reason = str(error)
+        more = f" ({_SYSTEM_PACKAGES[extra]})" if extra in _SYSTEM_PACKAGES else ""
+        raise UsageError(f"{reason}: install buildidfs[{extra}]{more}") from error
 
 
 class InvalidBuildId(UsageError):

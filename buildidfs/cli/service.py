@@ -23,7 +23,7 @@ from buildidfs.cli.output import evicted_line, eviction, json_line, limits, prin
 from buildidfs.cli.table import Cell, Column
 from buildidfs.cli.watch import MODES, one_line
 from buildidfs.config import marks
-from buildidfs.errors import Interrupted
+from buildidfs.errors import Interrupted, needs_extra
 from buildidfs.linux import machine, sandbox_helper
 from buildidfs.wording import ago, counted, moment, size
 
@@ -114,6 +114,9 @@ def up(
         with _ctrl_c("what was up before goes on"):
             daemon_up.hurry(path, _PATIENCE_S)
             return _report_up(session, is_new=False)
+    if point is not None:
+        with needs_extra("mount"):  # else the mount would be started over and over
+            from buildidfs.mount import session as _  # noqa: F401
     programs = daemon_up.programs(
         session.arguments(),
         point,

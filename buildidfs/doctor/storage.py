@@ -11,7 +11,7 @@ import stat
 import time
 
 from buildidfs.doctor.probe import Probe, ProbeOutcome, degraded, failed, ok
-from buildidfs.errors import BuildIdFsError, StoreVersionError
+from buildidfs.errors import BuildIdFsError, StoreVersionError, UsageError, needs_extra
 from buildidfs.formats import proc_text
 from buildidfs.linux import credentials, mounts
 from buildidfs.linux.file_ops import closing_fd
@@ -90,11 +90,11 @@ def _device() -> ProbeOutcome:
 
 def _library() -> ProbeOutcome:
     try:
-        from buildidfs.mount import session  # noqa: F401 - whether it can be loaded
-    except ImportError as error:
-        return failed(
-            f"pyfuse3 cannot be loaded: {error}", "install libfuse3, and pyfuse3 for this Python"
-        )
+        with needs_extra("mount"):
+            from buildidfs.mount import session  # noqa: F401 - whether it can be loaded
+    except UsageError as error:
+        reason, _, remedy = str(error).rpartition(": ")
+        return failed(reason, remedy)
     return ok("libfuse3 and pyfuse3 can be loaded")
 
 

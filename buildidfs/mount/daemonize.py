@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from msgspec import structs
 
 from buildidfs import errors
-from buildidfs.errors import StoreError
+from buildidfs.errors import StoreError, needs_extra
 from buildidfs.linux.file_ops import close_fds
 from buildidfs.store import Store, export
 
@@ -185,13 +185,13 @@ def mount(
     from buildidfs.mount import daemonize
     from buildidfs.mount import mountpoint as mount_options
 
+    with needs_extra("mount"):
+        from buildidfs.mount import session
     chosen = mount_options.parse(
         store_path, mountpoint, options, gdb_scripts, list_all=list_all, bundle=bundle
     )
     chosen = structs.replace(chosen, settings=settings or {})
     if foreground:
-        from buildidfs.mount import session
-
         session.run(chosen, ready, agent_of, opened)
     else:
         daemonize.start(chosen, agent_of=agent_of, opened=opened)

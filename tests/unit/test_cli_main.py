@@ -42,6 +42,26 @@ def test_list_imports_no_other_command(tmp_path: Path) -> None:
     assert {"ctypes", "hashlib", "logging", "pyfuse3", "trio", "rich"}.isdisjoint(modules)
 
 
+_WITHOUT_FUSE = """
+import sys
+sys.modules["pyfuse3"] = None
+from buildidfs.cli.main import run
+sys.argv.insert(1, "--store")
+sys.exit(run())
+"""
+
+
+@pytest.mark.parametrize("command", [["mount"], ["up"], ["up", "--foreground"]])
+def test_missing_binding_of_fuse_is_named_with_its_packages(
+    tmp_path: Path, command: list[str]
+) -> None:
+    words = [sys.executable, "-c", _WITHOUT_FUSE, tmp_path / "store", *command, tmp_path / "mnt"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pyfuse3 is missing: install buildidfs[mount] (apt install fuse3" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
 def test_version_names_the_commit_of_a_package(tmp_path: Path) -> None:
     tree = shutil.copytree(ROOT / "buildidfs", tmp_path / "buildidfs")
     command = [sys.executable, "-m", "buildidfs", "--version"]
