@@ -247,8 +247,8 @@ class Invalidator:
             self._on_removed()
 
     def _forget(self, spellings: list[tuple[int, bytes, bool]]) -> None:
-        # Most new build IDs were never looked up, so the kernel knows no directory of theirs: a
-        # question for each directory replaces an invalidation of each name.
+        # The kernel knows no directory of a build ID that was never looked up, as most new ones. So
+        # one question for each directory saves the invalidations of all its names.
         asked, known = 0, False
         for directory, name, replaceable in spellings:
             if self._absences.discard(directory, name):

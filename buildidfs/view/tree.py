@@ -422,7 +422,8 @@ class View:
         yield nodes.ROOT, spelled, False
         bucket = nodes.DEBUG_BUCKET + build_id[0]
         yield bucket, spelled[2:], False
-        # Debuginfo is withheld as soon as the executable has more belief.
+        # A commit may replace this name: debuginfo is withheld from then on if the executable of
+        # the commit is trusted more than the debuginfo.
         yield bucket, spelled[2:] + names.DEBUG_SUFFIX, True
         origins = self._store.index.origins(ordinal)
         yield from self._ids.spellings(ordinal, origins)

@@ -390,7 +390,8 @@ class Finder:
     def __init__(self, host: int) -> None:
         self._host = host
         self._visitor: namespaces.Visitor | None = None
-        # Without the capability, files are still found beside other processes.
+        # Without CAP_SYS_ADMIN no namespace can be visited; the file may still be found in the root
+        # of another process in that namespace.
         with contextlib.suppress(OSError):
             self._visitor = namespaces.Visitor()
 

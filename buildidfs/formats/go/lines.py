@@ -35,7 +35,8 @@ _ONE_PAIR: Final = 3
 _SHORT: Final = 2
 _CONTINUED: Final = bytes(range(0x80, 0x100))
 _MASK: Final = 0xFFFFFFFF
-# A difference of 0 ends a table. Of code it is meaningless, and not written.
+# A value difference of 0 ends a table. A code difference of 0 has no meaning, so no compiler writes
+# it; a few are tolerated.
 _STRAY_ZEROS: Final = 8
 # A table of a compiler does not have more keys than this.
 _KEYS_MAX: Final = 1 << 17

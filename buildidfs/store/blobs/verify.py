@@ -159,8 +159,8 @@ class VerifiedBlobs:
         self._env = environment
         self._rows = environment.tables["digests"]
         self.files = files
-        # By digest: the file that was read, and the form in which its bytes were right, if they
-        # were.
+        # For each digest, the file that was read, and the form in which its bytes had that digest;
+        # None if they did not have it.
         self._read: dict[Digest, tuple[BlobFile, int | None]] = {}
 
     def path(self, digest: Digest) -> bytes:

@@ -365,7 +365,9 @@ class Planner:
         return all(digest in known for _, digest in self._uses(0))
 
     def lower(self) -> None:
-        """File the blobs that the host has lost as not recapturable. Raises `StoreError`."""
+        """Record that blobs whose files the host has lost are not recapturable. Raises
+        `StoreError`.
+        """
         while batch := [digest for _, digest in self._stale[:_AT_ONCE]]:
             self._env.write(functools.partial(_lower, self._env, batch))
             del self._stale[: len(batch)]
