@@ -21,11 +21,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import pytest
 
 from tests.support.harness import quiet
+
+_KILLED_S: Final = 30.0
+"""The longest that a killed process is waited for."""
 
 Argument = str | bytes | os.PathLike[str]
 
@@ -144,7 +147,7 @@ def run(
             out, err = process.communicate(timeout=timeout)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
+            out, err = _left(process)
             if isinstance(error, subprocess.TimeoutExpired):
                 pytest.fail(f"not done after {timeout} s: {Result(words, -1, out, err)}")
             raise
@@ -152,6 +155,15 @@ def run(
     if check and result.rc != 0:
         pytest.fail(str(result))
     return result
+
+
+def _left(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a killed process has written, unless it cannot end or another keeps its outputs open."""
+    try:
+        return process.communicate(timeout=_KILLED_S)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL  # nobody waits for it
+        return "", ""
 
 
 def nm(*arguments: Argument) -> str:
