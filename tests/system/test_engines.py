@@ -85,12 +85,14 @@ def listed(buildidfs: BuildIdFs) -> list[dict[str, Any]]:
 
 
 @pytest.mark.watch
-def test_name_of_a_container_that_lives_for_a_moment(buildidfs: BuildIdFs, scratch: Path) -> None:
-    """The engine forgets it as soon as it ends: its notes are read when its first file is seen."""
+def test_name_of_a_container_that_its_engine_forgets_at_once(
+    buildidfs: BuildIdFs, scratch: Path
+) -> None:
+    """The notes of the engine are read when its first file is seen."""
     with real_engine("docker", scratch / "brief") as engine:
         command = engine.entered(*COMMAND)
         with watching(buildidfs.store, "--json", "--no-scan", command=command) as watcher:
-            engine.run("brief", "true", remove=True)
+            container = engine.run("brief")
             until(
                 lambda: any(
                     each["event"] == "captured" and each["path"] == "/bin/busybox"
@@ -98,5 +100,6 @@ def test_name_of_a_container_that_lives_for_a_moment(buildidfs: BuildIdFs, scrat
                 ),
                 "a capture",
             )
+            engine.remove(container)
     named = [each for each in listed(buildidfs) if each["container"].startswith("docker")]
     assert [each["container_name"] for each in named] == ["brief"]

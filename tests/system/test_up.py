@@ -289,13 +289,29 @@ def test_foreground_ends_with_a_signal(up: Up) -> None:
             process.kill()
 
 
-def test_given_up_while_waiting_leaves_nothing(up: Up) -> None:
-    argv = [sys.executable, "-m", "buildidfs", "--store", up.store, "up", "--no-watch", up.mount]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+def _unready(up: Up, stderr: int | None = None) -> tuple[subprocess.Popen[bytes], Presence]:
+    """``up`` that waits for its supervisor, which is stopped before it can say that it is ready."""
+    words = [*COMMAND, "--store", str(up.store), "up", "--no-watch", str(up.mount)]
+    for _ in range(20):
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, cwd=ROOT
+        )
         (supervisor,) = until(lambda: present(up.store, "up"), "the supervisor")
-        os.kill(supervisor.pid, signal.SIGSTOP)  # it cannot say that it is ready
-        process.kill()
+        os.kill(supervisor.pid, signal.SIGSTOP)
+        if not is_mountpoint(up.mount):
+            return process, supervisor
+        # The moment came too late.
+        os.kill(supervisor.pid, signal.SIGCONT)
+        process.communicate(timeout=60)
+        up.run("down")
+    pytest.fail("it was always ready before it could be stopped")
+
+
+def test_given_up_while_waiting_leaves_nothing(up: Up) -> None:
+    process, supervisor = _unready(up)
     pidfd = supervisor.pidfd()
+    process.kill()
+    process.wait()
     os.kill(supervisor.pid, signal.SIGCONT)
     _have_ended([pidfd])
     assert present(up.store) == []
@@ -306,10 +322,7 @@ def test_given_up_while_waiting_leaves_nothing(up: Up) -> None:
 
 
 def test_ctrl_c_ends_what_it_has_started_and_says_so(up: Up) -> None:
-    words = [*COMMAND, "--store", str(up.store), "up", "--no-watch", str(up.mount)]
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    (supervisor,) = until(lambda: present(up.store, "up"), "the supervisor")
-    os.kill(supervisor.pid, signal.SIGSTOP)  # it cannot say that it is ready
+    process, supervisor = _unready(up, stderr=subprocess.PIPE)
     process.send_signal(signal.SIGINT)
     os.kill(supervisor.pid, signal.SIGCONT)
     _, said = process.communicate(timeout=60)

@@ -128,10 +128,13 @@ def test_silent_processes_of_one_owner_take_bounded_time_and_nothing_of_others(
         for user, fd in zip(users, fds, strict=True):
             with pytest.raises(NoAnswer):
                 gate.ask(fd, user.pid, lambda fd: release.wait(30))
-        assert len(gate.silent) == 16
+        count = len(gate.silent)
+        # On a busy host the time of one owner ends before the number of their processes.
+        assert 0 < count <= 16
         said = described(gate.silent.rows(), gate.silent.unasked())
-        assert all(f"{user.pid} (sleep)" in said for user in users[:12])
-        assert said.endswith(" and 4 more; 24 more of the same owner not asked")
+        assert all(f"{user.pid} (sleep)" in said for user in users[: min(count, 12)])
+        more = f" and {count - 12} more" if count > 12 else ""
+        assert said.endswith(f"{more}; {40 - count} more of the same owner not asked")
         assert owner_of(ours) == ""
         assert owner_of(fds[0]) == f"uid {UID}"
         assert gate.ask(ours, os.getpid(), lambda fd: 7) == 7

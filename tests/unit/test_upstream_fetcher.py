@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -465,7 +466,7 @@ def test_flood_of_heads_ends(store: Store, behaviour: Behaviour) -> None:
         (dripping_trailer, "less than 100 KiB in 0.5 s"),
         (dripping_body_of_unknown_length, "less than 100 KiB in 0.5 s"),
         (dripping_chunk, "less than 100 KiB in 0.5 s"),
-        (slow_head_then_part_of_a_body, "fails: "),
+        (slow_head_then_part_of_a_body, "fails: |no answer within 0.5 s"),
         (dripping_head, "no answer within 0.5 s"),
         (dripping_body, "less than 100 KiB in 0.5 s"),
     ],
@@ -475,7 +476,8 @@ def test_server_that_hangs_is_given_up_and_left_alone(
 ) -> None:
     with upstream(behaviour) as server, asking(store, server.url, timeout=QUICK) as upstreams:
         done = upstreams.fetch(ID, Kind.DEBUGINFO)
-        assert (done.state, why in done.why) == (FetchState.UNAVAILABLE, True), done.why
+        assert done.state is FetchState.UNAVAILABLE
+        assert re.search(why, done.why), done.why
         done = upstreams.fetch(OTHER, Kind.DEBUGINFO)
         assert (done.state, "not asked for a while" in done.why) == (FetchState.UNAVAILABLE, True)
         assert sum(server.requests.values()) == 1

@@ -48,6 +48,22 @@ _MOUNT = {
         chmod 0700 "$1/app/lib/libhot.so"; chmod 0755 "$1/app/lib/libhot.so"
         """,
 }
+# $1 is the stat of the process, $2 the ticks that it may use
+_SPINNING = """
+used() {
+    read -r pid _ _ _ _ _ _ _ _ _ _ _ _ user system _ < "$1"
+    used=$((user + system))
+}
+used "$1"
+end=$((used + $2))
+kill -CONT $pid
+while [ $used -lt $end ]; do
+    sleep 0.02
+    used "$1"
+done
+kill -STOP $pid
+"""
+
 _UNMOUNT = {"overlay": 'end -R "$1"; end "$3"'}
 
 # A watch of the host that another test runs may have a file open for a moment.
@@ -106,10 +122,10 @@ class Container:
     _shell: subprocess.Popen[bytes]
     _directory: Path
 
-    def spinning(self, seconds: float = 0.3) -> list[Argument]:
-        """Return a command that lets ``hot spin`` compute for a while, as perf records it."""
-        script = 'kill -CONT "$1"; sleep "$2"; kill -STOP "$1"'
-        return [tool("sh"), "-c", script, "sh", str(self.spin), str(seconds)]
+    def spinning(self) -> list[Argument]:
+        """Return a command that lets ``hot spin`` use 0.3 s of a processor, as perf records it."""
+        ticks = 3 * os.sysconf("SC_CLK_TCK") // 10
+        return [tool("sh"), "-c", _SPINNING, "sh", f"/proc/{self.spin}/stat", str(ticks)]
 
     def hide_debug(self) -> None:
         """Cover the debug files beside the program: a debugger inside finds none from now on."""
