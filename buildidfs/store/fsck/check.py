@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -34,7 +34,7 @@ from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
 from buildidfs.store.fsck.rules import RULES, Rows, StoreFault, faults_of, wrong_counts
-from buildidfs.store.index.queries import DAMAGE, prefixed
+from buildidfs.store.index.queries import DAMAGE, batches, digest_row, rows_from
 from buildidfs.store.write import provenance
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ CHECK_MARK: Final = b"check"
 SCRUB_MARK: Final = b"scrub"
 """Rows of *meta* with the position of `check --verify-data`, and of the monthly scrub."""
 
-_ROWS: Final = 512
 _NOTES_AT_ONCE: Final = 256
 _NOTE_SECONDS: Final = 5.0
 #: Stands for the build ID of a file that has none and was given one.
@@ -121,26 +120,19 @@ class Scrubber:
 
     def _rows(self, after: bytes) -> Iterator[tuple[Digest, bytes]]:
         start = after + b"\0" if after else b""
-        while True:
-            with self._env.read() as txn:
-                table = self._env.tables["digests"]
-                found = list(islice(prefixed(txn, table, b"", start), _ROWS))
-            for key, value in found:
-                if schema.is_digest_row(key, value):
-                    yield Digest(key), value
-            if len(found) < _ROWS:
-                return
-            start = found[-1][0] + b"\0"
+        for key, value in rows_from(self._env, self._env.tables["digests"], start=start):
+            if schema.is_digest_row(key, value):
+                yield Digest(key), value
 
     def look(self, digest: Digest) -> list[StoreFault]:
         """Read one blob, and return its faults."""
-        row = self._row(digest)
+        row = digest_row(self._env, digest)
         if row is None:
             return []
         try:
             opened = self._opened(digest, row)
         except IntegrityError as error:
-            if self._row(digest) is None:  # it was removed meanwhile
+            if digest_row(self._env, digest) is None:  # it was removed meanwhile
                 return []
             self._remember(digest, _Seen(_file_in(row), None))
             return [StoreFault(str(error), digest)]
@@ -148,10 +140,6 @@ class Scrubber:
             return self._right(digest, row, opened)
         finally:
             opened.close()
-
-    def _row(self, digest: Digest) -> schema.DigestRow | None:
-        value = self._env.get(self._env.tables["digests"], digest)
-        return None if value is None else schema.DigestRow.unpack(value)
 
     def _opened(self, digest: Digest, row: schema.DigestRow) -> Blob:
         """Read a blob, and return it open if its bytes are right. Raises `IntegrityError` if they
@@ -328,7 +316,7 @@ class _Results:
         """Write the counters; return the number of announced commits, and the changed ordinals."""
         counters = self._rows.counters
         counters.announced += bool(self._changed)
-        self._txn.put(schema.COUNTERS_KEY, counters.pack(), db=self._env.tables["meta"])
+        self._rows.put_counters()
         return counters.announced, sorted(self._changed)
 
 
@@ -346,11 +334,15 @@ class Checker:
         """Yield the faults of rows and of their counts; ``progress`` is called with the number of
         further rows checked.
         """
-        for table in RULES:
-            for count, suspicious in self._batches(table):
-                progress(count)
+        for name in RULES:
+            table = self.env.tables.get(name)
+            if table is None:
+                continue  # a store of an earlier version that is open for reading
+            check = partial(self._suspicious, name)
+            for rows, suspicious in batches(self.env, table, b"", b"", check):
+                progress(len(rows))
                 for key in suspicious:
-                    yield from self._recheck(table, key)
+                    yield from self._recheck(name, key)
         with self.env.read() as txn:
             yield from list(wrong_counts(Rows(self.env, txn)))
 
@@ -359,24 +351,10 @@ class Checker:
         entries = self.env.entries()
         return sum(entries[table] for table in RULES if table in entries)
 
-    def _batches(self, table: str) -> Iterator[tuple[int, list[bytes]]]:
-        """Check a table in batches; for each batch yield the number of rows, and the keys of rows
-        with an apparent fault.
-        """
-        if table not in self.env.tables:
-            return  # a store of an earlier version that is open for reading
-        start, rule = b"", RULES[table]
-        while True:
-            with self.env.read() as txn:
-                moment, count, key, suspicious = Rows(self.env, txn), 0, b"", []
-                for key, value in islice(prefixed(txn, self.env.tables[table], b"", start), _ROWS):
-                    count += 1
-                    if faults_of(rule, table, moment, key, value):
-                        suspicious.append(key)
-            yield count, suspicious
-            if count < _ROWS:
-                return
-            start = key + b"\0"
+    def _suspicious(self, table: str, txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes]:
+        """Return the keys of rows with an apparent fault."""
+        moment = Rows(self.env, txn)
+        return [key for key, value in rows if faults_of(RULES[table], table, moment, key, value)]
 
     def _recheck(self, table: str, key: bytes) -> list[StoreFault]:
         """Check one row again, and return its faults."""
@@ -423,8 +401,8 @@ class Checker:
 
     def ordinals_of(self, digest: Digest) -> set[int]:
         """Return the ordinals of the build IDs that have a blob."""
-        value = self.env.get(self.env.tables["digests"], digest)
-        return set() if value is None else {ref[0] for ref in schema.DigestRow.unpack(value).refs}
+        row = digest_row(self.env, digest)
+        return set() if row is None else {ref[0] for ref in row.refs}
 
     def unreferenced(self) -> int:
         """Return the number of blobs that no row refers to."""

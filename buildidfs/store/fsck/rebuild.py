@@ -105,7 +105,7 @@ class OldIndex:
 
     def keep(self, new: Environment, blobs: Blobs) -> None:
         """Write the rows that still decode into a new index that has all blobs."""
-        for table, decode in (("pins", _pin), ("history", _history), ("meta", _meta)):
+        for table, decode in (("pins", _pin), ("history", schema.unpack_history), ("meta", _meta)):
             for rows in _batches(self._rows(table, decode)):
                 new.write(partial(_put, new, table, rows))
         for rows in _batches(self._rows("journal", _journal)):
@@ -164,10 +164,6 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 def _pin(key: bytes, value: bytes) -> None:
     schema.pin_of(key)
     schema.U64.unpack(value)
-
-
-def _history(key: bytes, value: bytes) -> None:
-    schema.unpack_history(key, value)
 
 
 def _meta(key: bytes, value: bytes) -> None:

@@ -11,7 +11,6 @@ import contextlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from itertools import groupby
 from typing import Final
 
@@ -21,7 +20,6 @@ import msgspec
 from buildidfs.errors import BuildIdFsError
 from buildidfs.model import Alias, Artifact, BuildId, Digest, Kind
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
 from buildidfs.store.index.queries import DAMAGE, IndexRows, floor_of, prefixed
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
@@ -45,11 +43,6 @@ class Rows(IndexRows):
     """The index as one transaction sees it, so that a commit cannot look like a fault. A row that
     does not decode counts as missing.
     """
-
-    @cached_property
-    def counters(self) -> schema.StoreCounters:
-        """Return the counters as the index has them, right or wrong."""
-        return load_counters(self.env, self.txn)
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """Return the value of a row; None if there is none, or if the key is impossible."""

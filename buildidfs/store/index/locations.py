@@ -23,7 +23,6 @@ import functools
 import re
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import IntegrityError
@@ -31,7 +30,7 @@ from buildidfs.formats.container import cgroup
 from buildidfs.model import BuildId, ContainerNames, Kind, NamespaceSet, Origin, fingerprint
 from buildidfs.shares import Share, of_user
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.queries import DAMAGE, damaged, prefixed, whole
+from buildidfs.store.index.queries import DAMAGE, batches, damaged, prefixed, rows_from, whole
 from buildidfs.store.location_rows import (
     KEY,
     CapturedContainer,
@@ -44,7 +43,7 @@ from buildidfs.store.location_rows import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from buildidfs.store.index.environment import Environment, Table
+    from buildidfs.store.index.environment import Environment, Table, Txn
     from buildidfs.store.index.queries import Index
     from buildidfs.store.location_rows import JournalRecord, OriginRow, Removal
 
@@ -396,9 +395,6 @@ class ContainerTree:
             yield entry
 
 
-#: Rows read in one transaction.
-_ROWS = 1024
-
 _MAX_TIME = 2**63 - 1
 
 
@@ -416,13 +412,13 @@ class Journal:
         No transaction is open while the caller works, so a row that is updated meanwhile is yielded
         again.
         """
+
+        def values(txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes | None]:
+            return [txn.get(key[8:], db=self._rows) for key, _ in rows]
+
         start = schema.U64.pack(clamped(since_ns))
-        while True:
-            records, last = self._batch(start)
-            yield from records
-            if last is None:
-                return
-            start = last + b"\0"
+        for rows, found in batches(self._env, self._recent, b"", start, values):
+            yield from _records([key[8:] for key, _ in rows], found)
 
     @whole
     def last(self) -> JournalRecord | None:
@@ -431,25 +427,7 @@ class Journal:
             if not cursor.last():
                 return None
             key = cursor.key()[8:]
-            value = txn.get(key, db=self._rows)
-        if value is None:
-            raise IntegrityError(f"the journal has no row {key.hex()}")
-        return location_rows.unpack_journal(key, value)
-
-    @whole
-    def _batch(self, start: bytes) -> tuple[list[JournalRecord], bytes | None]:
-        """Return some rows of *recent* from the key ``start`` on, and the last key; at the end of
-        the table the key is None.
-        """
-        with self._env.read() as txn:
-            keys = [key for key, _ in islice(prefixed(txn, self._recent, b"", start), _ROWS)]
-            rows = [(key[8:], txn.get(key[8:], db=self._rows)) for key in keys]
-        records = []
-        for key, value in rows:
-            if value is None:
-                raise IntegrityError(f"the journal has no row {key.hex()}")
-            records.append(location_rows.unpack_journal(key, value))
-        return records, keys[-1] if len(keys) == _ROWS else None
+            return _records([key], [txn.get(key, db=self._rows)])[0]
 
     @whole
     def at(
@@ -478,7 +456,7 @@ class Journal:
         # Most rows need not be decoded.
         return _last_first(
             location_rows.unpack_journal(key, row)
-            for key, row in self._every()
+            for key, row in rows_from(self._env, self._rows)
             if location_rows.build_id_in(row) == wanted
         )
 
@@ -487,7 +465,7 @@ class Journal:
         """Return the build IDs that begin with hexadecimal digits, or the one that equals them;
         reads every row.
         """
-        found = {location_rows.build_id_in(row) for _, row in self._every()}
+        found = {location_rows.build_id_in(row) for _, row in rows_from(self._env, self._rows)}
         fitting = {BuildId(each) for each in found if each.hex().startswith(digits)}
         whole = {each for each in fitting if each.hex() == digits}
         return whole or fitting
@@ -496,7 +474,7 @@ class Journal:
     def removals(self) -> dict[BuildId, Removal]:
         """Return the last removal by a limit of each build ID; reads every row."""
         found: dict[BuildId, Removal] = {}
-        for _, row in self._every():
+        for _, row in rows_from(self._env, self._rows):
             removed = location_rows.removal_in(row)
             if removed is not None:
                 build_id = BuildId(location_rows.build_id_in(row))
@@ -508,20 +486,20 @@ class Journal:
         """Return the rows of files whose bytes a limit has removed; reads every row."""
         return [
             location_rows.unpack_journal(key, row)
-            for key, row in self._every()
+            for key, row in rows_from(self._env, self._rows)
             if location_rows.removal_in(row) is not None
         ]
 
-    def _every(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all rows in the order of their keys; no transaction is open meanwhile."""
-        start = b""
-        while True:
-            with self._env.read() as txn:
-                rows = list(islice(prefixed(txn, self._rows, b"", start), _ROWS))
-            yield from rows
-            if len(rows) < _ROWS:
-                return
-            start = rows[-1][0] + b"\0"
+
+@whole
+def _records(keys: list[bytes], values: list[bytes | None]) -> list[JournalRecord]:
+    """Decode rows of the journal. Raises `IntegrityError`, for a missing one, too."""
+    records = []
+    for key, value in zip(keys, values, strict=True):
+        if value is None:
+            raise IntegrityError(f"the journal has no row {key.hex()}")
+        records.append(location_rows.unpack_journal(key, value))
+    return records
 
 
 def _last_first(records: Iterable[JournalRecord]) -> list[JournalRecord]:

@@ -12,7 +12,7 @@ import heapq
 import struct
 import time
 from collections.abc import Iterator
-from functools import wraps
+from functools import cached_property, wraps
 from itertools import chain, islice, repeat, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
@@ -23,6 +23,7 @@ import msgspec
 from buildidfs.errors import ArtifactMissing, IntegrityError, InvalidBuildId, UsageError
 from buildidfs.model import Artifact, BuildId, Digest, FileIdentity, Kind, Origin
 from buildidfs.store import location_rows, schema
+from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.ranking import (
     belief,
     belief_in,
@@ -252,7 +253,7 @@ class Index:
         best = self.artifact(ordinal, kind)
         prefix = schema.ORDINAL_KIND.pack(ordinal, kind)
         start = schema.ORDINAL_KIND_VARIANT.pack(ordinal, kind, max(after, 0))
-        for _, value in self.rows_at(self._variants, prefix, start):
+        for _, value in rows_from(self._env, self._variants, prefix, start):
             try:
                 artifact = schema.unpack_artifact(ordinal, kind, value)
             except DAMAGE as error:
@@ -434,7 +435,7 @@ class Index:
         prefix = bytes.fromhex(digits[: len(digits) // 2 * 2])
         start = bytes.fromhex(digits + "0" * (len(digits) % 2))
         found: list[str] = []
-        for key, _ in self.rows_at(self._ids, prefix, start):
+        for key, _ in rows_from(self._env, self._ids, prefix, start):
             spelled = key.hex()
             if spelled == digits:
                 return BuildId(key)
@@ -453,14 +454,7 @@ class Index:
         keys.
         """
         start = prefix if after is None or after < prefix else after + b"\0"
-        yield from self.rows_at(table, prefix, start)
-
-    def rows_at(self, table: Table, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows whose key starts with ``prefix``, from the key ``start`` on, in order of
-        keys.
-        """
-        for rows in self._batches(table, prefix, start):
-            yield from rows
+        yield from rows_from(self._env, table, prefix, start)
 
     def _linked(
         self,
@@ -470,7 +464,7 @@ class Index:
         link: Callable[[bytes], bytes],
         other: Table,
     ) -> Iterator[Iterator[tuple[tuple[bytes, bytes], tuple[bytes, bytes | None]]]]:
-        """Yield the rows of `rows_at` in batches, each with a key of another table that ``link``
+        """Yield the rows of `rows_from` in batches, each with a key of another table that ``link``
         derives from its value, and the value of this key.
         """
 
@@ -482,35 +476,40 @@ class Index:
             except (*DAMAGE, lmdb.BadValsizeError) as error:
                 raise damaged(error) from error
 
-        for rows, found in self._batches_with(table, prefix, start, back):
+        for rows, found in batches(self._env, table, prefix, start, back):
             yield zip(rows, found, strict=True)
 
-    def _batches(
-        self, table: Table, prefix: bytes, start: bytes
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the rows of `rows_at` in lists, one per transaction; this is faster than one
-        transaction per row.
-        """
-        for rows, _ in self._batches_with(table, prefix, start, lambda txn, rows: None):
-            yield rows
 
-    def _batches_with(
-        self,
-        table: Table,
-        prefix: bytes,
-        start: bytes,
-        more: Callable[[Txn, list[tuple[bytes, bytes]]], R],
-    ) -> Iterator[tuple[list[tuple[bytes, bytes]], R]]:
-        """Yield each list of `_batches` with the result of ``more`` in the same transaction."""
-        count = _FIRST_ROWS
-        while True:
-            with self._env.read() as txn:
-                rows = list(islice(prefixed(txn, table, prefix, start), count))
-                found = more(txn, rows)
-            yield rows, found
-            if len(rows) < count:
-                return
-            start, count = rows[-1][0] + b"\0", min(count * 2, _MOST_ROWS)
+def rows_from(
+    env: Environment, table: Table, prefix: bytes = b"", start: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows whose key starts with ``prefix``, from the key ``start`` on, in order of keys.
+
+    No transaction is open while the caller works.
+    """
+    for rows, _ in batches(env, table, prefix, start, lambda txn, rows: None):
+        yield from rows
+
+
+def batches(
+    env: Environment,
+    table: Table,
+    prefix: bytes,
+    start: bytes,
+    more: Callable[[Txn, list[tuple[bytes, bytes]]], R],
+) -> Iterator[tuple[list[tuple[bytes, bytes]], R]]:
+    """Yield the rows of `rows_from` in lists, one per transaction, which is faster than one
+    transaction per row; and the result of ``more`` in the same transaction.
+    """
+    count = _FIRST_ROWS
+    while True:
+        with env.read() as txn:
+            rows = list(islice(prefixed(txn, table, prefix, start), count))
+            found = more(txn, rows)
+        yield rows, found
+        if len(rows) < count:
+            return
+        start, count = rows[-1][0] + b"\0", min(count * 2, _MOST_ROWS)
 
 
 def prefixed(
@@ -533,6 +532,17 @@ class IndexRows:
         self.env = environment
         self.txn = txn
         self.tables = environment.tables
+
+    @cached_property
+    def counters(self) -> schema.StoreCounters:
+        """The counters of the store, right or wrong; `put_counters` writes what has changed."""
+        return load_counters(self.env, self.txn)
+
+    def put_counters(self) -> None:
+        """Write the counters, if they have changed."""
+        value = self.counters.pack()
+        if value != self.get("meta", schema.COUNTERS_KEY):
+            self.txn.put(schema.COUNTERS_KEY, value, db=self.tables["meta"])
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """Return the value of a row; None if there is none."""
@@ -567,6 +577,12 @@ class IndexRows:
         """Return a variant, served or not; None if its row is missing."""
         value = self.raw_variant(ordinal, kind, number)
         return None if value is None else schema.unpack_artifact(ordinal, kind, value)
+
+
+def digest_row(env: Environment, digest: bytes) -> schema.DigestRow | None:
+    """Return a row of *digests*; None if it is missing."""
+    value = env.get(env.tables["digests"], digest)
+    return None if value is None else schema.DigestRow.unpack(value)
 
 
 def has_any(txn: Txn, table: Table, prefix: bytes) -> bool:
@@ -616,7 +632,7 @@ class Pins:
 
     def every(self, name: bytes | None = None) -> Iterator[Pin]:
         """Yield all pins, or those with one name, by length and value of the build IDs."""
-        for key, value in Index(self._env).rows(self._table, b"", None):
+        for key, value in rows_from(self._env, self._table):
             pin = _pin(key, value)
             if name is None or pin.name == name:
                 yield pin

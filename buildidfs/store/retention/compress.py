@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,8 +20,7 @@ from buildidfs.model import Digest
 from buildidfs.store import coordination, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.blobs.zstd import compress
-from buildidfs.store.index.environment import load_counters
-from buildidfs.store.index.queries import IndexRows, prefixed
+from buildidfs.store.index.queries import IndexRows, digest_row, rows_from
 
 if TYPE_CHECKING:
     from buildidfs.store.blobs.files import Blobs, Staged
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Txn
 
 _CLASSES: Final = (1, 0)
-_PAGE: Final = 64
 # Compression does not reduce the number of blocks of a small file.
 _MIN_BYTES: Final = 16 << 10
 _WORTH_IT: Final = 0.9
@@ -82,21 +79,15 @@ class Compressor:
     def _unused(self, begin: int, end: int) -> Iterator[Digest]:
         for number in _CLASSES:
             start, stop = schema.USE.pack(number, begin, b""), schema.USE.pack(number, end, b"")
-            while True:
-                with self._env.read() as txn:
-                    rows = prefixed(txn, self._env.tables["uses"], bytes([number]), start)
-                    keys = [key for key, _ in islice(rows, _PAGE)]
-                for key in keys:
-                    if key < stop:
-                        yield Digest(schema.USE.unpack(key)[2])
-                if len(keys) < _PAGE or keys[-1] >= stop:
+            table = self._env.tables["uses"]
+            for key, _ in rows_from(self._env, table, bytes([number]), start):
+                if key >= stop:
                     break
-                start = keys[-1] + b"\0"
+                yield Digest(schema.USE.unpack(key)[2])
 
     def _row(self, digest: Digest) -> schema.DigestRow | None:
         """Return the row of a blob that can be compressed; None for any other."""
-        value = self._env.get(self._env.tables["digests"], digest)
-        row = None if value is None else schema.DigestRow.unpack(value)
+        row = digest_row(self._env, digest)
         return row if row is not None and row.form == schema.FORM_PLAIN else None
 
     def _compress(self, digest: Digest) -> Compressed | None:
@@ -137,8 +128,7 @@ class Compressor:
         row, file = rows.digest_row(digest), self._blobs.file(digest)
         if row is None or file is None or file.inode != os.fstat(draft.fd).st_ino:
             return
-        counters = load_counters(self._env, txn)
-        counters.stored_bytes += row.refer_to(file, self._blobs.disk_bytes(digest))
+        rows.counters.stored_bytes += row.refer_to(file, self._blobs.disk_bytes(digest))
         row.form = schema.FORM_ZSTD
         rows.put_digest_row(digest, row)
-        txn.put(schema.COUNTERS_KEY, counters.pack(), db=self._env.tables["meta"])
+        rows.put_counters()

@@ -33,7 +33,15 @@ from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Artifact, BuildId, Digest, Kind, Trust, archive_scope
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import APART_MNT, UNKNOWN, Journal, is_recent, share_in
-from buildidfs.store.index.queries import DAMAGE, Index, IndexRows, Pins, prefixed
+from buildidfs.store.index.queries import (
+    DAMAGE,
+    Index,
+    IndexRows,
+    Pins,
+    digest_row,
+    prefixed,
+    rows_from,
+)
 from buildidfs.store.values import NO_ROOM, Room
 from buildidfs.store.write.uses import CLASSES, UseWriter
 
@@ -382,7 +390,7 @@ class Planner:
 
     def look(self, digest: Digest, *, ask: bool = False) -> RemovableBlob | None:
         """Return one blob, or None if it is gone; with ``ask``, check that it is recapturable."""
-        row = self._row(digest)
+        row = digest_row(self._env, digest)
         if row is None:
             return None
         named = [self._index.build_id(number) for number in dict.fromkeys(r[0] for r in row.refs)]
@@ -413,13 +421,9 @@ class Planner:
         found = [self._index.origins(ordinal) for ordinal in ordinals if ordinal is not None]
         return [each for origins in found for each in origins if each.digest == digest]
 
-    def _row(self, digest: Digest) -> schema.DigestRow | None:
-        value = self._env.get(self._env.tables["digests"], digest)
-        return None if value is None else schema.DigestRow.unpack(value)
-
     def _uses(self, number: int) -> Iterator[tuple[int, Digest]]:
         """Yield (last use, digest) of a class, in order of time."""
-        for key, _ in self._index.rows(self._env.tables["uses"], bytes([number]), None):
+        for key, _ in rows_from(self._env, self._env.tables["uses"], bytes([number])):
             _, used, digest = schema.USE.unpack(key)
             yield used, Digest(digest)
 

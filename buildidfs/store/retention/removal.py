@@ -27,9 +27,8 @@ from buildidfs.model import Digest, Kind
 from buildidfs.store import coordination, location_rows, schema
 from buildidfs.store.errors import translated
 from buildidfs.store.index.aliases import AliasWriter
-from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import PATH_KINDS, ROOT
-from buildidfs.store.index.queries import DAMAGE, Index, IndexRows, prefixed
+from buildidfs.store.index.queries import DAMAGE, IndexRows, prefixed, rows_from
 from buildidfs.store.write import uses
 from buildidfs.store.write.containers import ContainerPruner
 from buildidfs.store.write.locations import PathPruner
@@ -153,7 +152,7 @@ class _Remover:
         self._forget = forget
         self._tables = env.tables
         self._index = IndexRows(env, txn)
-        self.counters = load_counters(env, txn)
+        self.counters = self._index.counters
         self.changed: set[int] = set()
         self.rows: dict[Digest, schema.DigestRow] = {}
         self.ids = 0
@@ -184,7 +183,7 @@ class _Remover:
         """Write the counters of the store if rows were removed."""
         if self.rows:
             self.counters.announced += bool(self.changed)
-            self._txn.put(schema.COUNTERS_KEY, self.counters.pack(), db=self._tables["meta"])
+            self._index.put_counters()
 
     def _forget_floor(self, ordinal: int, kind: int) -> None:
         """Drop the floor of a build ID whose executable, or last artifact, was removed
@@ -353,7 +352,7 @@ def _finish_removals(env: Environment) -> int:
     """Announce the removals to the mounts, perhaps once more, and remove the remaining rows."""
     left: list[int] = []
     count = 0
-    rows = Index(env).rows(env.tables["gone"], b"", None)
+    rows = rows_from(env, env.tables["gone"])
     while batch := [int.from_bytes(key, "big") for key, _ in islice(rows, _BATCH)]:
         coordination.announce(env.root, env.write(partial(_count, env)), batch)
         left += clear(env, batch)
@@ -367,16 +366,16 @@ def _finish_removals(env: Environment) -> int:
 
 def _count(env: Environment, txn: Txn) -> int:
     """Add one to the number of announced changes, and return it."""
-    counters = load_counters(env, txn)
-    counters.announced += 1
-    txn.put(schema.COUNTERS_KEY, counters.pack(), db=env.tables["meta"])
-    return counters.announced
+    rows = IndexRows(env, txn)
+    rows.counters.announced += 1
+    rows.put_counters()
+    return rows.counters.announced
 
 
 def _sweep_paths(env: Environment, ordinals: list[int]) -> None:
     """Search all paths for build IDs that were seen at forgotten places, and remove those."""
     wanted = frozenset(ordinals)
-    keys = (key for key, _ in Index(env).rows(env.tables["pathids"], b"", None))
+    keys = (key for key, _ in rows_from(env, env.tables["pathids"]))
     pairs = (schema.PATH_ORDINAL.unpack(key) for key in keys)
     found = (pair for pair in pairs if pair[1] in wanted)
     while batch := list(islice(found, _BATCH)):
@@ -406,7 +405,7 @@ def _recount(env: Environment, ordinals: list[int], txn: Txn) -> None:
 
 def _drop_orphaned_names(env: Environment) -> int:
     """Remove names under /.dwz/ of removed files whose place is already gone."""
-    rows = Index(env).rows(env.tables["dwz"], b"", None)
+    rows = rows_from(env, env.tables["dwz"])
     ordinals = env.tables["ordinals"]
     orphans = (name for name, value in rows if env.get(ordinals, value[:8]) is None)
     count = 0

@@ -28,7 +28,6 @@ from buildidfs.model import (
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Staged
 from buildidfs.store.index.aliases import MOST_JOINED, AliasWriter, is_shared_by
-from buildidfs.store.index.environment import load_counters
 from buildidfs.store.index.locations import BUNDLE
 from buildidfs.store.index.queries import IndexRows, prefixed
 from buildidfs.store.index.ranking import belief, belief_in, chosen
@@ -85,7 +84,7 @@ class Recorder:
         self._origins = tables["origins"]
         self._seen = tables["seen"]
         self._rows = IndexRows(environment, txn)
-        self.counters = load_counters(environment, txn)
+        self.counters = self._rows.counters
         self.changed: set[int] = set()
         self.shared: list[BuildId] = []
         self._places = PlaceWriter(environment, txn, self.counters, self.changed, called)
@@ -103,9 +102,7 @@ class Recorder:
         # misses no change, and one that misses a number knows it.
         if self.changed:
             self.counters.announced += 1
-        value = self.counters.pack()
-        if value != self._txn.get(schema.COUNTERS_KEY, db=self._meta):
-            self._txn.put(schema.COUNTERS_KEY, value, db=self._meta)
+        self._rows.put_counters()
 
     # --- a capture -------------------------------------------------------------------------
 
