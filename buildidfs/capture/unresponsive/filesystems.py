@@ -220,7 +220,13 @@ class Patience:
         """
         if self._silences.has(device):
             raise no_answer()
-        return self._result(device, question, discard)
+        attempt = Attempt(question, discard)
+        thread = threading.Thread(target=attempt.run, daemon=True, name="buildidfs-ask")
+        thread.start()
+        if attempt.finished(self._seconds) or not attempt.abandon():
+            return attempt.result()
+        self._silences.add(device)
+        raise no_answer()
 
     def ask_about(
         self,
@@ -240,18 +246,7 @@ class Patience:
             with closing_fd(own):
                 return question(own)
 
-        return self._result(device, work, discard)
-
-    def _result(
-        self, device: Device, question: Callable[[], _T], discard: Callable[[_T], None]
-    ) -> _T:
-        attempt = Attempt(question, discard)
-        thread = threading.Thread(target=attempt.run, daemon=True, name="buildidfs-ask")
-        thread.start()
-        if attempt.finished(self._seconds) or not attempt.abandon():
-            return attempt.result()
-        self._silences.add(device)
-        raise no_answer()
+        return self.ask(device, work, discard)
 
 
 class Attempt(Generic[_T]):
