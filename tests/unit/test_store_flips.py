@@ -24,7 +24,7 @@ from buildidfs.view import View
 from tests.support.harness.captures import capture, read_blob, sighting
 
 IDS = 24
-FLIPS = 60
+FLIPS = 30
 BOTH = (Kind.EXECUTABLE, Kind.DEBUGINFO)
 WRONG, RIGHT = 7, 0
 
