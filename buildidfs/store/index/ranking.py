@@ -36,7 +36,7 @@ def rank(artifact: Artifact, executable: Artifact | None, floor: int = 0) -> tup
     return (
         is_withheld(artifact, executable, floor),
         artifact.truncated,
-        *(-each for each in _precedence(artifact)),
+        *(-each for each in precedence(artifact.kind, artifact.trust, artifact.standing)),
         artifact.adopted,  # a build ID in the file precedes a computed one
         contradicts(artifact, executable),
         artifact.first_seen_ns if is_settled(artifact) else 0,
@@ -56,10 +56,6 @@ def precedence(kind: Kind, trust: Trust, standing: Standing) -> tuple[int, int]:
     if kind is not Kind.DEBUGINFO and trust is Trust.PACKAGE and standing is Standing.UPSTREAM:
         return 2 * belief_in(Trust.PACKAGE, Standing.IMAGE) + 1, trust
     return 2 * belief_in(trust, standing), trust
-
-
-def _precedence(artifact: Artifact) -> tuple[int, int]:
-    return precedence(artifact.kind, artifact.trust, artifact.standing)
 
 
 def is_settled(artifact: Artifact) -> bool:
