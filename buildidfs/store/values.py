@@ -221,11 +221,6 @@ _NAMED: Final = 32
 #: Number of evicted blobs that a summary names.
 _FOREMOST: Final = 10
 
-_SUMMED: Final = (
-    *("recapturable", "recapturable_bytes", "losses", "lost_bytes", "aged", "aged_bytes"),
-    "ids",
-)
-
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -329,15 +324,7 @@ class Tally(_Counts):
 
     def merge(self, other: Tally) -> None:
         """Add the counts of another tally."""
-        for name in (
-            "recapturable",
-            "recapturable_bytes",
-            "losses",
-            "lost_bytes",
-            "aged",
-            "aged_bytes",
-            "ids",
-        ):
+        for name in set(self.__struct_fields__) - {"named"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.named = _foremost([*self.named, *other.named])
 
