@@ -7,6 +7,7 @@ The command line, the page and the reasons of all layers use these.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 import re
 import time
@@ -65,11 +66,14 @@ def ago(seconds: float) -> str:
     return f"{count} {unit}{plural} ago"
 
 
-def glob(pattern: str) -> re.Pattern[bytes]:
-    """Return the regular expression for whole paths of a pattern, in which ``*`` matches slashes,
-    too.
+@functools.lru_cache(64)
+def glob(*patterns: str | bytes) -> re.Pattern[bytes]:
+    """Return the regular expression for whole paths that match one of the patterns, in which ``*``
+    matches slashes, too.
     """
-    return re.compile(os.fsencode(fnmatch.translate(pattern)))
+    # Each byte is a character, as for fnmatch: a range must not begin in the middle of one.
+    texts = (os.fsencode(each).decode("latin-1") for each in patterns)
+    return re.compile("|".join(map(fnmatch.translate, texts)).encode("latin-1"))
 
 
 def only(start: str, ids: Collection[str]) -> str:

@@ -7,9 +7,9 @@ untrusted text.
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import logging
+import os
 import re
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -28,7 +28,7 @@ from buildidfs.fleet.filters import Filter
 from buildidfs.fleet.manifests import PRIVATE, PUSHED, VARIANT
 from buildidfs.fleet.objects import NO_BUCKET
 from buildidfs.model import BuildId, Kind, fingerprint
-from buildidfs.wording import only
+from buildidfs.wording import glob, only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,8 +142,8 @@ def which(bucket: Bucket, pattern: str) -> list[HostLocation]:
 
     ``*`` matches slashes, too. Raises `RemoteError`.
     """
-    fits = re.compile(fnmatch.translate(pattern)).match
-    return _newest(bucket, lambda each: fits(each.path) is not None)
+    fits = glob(pattern).match
+    return _newest(bucket, lambda each: fits(os.fsencode(each.path)) is not None)
 
 
 def where(bucket: Bucket, text: str) -> list[HostLocation]:

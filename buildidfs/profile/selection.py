@@ -9,12 +9,12 @@ are accepted. The name of a process is the one that its thread had at the time o
 from __future__ import annotations
 
 import bisect
-import fnmatch
 import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.formats.perf.records import ThreadForked, ThreadNamed
+from buildidfs.wording import glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,7 @@ class Selection(NamedTuple):
         wanted = os.fsencode(self.path)
         if path == wanted or path.rpartition(b"/")[2] == wanted:
             return True
-        return fnmatch.fnmatchcase(os.fsdecode(path), self.path)
+        return glob(self.path).match(path) is not None
 
 
 class ThreadNames:

@@ -13,7 +13,6 @@ debuginfod.cxx in elfutils 0.195.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import time
 from typing import TYPE_CHECKING, Final
@@ -26,6 +25,7 @@ from buildidfs.serve.debuginfod import KINDS
 from buildidfs.serve.messages import BadRequest, Response, lines, parse_query
 from buildidfs.store.index.locations import components
 from buildidfs.store.permissions import PUBLIC, is_public, may_see
+from buildidfs.wording import glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,23 +102,24 @@ class _Search:
         start = self._store.paths.number(parts)
         if start is None:
             return
-        wanted = _translate(directory), _translate(name)
+        # SQLite's GLOB negates a class with ^
+        wanted = glob(directory.replace(b"[^", b"[!")), glob(name.replace(b"[^", b"[!"))
         yield from self._below(start, b"".join(b"/" + part for part in parts), wanted)
 
     def _below(
-        self, start: int, path: bytes, wanted: tuple[re.Pattern[str], re.Pattern[str]]
+        self, start: int, path: bytes, wanted: tuple[re.Pattern[bytes], re.Pattern[bytes]]
     ) -> Iterator[_Row]:
         """Yield rows of files below a directory, through public names only."""
         directories = [(start, path)]
         while directories:
             number, path = directories.pop()
-            fits = wanted[0].match(path.decode("latin-1")) is not None
+            fits = wanted[0].match(path) is not None
             for name, child in self._store.paths.children(number):
                 self._go_on()
                 if not self._store.paths.is_public(number, name):
                     continue
                 directories.append((child, path + b"/" + name))
-                if fits and wanted[1].match(name.decode("latin-1")):
+                if fits and wanted[1].match(name):
                     yield from self._hanging(child, path + b"/" + name)
 
     def _hanging(self, number: int, path: bytes) -> Iterator[_Row]:
@@ -157,9 +158,3 @@ def _row(what: bytes, build_id: BuildId, path: bytes, archive: bytes) -> _Row:
     if archive:
         row["archive"] = archive.decode("utf-8", "replace")
     return row
-
-
-def _translate(pattern: bytes) -> re.Pattern[str]:
-    """Return a pattern for SQLite's GLOB, in which a star also matches slashes."""
-    text = pattern.decode("latin-1").replace("[^", "[!")
-    return re.compile(fnmatch.translate(text))

@@ -10,11 +10,9 @@ scans.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import logging
 import math
 import os
-import re
 import resource
 import signal
 import sys
@@ -72,6 +70,7 @@ from buildidfs.watch.state import (
     added,
     as_facts,
 )
+from buildidfs.wording import glob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -270,7 +269,7 @@ class Watch(ResultListener):
         self._memo = StoreMemo(store)
         self._slow = SlowMounts()
         self._sightings = LiveSightings(options.container_namespaces, slow=self._slow)
-        self._excluded = _globs(options.exclude)
+        self._excluded = glob(*options.exclude) if options.exclude else None
         _prepare_process()
         self._pending = PendingFiles(options.pin_seconds, options.pin_bytes)
         self._helper = FileHelper(min(ANSWER_S, options.pin_seconds))
@@ -625,17 +624,6 @@ def _prepare_process() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _globs(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
-    """Return a pattern that matches paths that match any of the globs; None if there are none."""
-    if not patterns:
-        return None
-    return re.compile(
-        b"|".join(
-            fnmatch.translate(os.fsdecode(p)).encode(errors="surrogateescape") for p in patterns
-        )
-    )
 
 
 # Gaps come in series, because the cause of too many events goes on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import sys
 
@@ -69,6 +70,26 @@ def test_commands_count_with_the_right_number() -> None:
         for each in re.finditer(rf"\{{[^{{}}]*\}} (?:[a-z]+ )?(?:{nouns})e?s\b", path.read_text())
     }
     assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "path", "fits"),
+    [
+        (("*.so",), b"/usr/lib/libc.so", True),
+        (("*.so",), b"/usr/lib/libc.so.6", False),
+        (("/opt/*", "/srv/*"), b"/srv/a/b", True),
+        (("caf?",), b"caf\xe9", True),
+        ((b"caf[\xe0-\xef]",), b"caf\xe9", True),
+        (("\udce9[!a-c]",), b"\xe9d", True),
+    ],
+)
+def test_patterns_of_paths(patterns: tuple[str | bytes, ...], path: bytes, fits: bool) -> None:
+    assert bool(wording.glob(*patterns).match(path)) == fits
+
+
+@given(st.binary(max_size=40).map(lambda raw: b"[\xc3\xa9-\x80]" + raw))
+def test_any_bytes_are_a_pattern(raw: bytes) -> None:
+    assert wording.glob(os.fsdecode(raw)) == wording.glob(raw)
 
 
 class _Inner(msgspec.Struct):

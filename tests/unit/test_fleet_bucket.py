@@ -201,21 +201,25 @@ def test_no_bucket(url: str) -> None:
     "endpoint",
     ["127.0.0.1:9000", "ftp://host", "http://", "http://host:99999", "http://ho st", "http://h\n/"],
 )
-def test_endpoint_that_is_none(endpoint: str) -> None:
+def test_endpoint_that_is_none(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(UsageError, match="AWS_ENDPOINT_URL"):
-        Bucket("s3://fleet", SHORT, {"AWS_ENDPOINT_URL": endpoint})
+        Bucket("s3://fleet")
 
 
-def test_password_of_an_endpoint_is_not_shown() -> None:
+def test_password_of_an_endpoint_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:secret@host")
     with pytest.raises(UsageError) as caught:
-        Bucket("s3://fleet", SHORT, {"AWS_ENDPOINT_URL": "http://user:secret@host"})
+        Bucket("s3://fleet")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_half_of_the_credentials(name: str) -> None:
+def test_half_of_the_credentials(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setenv(name, "value")
     with pytest.raises(UsageError, match=f"{name} is set") as caught:
-        Bucket("s3://fleet", SHORT, {name: "value", "HOME": "/nonexistent"})
+        Bucket("s3://fleet")
     assert "value" not in str(caught.value)
 
 
