@@ -415,7 +415,7 @@ meanwhile.
 """
 
 _LINK: Final = AliasType.LINK
-_WAITING_PER_WORKER: Final = 8
+_MOST_QUEUED: Final = 32  # each is open
 _PROGRESS_S: Final = 0.1
 # A worker that returns from the kernel waits this long for the scanner, which is pure Python; with
 # the default of 5 ms a scan of /usr/lib takes a third longer.
@@ -509,9 +509,7 @@ class Scan(Pipeline):
 
     def __init__(self, store: Store, workers: int) -> None:
         self.summary = ScanSummary()
-        super().__init__(
-            store, self.summary, workers=workers, most_queued=workers * _WAITING_PER_WORKER
-        )
+        super().__init__(store, self.summary, workers=workers, most_queued=_MOST_QUEUED)
         self._switch_interval = sys.getswitchinterval()
         self._short: list[Job] = []
         self._touched: list[Sighting] = []

@@ -544,7 +544,7 @@ def test_commit_that_fails_is_told_and_the_rest_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _batches_of(2, monkeypatch)
-    monkeypatch.setattr(pipeline, "_WAITING_PER_WORKER", 1)
+    monkeypatch.setattr(pipeline, "_MOST_QUEUED", 1)
     paths = [write(tmp_path / f"{n}", elf_file(build_id=b"%020d" % n)) for n in range(6)]
     with FailingCommit.open(tmp_path / "store", create=True) as store:
         before = open_descriptors()

@@ -247,7 +247,7 @@ class _Scan:
     def vdso(self) -> Iterator[Found]:
         """Yield the vDSO of our own word size, which every container has, too."""
         try:
-            found = self._vdso.own()
+            found = self._vdso.own(self._ways)
         except OSError as error:
             yield Unreadable.of(b"[vdso]", error)
             return
@@ -671,9 +671,9 @@ class VdsoFinder:
         self._initial = initial
         self._seen: set[BuildId] = set()
 
-    def own(self) -> PinnedFile | Resighting | None:
+    def own(self, ways: Ways) -> PinnedFile | Resighting | None:
         """Return the vDSO of this process. Raises OSError."""
-        with PinnedProcess(os.getpid(), Ways()) as process:
+        with PinnedProcess(os.getpid(), ways) as process:
             return self.of(process, Trust.HOST)
 
     def of(self, process: PinnedProcess, trust: Trust) -> PinnedFile | Resighting | None:
