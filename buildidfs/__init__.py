@@ -6,7 +6,7 @@ exceptions of `buildidfs.errors`. All other names are private and may change wit
 name is imported on its first use, so ``import buildidfs`` costs nothing.
 """
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 __all__ = ["Artifact", "BuildId", "Kind", "Store", "__version__"]
 
 _MODULES = {"Artifact": "model", "BuildId": "model", "Kind": "model", "Store": "api"}
