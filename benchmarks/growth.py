@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench import Bench, Benchmark, timed
+from benchmarks.bench import Bench, timed
 from benchmarks.data import build_ids
 from benchmarks.mounts import product
 from benchmarks.report import Row
@@ -29,9 +29,7 @@ from tests.support.containers.crowding import Crowd
 from tests.support.filesystems.smallfs import Lowest, odd_files, small_filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchmarks.bench import Bench, Benchmark
+    from benchmarks.bench import Benchmark
     from buildidfs.store import NewCapture
 
 _BATCH = 500
@@ -108,7 +106,7 @@ def _ask(root: Path, dice: random.Random) -> None:
         assert not os.path.exists(root / dice.randbytes(20).hex())
 
 
-def _besides(pid: int) -> int:
+def _besides(pid: int, field: str = "Pss:") -> int:
     """Bytes of memory of a process and those it has started, without the mapped index."""
     total = 0
     for each in (pid, *_children(pid)):
@@ -117,7 +115,7 @@ def _besides(pid: int) -> int:
             word, _, rest = line.partition(" ")
             if "-" in word and not word.endswith(":"):
                 counted = not rest.endswith(_INDEX)
-            elif word == "Pss:" and counted:
+            elif word == field and counted:
                 total += int(rest.split()[0]) * 1024
     return total
 
@@ -287,7 +285,7 @@ def million(bench: Bench) -> Iterator[Row]:
                 best[count] = min(us, best.get(count, us))
                 if count == many and number == 0:
                     _ls(bench, mounted.root, many)
-                    memory.append(mounted.besides("/index/data.mdb"))
+                    memory.append(_besides(mounted.pid, "Rss:"))
     yield Row(
         f"cold open, p50 at {many} IDs against {few}", "<=", 1.15, best[many] / best[few],
         detail=f"{best[many]:.1f} us, {best[few]:.1f} us",

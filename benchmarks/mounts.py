@@ -39,18 +39,6 @@ class Mounted:
                 return int(line.split()[1])
         raise Unusable("/proc/PID/io does not count system calls (CONFIG_TASK_XACCT)")
 
-    def besides(self, mapped_file: str) -> int:
-        """Resident bytes of the server, anonymous and file-backed, without one mapped file."""
-        total = 0
-        counted = True
-        for line in Path(f"/proc/{self.pid}/smaps").read_text().splitlines():
-            word, _, rest = line.partition(" ")
-            if "-" in word and not word.endswith(":"):
-                counted = not rest.endswith(mapped_file)
-            elif word == "Rss:" and counted:
-                total += int(rest.split()[0]) * 1024
-        return total
-
     @property
     def read_ahead(self) -> Path:
         """The kernel's read-ahead setting of this mount, in KiB."""
