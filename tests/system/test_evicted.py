@@ -170,6 +170,9 @@ def test_container_without_a_file_left_keeps_its_name(buildidfs: BuildIdFs, tmp_
     report = buildidfs("report").out
     assert "web-1 (5 build IDs removed)" in report
     assert "image shop/web" not in report
+    page = tmp_path / "page.html"
+    buildidfs("report", "--html", page)
+    assert re.search(r"web-1.*5 build IDs removed, the last", page.read_text(), re.DOTALL)
     for words in (["get", prefix, "-o", tmp_path / "out"], ["bundle", file, "-o", tmp_path / "b"]):
         done = buildidfs(*words, check=False)
         assert "removed to make room" in done.err
