@@ -169,6 +169,21 @@ def test_grabbers_run_on_the_cpus_of_their_events(catches: Catches) -> None:
     assert sorted(bound, key=min) == [{cpu} for cpu in sorted(mine) for _ in range(2)]
 
 
+def test_mappings_of_known_programs_are_read_soon(catches: Catches, program: Program) -> None:
+    def records() -> int:
+        counts = catches.others(Counts)
+        return max((each.records for each in counts if isinstance(each, Counts)), default=0)
+
+    for _ in range(4):
+        run([program.exe], check=True)
+        time.sleep(0.1)
+    until(lambda: records() > 0, "the first counts")
+    before = records()
+    for _ in range(50):
+        run([program.exe], check=True)
+    until(lambda: records() >= before + 50, "the records of 50 programs", 20)
+
+
 def test_catcher_sleeps_while_nothing_is_mapped() -> None:
     with own_group() as group:
         (group / "idle").mkdir()

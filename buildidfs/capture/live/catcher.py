@@ -24,7 +24,6 @@ import errno
 import functools
 import gc
 import logging
-import math
 import os
 import resource
 import select
@@ -43,7 +42,7 @@ from buildidfs.capture import base
 from buildidfs.capture.live import first_touch, process_table, protocol
 from buildidfs.capture.live.admission import RecentFiles, file_key, place_key
 from buildidfs.capture.live.event_rings import Rings
-from buildidfs.capture.live.grabber import CatcherState, Lookout
+from buildidfs.capture.live.grabber import NO_CPU, CatcherState, Lookout
 from buildidfs.capture.live.process_table import Finder
 from buildidfs.capture.live.protocol import (
     MOST_DESCRIPTORS,
@@ -322,6 +321,8 @@ class Catcher:
         hurry = threads.hurry(_URGENT)
         with state.lock:  # before any other thread sends
             self._look_out()
+            if state.touches is not None:
+                self._begin(Lookout(state, NO_CPU), select.epoll()).wait()
             threading.Thread(target=self._settle, daemon=True).start()
             threading.Thread(target=self._guard, daemon=True).start()
             child.report_ready(self._socket, hurry or "")
@@ -387,8 +388,6 @@ class Catcher:
                 self._pollers.add(poller)
                 for _ in range(_LOOKOUTS):
                     self._begin(Lookout(self._state, cpu), poller).wait()
-        if not any(lookout.polls for lookout in self._lookouts):
-            next(iter(self._lookouts)).polls = True
 
     def _begin(self, lookout: Lookout, poller: select.epoll) -> threading.Event:
         """Start a thread for a lookout; return an event that is set once it runs."""
@@ -407,7 +406,7 @@ class Catcher:
         there.set()
         while not lookout.is_replaced:
             try:
-                poller.poll(None if lookout.pause == math.inf else lookout.pause)
+                poller.poll(lookout.pause)
             except (ValueError, OSError):  # the CPU was turned off
                 self._pollers.discard(poller)
                 del self._lookouts[lookout]

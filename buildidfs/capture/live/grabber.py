@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import os
 import resource
 import stat
@@ -123,8 +122,9 @@ _FIRST_PAUSE_S: Final = 0.004
 # The looks are more frequent while a container starts, which takes a runtime some milliseconds.
 _STARTING_PAUSE_S: Final = 0.001
 _STARTING_S: Final = 0.05
-# Nothing but an event wakes a thread that has looked often enough.
-_IDLE_S: Final = math.inf
+# A thread that has looked often enough waits for events, and looks now and then whether its CPU was
+# turned off.
+_IDLE_S: Final = 60.0
 _RECEIVER_S: Final = 1.0  # between two looks whether the receiver has taken files
 # If the kernel's program wakes for unknown files, one thread reads the mappings of known files so
 # often while there are some. Without any, each pause is twice as long, up to the second one.
@@ -136,6 +136,9 @@ _GENERATED_INTERVAL_NS: Final = 10_000_000_000
 _MOST_GENERATED: Final = 1 << 14
 # Names of memory that is mapped as a file: memfds, and shared anonymous memory.
 _MEMORY: Final = (b"/memfd:", b"/dev/zero")
+
+
+NO_CPU: Final = -1
 
 
 class CatcherState:
@@ -284,23 +287,23 @@ class Lookout:
     """Pins the mappings of ``cpu``; belongs to one thread. ``state`` is shared by all threads.
 
     ``thread`` is its native ID. ``pause`` is the time in seconds after which to call `work` if no
-    file is mapped before; it may be infinite. A process that enters a new mount namespace wakes no
-    thread. So the thread looks for such processes a few times after each mapping, with growing
-    delays, and more often after a control group was made. If ``polls``, it also reads the mappings
-    of known files, which wake no thread if the kernel's program is there.
+    file is mapped before. A process that enters a new mount namespace wakes no thread. So the
+    thread looks for such processes a few times after each mapping, with growing delays, and more
+    often after a control group was made. The lookout of `NO_CPU` reads the mappings of known files
+    on all CPUs, which wake no thread if the kernel's program is there.
     """
 
     def __init__(self, state: CatcherState, cpu: int) -> None:
         self._state = state
         self.cpu = cpu
-        self.pause = _IDLE_S
+        self._polls = cpu == NO_CPU
+        self.pause = _BUSY_S if self._polls else _IDLE_S
         self._started = -_STARTING_S
         self._done: list[int] = []
         self._found: deque[tuple[Mapped, Home]] = deque()
         self._touched: list[Touch] = []
         self._call: tuple[float, int] | None = None
         self._is_woken = False
-        self.polls = False
         self.thread = 0
         self.is_replaced = False
 
@@ -331,7 +334,6 @@ class Lookout:
         other._started, other.pause = self._started, 0.0
         other._found, self._found = self._found, other._found
         other._touched, self._touched = self._touched, other._touched
-        other.polls = self.polls
         return other
 
     def finish(self) -> None:
@@ -349,14 +351,14 @@ class Lookout:
         # that caused them. A process waits until the record of its change is written, so the cause
         # of each mapping that was read is in a ring by then.
         records = state.rings.mappings(self.cpu)
-        idle_s = _QUIET_S if self.polls else _IDLE_S
+        idle_s = _QUIET_S if self._polls else _IDLE_S
         if records or self._found or state.rings.is_pressed(self.cpu):
             self._pin(records)
             if self.is_replaced:
                 return
             self.pause = _FIRST_PAUSE_S
             if state.touches is not None and not self._is_woken:
-                self.pause = _BUSY_S if self.polls else _IDLE_S
+                self.pause = _BUSY_S if self._polls else _IDLE_S
         elif self.pause < idle_s:
             self.pause = self.pause * 2 if self.pause <= HOLD_S else idle_s
             state.catch_up()
