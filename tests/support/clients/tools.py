@@ -174,7 +174,7 @@ def nm(*arguments: Argument) -> str:
 def unmount(*points: Argument) -> None:
     """Unmount filesystems; a watch of the host that another test runs may be looking at them."""
     for point in points:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (result := run([tool("umount"), point])).rc != 0:
             if time.monotonic() > deadline:
                 pytest.fail(str(result))
