@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 3
 _PAUSES: Final = Backoff(0.25, 5.0, jitter=0.5)
 _REDIRECTS: Final = 5
+_AGAIN_S: Final = 0.1
 _PROGRESS_BYTES: Final = 100 << 10
 _MOST_BODY_S: Final = 3600.0
 _PACKED_MORE: Final = 1 << 20
@@ -165,8 +166,8 @@ class _Connections:
 
 
 class _Alarm:
-    """Calls ``ring`` in a thread at the time ``until``, which may be put off meanwhile; a context
-    manager.
+    """Calls ``ring`` in a thread at the time ``until``, which may be put off meanwhile, and again
+    and again from then on; a context manager.
     """
 
     def __init__(self, ring: Callable[[], None], until: float) -> None:
@@ -183,11 +184,11 @@ class _Alarm:
         self._is_over.set()
 
     def _run(self) -> None:
-        while not self._is_over.wait(max(self.until - time.monotonic(), 0.0)):
+        least = 0.0
+        while not self._is_over.wait(max(self.until - time.monotonic(), least)):
             if time.monotonic() >= self.until:
-                self.has_rung = True
+                self.has_rung, least = True, _AGAIN_S
                 self._ring()
-                return
 
 
 class _Request:
@@ -215,6 +216,7 @@ class _Request:
     def run(self, fd: int, most: int, progress: Callable[[int], None]) -> DownloadedBody:
         """Download. Raises the errors of `HttpClient.download`."""
         with self._alarm, self._translated(), self._closing(self._answer()) as response:
+            self._check_alarm()  # it may have rung before there was a socket
             self._late = f"sends less than {_PROGRESS_BYTES >> 10} KiB in {self._timeout_s:g} s"
             self._alarm.until = time.monotonic() + self._timeout_s
             _check_status(response)

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import os
 import re
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -497,11 +498,29 @@ def test_body_has_a_deadline_in_total(store: Store, monkeypatch: pytest.MonkeyPa
     assert (done.state, "sends for more than 1 s" in done.why) == (FetchState.UNAVAILABLE, True)
 
 
+def test_connection_that_is_late_counts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time was over before there was a socket to close."""
+    connect = socket.create_connection
+
+    def late(*arguments: object, **options: object) -> socket.socket:
+        time.sleep(1.5 * QUICK)
+        return connect(*arguments, **options)  # type: ignore[arg-type]
+
+    def trickling(handler: Handler) -> None:
+        handler.send(b"", Content_Length="1000000000")
+        with contextlib.suppress(OSError):
+            while not handler.server.ending.wait(QUICK / 5):
+                handler.wfile.write(b"x")
+
+    monkeypatch.setattr(socket, "create_connection", late)
+    with upstream(trickling) as server:
+        done = fetched(store, server.url, timeout=QUICK)
+    assert (done.state, "no answer within" in done.why) == (FetchState.UNAVAILABLE, True)
+
+
 def test_server_that_does_not_accept_is_given_up(store: Store) -> None:
     listener, url = silent_port()
     with listener, contextlib.ExitStack() as fillers:
-        import socket
-
         for _ in range(2):  # fill its queue
             filler = fillers.enter_context(socket.socket())
             filler.setblocking(False)
