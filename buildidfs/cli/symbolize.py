@@ -168,7 +168,7 @@ def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
     found = _REQUEST.fullmatch(text)
     if found is None:
         shown = printable(text[:200].encode("utf-8", "surrogateescape"))
-        raise UsageError(f"not ID+0xADDR: {shown!r}")
+        raise UsageError(f"not ID+0xADDR: {shown!r}; an example is 8e9f+0x1139")
     build_id = known.get(found[1])
     if build_id is None:
         from buildidfs.catalog import requested_id
