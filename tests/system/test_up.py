@@ -632,16 +632,17 @@ def test_down_names_other_stores_that_are_up(up: Up, tmp_path: Path) -> None:
 
 def test_status_shows_counters_and_strange_paths(up: Up) -> None:
     point = b"/a\xff\x1b[1m"
-    with Presence(up.store, "watch", caught=17, mountpoint=point, degraded=["half \x1bblind"]):
+    facts = {"mode": "polling \x1bslowly", "captured": 17, "degraded": ["half \x1bblind"]}
+    with Presence(up.store, "watch", mountpoint=point, **facts):
         done = up.run("status", check=False)
         text = done.out
         assert done.rc == 4
-        assert text.startswith("degraded\n")
-        assert "caught: 17" in text
+        assert text.startswith("degraded: polling")
+        assert "polling \\x1bslowly, 17 captured" in text
         assert "half \\x1bblind" in text
         assert "\x1b" not in text
         watch = up.process("watch")
-        assert watch["facts"] == {"caught": 17, "degraded": ["half \x1bblind"]}
+        assert watch["facts"] == facts
         assert watch["mountpoint_b64"]
 
 
