@@ -11,6 +11,7 @@ Each row is the struct that ``--json`` prints.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -107,13 +108,17 @@ LOCATION: Final[Column[Located]] = Column("path", "PATH", PATH, value=lambda row
 """The columns of the container and of the path that most tables have."""
 
 
+_FIELD: Final = re.compile(r"\{(\w+)\}")
+
+
 class TableOptions(NamedTuple):
-    """The options of a table: ``--sort``, ``--limit``, ``--no-trunc``, ``--json``."""
+    """The options of a table: ``--sort``, ``--limit``, ``--format``, ``--no-trunc``, ``--json``."""
 
     sort: str | None = None
     limit: int | None = None
     uncut: bool = False
     is_json: bool = False
+    form: str | None = None
 
     def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
         """Return the rows in the requested order, up to the limit."""
@@ -150,6 +155,9 @@ class TableOptions(NamedTuple):
             for row in rows:
                 for each in objects(row):
                     json_line(each)
+        elif self.form is not None:
+            form = self.form
+            lines = (_filled(form, columns, row) for row in rows)
         elif sys.stdout.isatty():
             lines = self._aligned(columns, rows, 0 if self.limit else most, more)
         else:
@@ -243,6 +251,12 @@ def options(
             help="Print at most N rows.",
         ),
         click.option(
+            "--format",
+            "form",
+            metavar="TEXT",
+            help="Print TEXT for each row, with fields in braces: '{build_id} {path}'.",
+        ),
+        click.option(
             "--no-trunc",
             "uncut",
             is_flag=True,
@@ -258,12 +272,17 @@ def options(
             sort: str | None,
             limit: int | None,
             uncut: bool,
+            form: str | None,
             is_json: bool = False,
             **rest: Any,
         ) -> Any:
             if sort is not None:
                 _column(columns, sort.removeprefix("-"))
-            layout = TableOptions(sort, limit, uncut, is_json)
+            if form is not None and is_json:
+                raise click.UsageError("--format and --json contradict each other")
+            for field in _FIELD.findall(form or ""):
+                _column(columns, field)
+            layout = TableOptions(sort, limit, uncut, is_json, form)
             return command(*args, layout=layout, **rest)
 
         for option in reversed(added):
@@ -271,6 +290,11 @@ def options(
         return with_layout
 
     return decorate
+
+
+def _filled(form: str, columns: Sequence[Column[Row]], row: Row) -> str:
+    """Return a text with the values of a row in place of the fields in braces."""
+    return _FIELD.sub(lambda found: _full(_column(columns, found[1]), row), form)
 
 
 def _column(columns: Sequence[Column[Row]], field: str) -> Column[Row]:

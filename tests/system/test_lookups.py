@@ -157,6 +157,13 @@ def test_where_one_was_that_was_not_captured(buildidfs: BuildIdFs) -> None:
         assert (done.rc, done.err.count("\n")) == (code, 1), done
 
 
+def test_text_for_each_row(buildidfs: BuildIdFs) -> None:
+    listed = buildidfs("list", "--format", "{build_id} at {path}", "--path", LIB.decode()).out
+    assert listed.splitlines() == [f"{OLD} at {LIB.decode()}", f"{NEW} at {LIB.decode()}"]
+    assert buildidfs("list", "--format", "{nothing}", check=False).rc == 2
+    assert buildidfs("list", "--format", "{path}", "--json", check=False).rc == 2
+
+
 # --- who runs it ---------------------------------------------------------------------------------
 
 PREFIX = os.urandom(4)

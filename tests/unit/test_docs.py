@@ -130,7 +130,7 @@ def own_parameters(command: click.Command) -> list[click.Parameter]:
     return [each for each in command.params if not getattr(each, "hidden", False)]
 
 
-TABLE_OPTIONS = {"--sort", "--limit", "--no-trunc"}
+TABLE_OPTIONS = {"--sort", "--limit", "--format", "--no-trunc"}
 
 
 def has_table(command: click.Command) -> bool:
