@@ -55,10 +55,8 @@ def write(root: Path, path: str, data: bytes) -> None:
 
 def installed(root: Path, memory: Memory | None = None) -> Scan:
     before = open_descriptors()
-    found = InstalledKernels(
-        memory if memory is not None else Memory(), os.fsencode(root), initial=own_namespaces()
-    )
-    result = scan(found)
+    memo = memory if memory is not None else Memory()
+    result = scan(InstalledKernels(memo, os.fsencode(root), initial=own_namespaces()))
     assert open_descriptors() <= before
     return result
 
