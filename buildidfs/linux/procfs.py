@@ -19,6 +19,7 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 from collections.abc import Iterator
 
 from buildidfs.linux import inodes, syscalls
@@ -31,6 +32,8 @@ MOST_TEXT = 64 << 20
 _CHUNK = 1 << 16
 _PF_KTHREAD = 0x00200000
 _OFFSET_MAX = (1 << 63) - 1  # for pread; the kernel maps nothing above
+_NO_MAPPING = _OFFSET_MAX + 1
+_PAGE = 4096
 
 
 _GROUP_PROCESSES = "cgroup.procs"
@@ -275,6 +278,18 @@ def map_file_name(start: int, end: int) -> bytes:
     addresses.
     """
     return b"map_files/%x-%x" % (start, end)
+
+
+def await_memory_map(pid_fd: int) -> None:
+    """Wait until the memory map of the process can be read, so that a signal can end the wait.
+
+    Call it before a lookup in map_files. If two processes look the same name up while the map is
+    locked, the second one waits for the first, and not even SIGKILL ends that wait (fs/dcache.c
+    d_wait_lookup). The name here belongs to this thread, and lies where no process has a mapping.
+    """
+    start = _NO_MAPPING + threading.get_native_id() * _PAGE
+    with contextlib.suppress(OSError):  # ENOENT, or what the lookup after it reports
+        os.stat(map_file_name(start, start + _PAGE), dir_fd=pid_fd, follow_symlinks=False)
 
 
 def open_map_file(pid_fd: int, start: int, end: int) -> int:

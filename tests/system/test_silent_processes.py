@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from tests.support.clients.tools import Argument
 
-# Two processes that open one file of a silent process at once wait for each other, unkillable.
 pytestmark = [
     pytest.mark.root,
     pytest.mark.fuse,
@@ -137,3 +137,44 @@ def _ends(words: list[Argument]) -> tuple[int, str]:
             pytest.fail(f"not done after {_HANGS_S} s: {argv}")
         output.seek(0)
         return code, output.read().decode(errors="replace")
+
+
+_LOOKUP = """
+import os, sys
+print("begins", flush=True)
+os.stat(f"/proc/{sys.argv[1]}/map_files/400000-401000")
+"""
+
+_QUESTION = """
+import sys
+from buildidfs.capture.process.gate import NoAnswer
+from buildidfs.capture.process.process import PinnedProcess, Ways
+from buildidfs.model import Mapping
+
+with PinnedProcess(int(sys.argv[1]), Ways()) as process:
+    try:
+        process.open_map_file(Mapping(0x400000, 0x401000, True, 0, (0, 0), 1, b"/bin/true"))
+    except NoAnswer:
+        print("no answer", flush=True)
+"""
+
+
+def test_a_lookup_of_another_process_does_not_hold_the_end_of_ours(directory: Path) -> None:
+    with silent_processes(directory / "silent", 1) as (pid,):
+        with subprocess.Popen(
+            [sys.executable, "-c", _LOOKUP, str(pid)], stdout=subprocess.PIPE
+        ) as first:
+            assert first.stdout is not None
+            assert first.stdout.readline() == b"begins\n"
+            until(lambda: "map_files_lookup" in _stack(first.pid), "the wait for the map")
+            done = subprocess.run(
+                [sys.executable, "-c", _QUESTION, str(pid)],
+                stdout=subprocess.PIPE, timeout=20, check=True,
+            )  # fmt: skip
+            first.kill()
+        assert done.stdout == b"no answer\n"
+
+
+def _stack(pid: int) -> str:
+    with open(f"/proc/{pid}/stack") as stack:
+        return stack.read()

@@ -209,6 +209,7 @@ def _open_same(pid_fd: int, name: bytes, file: FileIdentity) -> int:
 
     Raises OSError, FileNotFoundError if it is not ``file`` any more.
     """
+    procfs.await_memory_map(pid_fd)  # the name may be one in map_files
     fd = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
     with closing_on_error(fd):
         identity = inodes.identity(fd, ask=False)

@@ -314,7 +314,8 @@ class PinnedProcess:
         """
         opened = self._opened.pop((mapping.start, mapping.end), None)
         if opened is None:
-            opened = self.ask(partial(_open_map_file, mapping), close_fds)
+            every = self.ask(partial(_open_map_files, (mapping,)), _close_opened)
+            opened = every[mapping.start, mapping.end]
         if isinstance(opened, OSError):
             raise opened
         return opened
@@ -396,9 +397,7 @@ class PinnedProcess:
             # Stacked filesystems may show one inode number here and another there.
             if identity.ino != mapping.inode:
                 name = procfs.map_file_name(mapping.start, mapping.end)
-                if not _same_name(
-                    self.ask(lambda pid_fd: os.readlink(name, dir_fd=pid_fd)), mapping
-                ):
+                if not _same_name(self.ask(partial(_link, name)), mapping):
                     raise Moved
         return fd, identity
 
@@ -487,6 +486,11 @@ class PinnedProcess:
         return answer if isinstance(answer, BuildId) and not is_shared(answer) else None
 
 
+def _link(name: bytes, pid_fd: int) -> bytes:
+    procfs.await_memory_map(pid_fd)
+    return os.readlink(name, dir_fd=pid_fd)
+
+
 def _open_map_file(mapping: Mapping, pid_fd: int) -> int:
     name = procfs.map_file_name(mapping.start, mapping.end)
     return os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=pid_fd)
@@ -494,6 +498,7 @@ def _open_map_file(mapping: Mapping, pid_fd: int) -> int:
 
 def _open_map_files(mappings: Iterable[Mapping], pid_fd: int) -> _Opened:
     opened: _Opened = {}
+    procfs.await_memory_map(pid_fd)
     for mapping in mappings:
         place = mapping.start, mapping.end
         try:
