@@ -18,7 +18,7 @@ import msgspec
 from buildidfs.capture import base, debug_files, walk
 from buildidfs.capture.archive.elf_members import MemberSpool
 from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, Unreadable, reader
-from buildidfs.capture.origin.builder import Here, is_foreign
+from buildidfs.capture.origin.builder import UNKNOWN, Here, is_foreign
 from buildidfs.capture.scan.kernel import KALLSYMS_PATH, KernelFiles
 from buildidfs.capture.unresponsive.file_helper import NamedFileProbe
 from buildidfs.formats.elf import identify
@@ -26,12 +26,12 @@ from buildidfs.formats.elf.core import is_core
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Origin, Sighting
+from buildidfs.model import Absence, BuildId, FileIdentity, Kind, Sighting, Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from buildidfs.model import NamespaceSet, Trust
+    from buildidfs.model import NamespaceSet
 
 _NONE: Final = FileIdentity(0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -157,7 +157,8 @@ class TreeScanner:
         try:
             answer, kind = _judged(file, open_at)
             if isinstance(answer, Absence):  # of nearly all files, and only the path is reported
-                return Resighting(Sighting(Origin(file.path, _NONE), 0), Known(absence=answer))
+                nowhere = UNKNOWN.origin(file.path, _NONE, host="", trust=Trust.UNKNOWN, scanner="")
+                return Resighting(Sighting(nowhere, 0), Known(absence=answer))
             sighting = self._here.sighting(file.path, file.fd, foreign=foreign)
             known = self._memo.recall(sighting.origin.identity)
             if known is not None and known.build_id == answer:
