@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from buildidfs.cli.output import ProgressLine
     from buildidfs.doctor import ProbeFinding
-    from buildidfs.ingest.check import Checked, CheckOptions, Result
+    from buildidfs.ingest.store_check import Checked, CheckOptions, Result
 
 
 @click.command(
@@ -56,7 +56,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
     again from this host; if the host no longer has the file, the blob goes to quarantine. If a row
     has a fault, --repair makes a new index from the blobs, while nothing else uses the store.
     """
-    from buildidfs.ingest import check as checking
+    from buildidfs.ingest import store_check as checking
 
     checked = checking.Checked()
     try:
@@ -80,7 +80,7 @@ def check(session: Session, verify_data: bool, from_start: bool, repair: bool, j
 
 def _shown_by(line: ProgressLine | None) -> Callable[[str, int, int], None]:
     """Return a function that shows the progress of a check on a line."""
-    from buildidfs.ingest import check as checking
+    from buildidfs.ingest import store_check as checking
 
     step = ""
 

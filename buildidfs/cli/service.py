@@ -24,7 +24,7 @@ from buildidfs.cli.table import Cell, Column
 from buildidfs.cli.watch import MODES, one_line
 from buildidfs.config import marks
 from buildidfs.errors import Interrupted, needs_extra
-from buildidfs.linux import machine, sandbox_helper
+from buildidfs.linux import confinement, machine
 from buildidfs.wording import ago, counted, moment, size
 
 if TYPE_CHECKING:
@@ -428,7 +428,7 @@ def _sentences(each: Process) -> list[str]:
         clauses.append(f"last failure: {_shown(each.reason)}")
     if point := each.raw_mountpoint:
         clauses.append(f"at {printable(point)}")
-    if each.role == "serve" and not sandbox_helper.landlock_version():
+    if each.role == "serve" and not confinement.landlock_version():
         clauses.append("symbolizers are confined less, because the kernel has no Landlock")
     return [*clauses, *_facts(each)]
 

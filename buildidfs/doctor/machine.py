@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from buildidfs.capture.live import first_touch
-from buildidfs.capture.process.gate import ProcessGate
+from buildidfs.capture.process.silent_processes import ProcessGate
 from buildidfs.doctor.probe import Probe, ProbeOutcome, degraded, failed, ok
 from buildidfs.formats import proc_text
 from buildidfs.linux import (
+    confinement,
     credentials,
     file_ops,
     inodes,
@@ -23,7 +24,6 @@ from buildidfs.linux import (
     namespaces,
     perf_event,
     procfs,
-    sandbox_helper,
 )
 from buildidfs.linux.file_ops import closing_fd
 
@@ -324,7 +324,7 @@ def _kernel_symbols() -> ProbeOutcome:
 
 
 def _landlock() -> ProbeOutcome:
-    version = sandbox_helper.landlock_version()
+    version = confinement.landlock_version()
     if version:
         return ok(f"version {version}: symbolizers read no files but those they are given")
     return degraded(

@@ -157,9 +157,9 @@ class Scrubbing(threads.Background):
             _log.error("%s", fault.text)
             damaged = True
         if damaged:
-            from buildidfs.ingest import check
+            from buildidfs.ingest import store_check
 
-            for result in check.restore(self._store, self._settings):
+            for result in store_check.restore(self._store, self._settings):
                 level = logging.ERROR if result.state == "lost" else logging.WARNING
                 _log.log(level, "%s", result.fault.text)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start programs that read the files of strangers, with as few rights as possible.
 
-`linux.sandbox_helper` is the helper that gives up its rights and becomes the program.
+`linux.confinement` is the helper that gives up its rights and becomes the program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from buildidfs.linux import child, sandbox_helper
+from buildidfs.linux import child, confinement
 
 if TYPE_CHECKING:
     from buildidfs.linux.child import Child
@@ -80,7 +80,7 @@ def start(
 
     The program has no capability and can get none, stays within ``limits``, and ends with the
     thread that started it. A program of root becomes a user with an unused ID, without groups. It
-    makes only the system calls of `linux.call_filter`, and has no network, because of this filter
+    makes only the system calls of `linux.confinement`, and has no network, because of this filter
     or a namespace of its own. ``notes`` say which of these the kernel refused; if no other user ID
     is available (no CAP_SETUID, a user namespace with root alone), the program keeps that of its
     caller. As far as the kernel can forbid it, the program may not start or inspect processes, send
@@ -96,7 +96,7 @@ def start(
         with open(writing, "wb", buffering=0), _step(f"start {sys.executable}"):
             words = [writing, os.getpid(), *limits, len(env), len(reads)]
             helper = child.python(
-                sandbox_helper.__name__,
+                confinement.__name__,
                 *map(str, words),
                 *(word for pair in env.items() for word in pair),
                 *reads,
@@ -132,14 +132,14 @@ def _read_report(process: Child, report: int) -> tuple[str, ...]:
     lines = [line.partition(" ") for line in output.decode("utf-8", "replace").splitlines()]
     last, _, text = lines[-1] if lines else ("", "", "")
     number, _, step = text.partition(" ")
-    if last == sandbox_helper.CONFINE:
+    if last == confinement.CONFINE:
         raise NotConfined(int(number), step)
-    if last == sandbox_helper.RUN:
+    if last == confinement.RUN:
         raise NotStarted(int(number), step)
-    if last != sandbox_helper.READY:
+    if last != confinement.READY:
         status = process.wait()
         raise NotStarted(errno.ECHILD, f"confine a program (its helper ended with {status})")
-    return tuple(text for kind, _, text in lines if kind == sandbox_helper.NOTE)
+    return tuple(text for kind, _, text in lines if kind == confinement.NOTE)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import msgspec
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
 from buildidfs.formats.perf.attributes import ATTR_MIN, Layouts, parse_attr
-from buildidfs.formats.perf.stream import RecordStream
+from buildidfs.formats.perf.record_stream import RecordStream
 from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import close_fds, closing_fd, on_error, read_fully
 from buildidfs.model import ByteRange
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from buildidfs.formats.perf.attributes import Attr
     from buildidfs.formats.perf.headers import BuildIdEntry, ReadAt
-    from buildidfs.formats.perf.stream import Raw
+    from buildidfs.formats.perf.record_stream import Raw
 
 _PART: Final = re.compile(rb"data\.\d{1,9}")
 _MAIN: Final = b"data"

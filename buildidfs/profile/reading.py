@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Progress
     from buildidfs.formats.perf.headers import BuildIdEntry
+    from buildidfs.formats.perf.record_stream import Raw
     from buildidfs.formats.perf.records import Entered
-    from buildidfs.formats.perf.stream import Raw
     from buildidfs.store import Store
 
 _ANONYMOUS_NAMES: Final = (

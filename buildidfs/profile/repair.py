@@ -23,7 +23,7 @@ import msgspec
 from buildidfs.catalog.remedies import TOO_LONG, WITHOUT_FILE
 from buildidfs.errors import UsageError
 from buildidfs.formats.perf import headers, records
-from buildidfs.formats.perf import stream as perf_stream
+from buildidfs.formats.perf import record_stream as perf_stream
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL, MAX_ID, USER, BuildIdEntry
 from buildidfs.formats.perf.records import Events, Rewriter
 from buildidfs.linux.file_ops import on_error, sync_directory
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Progress
     from buildidfs.formats.perf.address_spaces import File
+    from buildidfs.formats.perf.record_stream import Raw
     from buildidfs.formats.perf.records import Mapped
-    from buildidfs.formats.perf.stream import Raw
     from buildidfs.profile.match import Match
     from buildidfs.profile.perf_data import ProfilePart
     from buildidfs.store import Store

@@ -27,8 +27,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 
+from buildidfs.client_limits import is_own
 from buildidfs.errors import BuildIdFsError
-from buildidfs.http_limits import is_own
 from buildidfs.serve import messages
 from buildidfs.serve.content import LAST_PIECE
 from buildidfs.serve.messages import RESET, Request, Response, Waiting
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from aiohttp.streams import StreamReader
 
-    from buildidfs.http_limits import Lane, Places, Rate
+    from buildidfs.client_limits import Lane, Places, Rate
     from buildidfs.serve.content import Content
     from buildidfs.serve.site import Site
 

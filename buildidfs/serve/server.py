@@ -29,10 +29,10 @@ import msgspec
 from buildidfs import errors
 from buildidfs import log as logs
 from buildidfs.backoff import Attempts, Backoff
+from buildidfs.client_limits import Lane, Places, Rate, client_of, is_loopback
 from buildidfs.config import marks
 from buildidfs.errors import BuildIdFsError, MountError, UsageError
 from buildidfs.fleet.tiered_store import TieredStore
-from buildidfs.http_limits import Lane, Places, Rate, client_of, is_loopback
 from buildidfs.linux import child, sdnotify, syscalls
 from buildidfs.linux.child import END_SIGNALS, SupervisorLoop
 from buildidfs.linux.file_ops import closing_fd

@@ -36,10 +36,10 @@ from buildidfs.capture.live.protocol import (
     Silent,
 )
 from buildidfs.capture.origin import builder, container_names
-from buildidfs.capture.process.gate import REMEDY, STUCK_S, ProcessGate, described
 from buildidfs.capture.process.jit_files import JitFinder, JitOwner
 from buildidfs.capture.process.process import Ways
 from buildidfs.capture.process.scanner import ProcScanner
+from buildidfs.capture.process.silent_processes import REMEDY, STUCK_S, ProcessGate, described
 from buildidfs.capture.scan.kernel import KernelScanner
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
@@ -54,7 +54,7 @@ from buildidfs.reports import Limits
 from buildidfs.shares import HOST, FairQueue, Share
 from buildidfs.store import run_files
 from buildidfs.store.index.locations import share_at
-from buildidfs.watch.client import LiveSightings, Watcher
+from buildidfs.watch.catcher_client import LiveSightings, Watcher
 from buildidfs.watch.history_writer import Minutes
 from buildidfs.watch.jit import JitFollower
 from buildidfs.watch.pipeline import ANSWER_S, DENIED, CaughtFiles, Live, ResultListener

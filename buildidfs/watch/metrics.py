@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from buildidfs import __version__
 from buildidfs.answers import Verdict
+from buildidfs.client_limits import client_of, is_loopback, is_own
 from buildidfs.errors import BuildIdFsError, UsageError
-from buildidfs.http_limits import client_of, is_loopback, is_own
 from buildidfs.located import utf8
 from buildidfs.shares import FairTable, Share
 from buildidfs.watch import status

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from buildidfs.errors import BuildIdFsError
     from buildidfs.ingest.staging import Outcome as Staging
     from buildidfs.shares import Share
-    from buildidfs.watch.client import LiveSightings
+    from buildidfs.watch.catcher_client import LiveSightings
     from buildidfs.watch.state import WatchLimits
 
 

@@ -30,7 +30,7 @@ from buildidfs.answers import (
     Status,
     Verdict,
 )
-from buildidfs.capture.process.gate import REMEDY
+from buildidfs.capture.process.silent_processes import REMEDY
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.catalog import remedies
 from buildidfs.catalog.containers import Names

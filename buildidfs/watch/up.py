@@ -24,7 +24,7 @@ import buildidfs
 from buildidfs import errors
 from buildidfs import log as logs
 from buildidfs.backoff import Attempts, Backoff
-from buildidfs.capture.process.gate import ProcessGate
+from buildidfs.capture.process.silent_processes import ProcessGate
 from buildidfs.errors import CapabilityError, IncompleteError, MountError, UsageError
 from buildidfs.linux import child as processes
 from buildidfs.linux import procfs

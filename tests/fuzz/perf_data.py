@@ -17,9 +17,7 @@ from buildidfs.formats.perf import (
     headers,
     records,
 )
-from buildidfs.formats.perf import (
-    stream as perf_stream,
-)
+from buildidfs.formats.perf import record_stream as perf_stream
 from tests.fuzz import elf_mutation
 from tests.fuzz.target import MEGABYTE, Target, filled, refusal
 from tests.support.elf.perfwriter import CALLCHAIN, READ, USUAL, PerfWriter, sample_of
@@ -178,7 +176,7 @@ TARGETS: Final = {
             "perf.headers",
             "perf.records",
             "perf.address_spaces",
-            "perf.stream",
+            "perf.record_stream",
         ),
     ),
     "acl": Target(_check_acl, _seed_acl, _huge_acl, ("posix_acl",)),

@@ -147,7 +147,7 @@ os.stat(f"/proc/{sys.argv[1]}/map_files/400000-401000")
 
 _QUESTION = """
 import sys
-from buildidfs.capture.process.gate import NoAnswer
+from buildidfs.capture.process.silent_processes import NoAnswer
 from buildidfs.capture.process.process import PinnedProcess, Ways
 from buildidfs.model import Mapping
 

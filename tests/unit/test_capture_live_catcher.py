@@ -12,7 +12,7 @@ import pytest
 from buildidfs.capture.live import protocol
 from buildidfs.capture.live.catcher import Catcher
 from buildidfs.capture.live.grabber import Lookout
-from buildidfs.capture.process.gate import MOST
+from buildidfs.capture.process.silent_processes import MOST
 
 
 class _Stuck(Lookout):

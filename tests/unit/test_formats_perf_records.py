@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from buildidfs.formats.perf import records
 from buildidfs.formats.perf.attributes import Layouts, parse_attr
+from buildidfs.formats.perf.record_stream import Raw
 from buildidfs.formats.perf.records import (
     Entered,
     Events,
@@ -25,7 +26,6 @@ from buildidfs.formats.perf.records import (
     Rewriter,
     decode_ring,
 )
-from buildidfs.formats.perf.stream import Raw
 from buildidfs.model import NamespaceSet
 from tests.support.elf.perfwriter import CPU, EXEC, KERNEL, TID, TIME, USER, PerfWriter
 

@@ -28,7 +28,7 @@ def test_page_has_the_constants_of_the_code() -> None:
 def test_changed_constant_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = script()
     before = limits.text()
-    monkeypatch.setattr("buildidfs.capture.process.gate.ANSWER_S", 0.25)
+    monkeypatch.setattr("buildidfs.capture.process.silent_processes.ANSWER_S", 0.25)
     assert "| time for an answer of a process | 0.25 s |" in limits.text()
     assert limits.text() != before
 

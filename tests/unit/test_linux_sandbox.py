@@ -320,8 +320,8 @@ def test_no_file_but_those_that_it_may_read(directory: Path) -> None:
 
 def test_helper_imports_little() -> None:
     """Each symbolizer waits for the start of the helper, and most of that would be imports."""
-    script = "import sys; from buildidfs.linux import sandbox_helper; print(*sys.modules)"
+    script = "import sys; from buildidfs.linux import confinement; print(*sys.modules)"
     argv = [sys.executable, "-S", "-c", script]
     imported = set(run(argv, cwd=ROOT, check=True).out.split())
-    assert "buildidfs.linux.sandbox_helper" in imported
+    assert "buildidfs.linux.confinement" in imported
     assert not imported & {"contextlib", "enum", "re", "signal", "subprocess", "typing"}

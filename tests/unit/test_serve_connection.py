@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from buildidfs.http_limits import Places, Rate
+from buildidfs.client_limits import Places, Rate
 from buildidfs.serve.connection import Connection, HttpServer, Shared
 from buildidfs.serve.counters import ServerCounters
 from buildidfs.serve.messages import Response

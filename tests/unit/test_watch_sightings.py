@@ -16,7 +16,7 @@ from buildidfs.capture.live.protocol import Caught, ProcessPlace
 from buildidfs.capture.origin.path_access import Reach, Root
 from buildidfs.linux import inodes, machine, mounts, namespaces, procfs
 from buildidfs.model import EVERYBODY, OWNER, BuildId, NamespaceSet, Sighting, Trust
-from buildidfs.watch.client import LiveSightings
+from buildidfs.watch.catcher_client import LiveSightings
 from tests.support.harness.captures import identity
 from tests.support.harness.children import needs_root, private_cat
 from tests.support.harness.scans import open_descriptors
@@ -30,7 +30,7 @@ DOCKER = b"/system.slice/docker-" + b"0123456789abcdef" * 4 + b".scope"
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sightings look at directories anew for each file."""
-    monkeypatch.setattr("buildidfs.watch.client._KEEP_S", -1.0)
+    monkeypatch.setattr("buildidfs.watch.catcher_client._KEEP_S", -1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def test_mounts_are_looked_at_again(host: LiveSightings, tmp_path: Path) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mounts, "initial_mountinfo", lambda: b"")
         assert sighting_of_file(host, tmp_path / "app").origin.trust is Trust.HOST
-        patch.setattr("buildidfs.watch.client._OWNERS_S", -1.0)
+        patch.setattr("buildidfs.watch.catcher_client._OWNERS_S", -1.0)
         assert sighting_of_file(host, tmp_path / "app").origin.trust is Trust.UNKNOWN
 
 
@@ -227,7 +227,7 @@ def test_reach_in_a_container_needs_one_of_its_processes(directory: Path) -> Non
 def test_files_that_had_to_wait_share_one_look_at_their_directory(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buildidfs.watch.client._KEEP_S", 60.0)
+    monkeypatch.setattr("buildidfs.watch.catcher_client._KEEP_S", 60.0)
     looked: list[bytes] = []
     look = Reach._walked
 
@@ -253,7 +253,7 @@ def test_files_that_had_to_wait_share_one_look_at_their_directory(
 
 
 def test_processes_that_are_remembered_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildidfs.watch.client._MOST_NAMESPACES", 3)
+    monkeypatch.setattr("buildidfs.watch.catcher_client._MOST_NAMESPACES", 3)
     live = LiveSightings(initial=HOST)
     for number in range(1, 9):
         place = ProcessPlace(CONTAINER, number, b"/")

@@ -58,7 +58,7 @@ from buildidfs.capture.live.protocol import (
 )
 from buildidfs.capture.live.touches import Touches
 from buildidfs.capture.origin.path_access import NOBODY
-from buildidfs.capture.process.gate import MOST, STUCK_S
+from buildidfs.capture.process.silent_processes import MOST, STUCK_S
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.errors import CapabilityError
 from buildidfs.linux import child, credentials, inodes, syscalls, threads

@@ -30,7 +30,7 @@ from buildidfs.capture.live.first_touch import decode_touch
 from buildidfs.capture.live.process_table import HOLD_S, HeldNamespaces, Home, found_here
 from buildidfs.capture.live.protocol import Counts, Generated, Lost
 from buildidfs.capture.origin.path_access import NOBODY, FileUsers, known_user, user_of_process
-from buildidfs.capture.process.gate import (
+from buildidfs.capture.process.silent_processes import (
     MOST_OF_AN_OWNER,
     SLOW_S,
     NoAnswer,

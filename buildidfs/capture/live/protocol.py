@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from buildidfs.capture.process.gate import SilentProcess
+from buildidfs.capture.process.silent_processes import SilentProcess
 from buildidfs.errors import InvalidBuildId
 from buildidfs.linux.file_ops import close_fds
 from buildidfs.model import BuildId, FileIdentity, NamespaceSet

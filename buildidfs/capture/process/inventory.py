@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildidfs.capture import base as files
-from buildidfs.capture.process.gate import NoAnswer, ProcessGate, described
+from buildidfs.capture.process.silent_processes import NoAnswer, ProcessGate, described
 from buildidfs.capture.unresponsive.filesystems import Patience, no_answer, slow_devices
 from buildidfs.formats import proc_text
 from buildidfs.linux import inodes, mounts, procfs

@@ -30,7 +30,7 @@ from buildidfs.model import OWNER, JitProcess, Trust
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from buildidfs.capture.process.gate import ProcessGate
+    from buildidfs.capture.process.silent_processes import ProcessGate
     from buildidfs.capture.unresponsive.file_helper import FileHelper
     from buildidfs.capture.unresponsive.filesystems import SlowMounts
     from buildidfs.model import FileIdentity, Mapping

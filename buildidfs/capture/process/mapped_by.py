@@ -17,7 +17,6 @@ import msgspec
 
 from buildidfs.capture import base
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.capture.process.process import (
     Moved,
@@ -27,6 +26,7 @@ from buildidfs.capture.process.process import (
     is_device,
     out_of_sight,
 )
+from buildidfs.capture.process.silent_processes import NoAnswer
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
 from buildidfs.formats import package_databases
 from buildidfs.formats.elf import identify as elf_identify

@@ -25,7 +25,7 @@ from buildidfs.capture import base
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import builder
 from buildidfs.capture.origin.path_access import Root
-from buildidfs.capture.process.gate import ANSWER_S, NoAnswer, ProcessGate
+from buildidfs.capture.process.silent_processes import ANSWER_S, NoAnswer, ProcessGate
 from buildidfs.errors import InvalidBuildId
 from buildidfs.formats import proc_text
 from buildidfs.formats.container import cgroup

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.formats.budget import Budget
 from buildidfs.formats.package_databases import UNKNOWN, Package, shown
 from buildidfs.formats.rpm_database import RpmDatabase
-from buildidfs.linux import child, file_ops, sandbox_helper
+from buildidfs.linux import child, confinement, file_ops
 from buildidfs.linux.file_ops import closing_fd, closing_on_error
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def main(words: Sequence[str]) -> None:
     with closing_fd(fd):
         content = bytearray(os.pread(fd, size, 0))
     limits = _MEMORY + 3 * size, _ADDRESSES, _SECONDS + size // (1 << 20)
-    for _ in sandbox_helper.confine(parent, limits, ["/nonexistent"], [""]):
+    for _ in confinement.confine(parent, limits, ["/nonexistent"], [""]):
         pass
     content[_JOURNAL] = _NO_WRITE_AHEAD_LOG  # else SQLite would look for the log
     connection = sqlite3.connect(":memory:")

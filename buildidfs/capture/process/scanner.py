@@ -42,7 +42,6 @@ from buildidfs.capture.debug_files import (
 from buildidfs.capture.origin import builder
 from buildidfs.capture.origin.builder import Owners, Surroundings, trust_of
 from buildidfs.capture.origin.path_access import SCAN_KEEP_S, FileUsers, Reach
-from buildidfs.capture.process.gate import NoAnswer
 from buildidfs.capture.process.process import (
     OPENED_AHEAD,
     Moved,
@@ -51,6 +50,7 @@ from buildidfs.capture.process.process import (
     denied,
     is_device,
 )
+from buildidfs.capture.process.silent_processes import NoAnswer
 from buildidfs.capture.unresponsive.file_helper import FileHelper
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience, fuse_devices
 from buildidfs.formats import proc_text

@@ -5,5 +5,6 @@
 `filesystems.Patience`. A thread that waits for a FUSE server cannot be ended, and keeps its process
 from ending, so FUSE filesystems are accessed by a helper process, `file_helper.FileHelper`.
 `file_helper.check_readable` tries a file that the operator named before a command reads it. Nothing
-here knows a store or a scanner. Processes that may never answer are the matter of `process.gate`.
+here knows a store or a scanner. Processes that may never answer are the matter of
+`process.silent_processes`.
 """

@@ -21,7 +21,7 @@ from buildidfs.model import NamespaceSet
 
 if TYPE_CHECKING:
     from buildidfs.formats.perf.attributes import Layouts
-    from buildidfs.formats.perf.stream import Raw
+    from buildidfs.formats.perf.record_stream import Raw
 
 MMAP: Final = 1
 _LOST: Final = 2

@@ -31,7 +31,7 @@ from buildidfs.catalog import history, remedies
 from buildidfs.catalog.coverage import Coverage, CoverageLookup
 from buildidfs.errors import BuildIdFsError, UsageError
 from buildidfs.formats.perf import headers
-from buildidfs.linux import child, file_ops, sandbox_helper
+from buildidfs.linux import child, confinement, file_ops
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
 from buildidfs.profile import cores, inputs
@@ -296,5 +296,5 @@ def _confine(parent: int) -> None:
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limits = _MEMORY_BYTES, _ADDRESSES, int(_LIMIT_S)
-    for _ in sandbox_helper.confine(parent, limits, ["/nonexistent"], [""]):
+    for _ in confinement.confine(parent, limits, ["/nonexistent"], [""]):
         pass

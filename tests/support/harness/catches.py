@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from buildidfs.capture.live.protocol import Caught, Message
-from buildidfs.watch.client import Watcher
+from buildidfs.watch.catcher_client import Watcher
 from tests.support.clients.tools import Argument, run, tool
 from tests.support.harness.waiting import lines, until
 from tests.support.harness.watching import followed

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.errors import UsageError
-from buildidfs.formats.perf.stream import AUXTRACE, TRACING_DATA, Raw, RecordStream
+from buildidfs.formats.perf.record_stream import AUXTRACE, TRACING_DATA, Raw, RecordStream
 from buildidfs.model import ByteRange
 from tests.support.elf.perfwriter import PerfWriter
 from tests.support.filesystems.filereader import FileReader

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.linux import child, sandbox, sandbox_helper
+from buildidfs.linux import child, confinement, sandbox
 from tests.support.clients.tools import run, tool
 
 LIMITS = sandbox.SandboxLimits(memory=1 << 30, addresses=8 << 30, seconds=20)
@@ -261,7 +261,7 @@ def test_numbers_are_those_of_the_kernel_headers() -> None:
                 for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
             }
             numbers.setdefault("newfstatat", numbers.get("fstatat", -1))
-            for name, row in (sandbox_helper.ALLOWED | sandbox_helper.EXAMINED).items():
+            for name, row in (confinement.ALLOWED | confinement.EXAMINED).items():
                 if row[column] <= max(numbers.values()):
                     assert row[column] == numbers.get(name, -1), (name, path)
                     compared += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.http_limits: how long a client waits, and for what."""
+"""buildidfs.client_limits: how long a client waits, and for what."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from buildidfs.http_limits import Lane, Places, Rate, client_of
+from buildidfs.client_limits import Lane, Places, Rate, client_of
 from buildidfs.shares import Quota
 
 

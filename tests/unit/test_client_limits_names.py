@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""buildidfs.http_limits: the names by which a server at a loopback address may be called."""
+"""buildidfs.client_limits: the names by which a server at a loopback address may be called."""
 
 from __future__ import annotations
 
 import pytest
 
-from buildidfs.http_limits import is_loopback, is_own
+from buildidfs.client_limits import is_loopback, is_own
 
 NAMES = frozenset(("debug.example.com",))
 

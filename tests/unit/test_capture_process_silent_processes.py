@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.capture.process import gate as processes
-from buildidfs.capture.process.gate import NoAnswer, ProcessGate, described, owner_of
+from buildidfs.capture.process import silent_processes as processes
+from buildidfs.capture.process.silent_processes import NoAnswer, ProcessGate, described, owner_of
 from buildidfs.linux import procfs, threads
 from tests.support.filesystems.userfs import UID
 from tests.support.harness.waiting import until

@@ -26,7 +26,7 @@ from buildidfs.errors import CapabilityError
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import namespaces, procfs
 from buildidfs.model import BuildId
-from buildidfs.watch.client import Watcher
+from buildidfs.watch.catcher_client import Watcher
 from tests.support.clients.tools import run, tool
 from tests.support.elf.elfwriter import elf_file
 from tests.support.filesystems.silentfs import served
@@ -467,7 +467,7 @@ def resident(pid: int) -> int:
 @pytest.mark.host
 def test_nobody_takes_what_it_sends(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded, and nothing but bytes is given up: what it was is told for each file."""
-    monkeypatch.setattr("buildidfs.watch.client._BUFFER", 1 << 16)
+    monkeypatch.setattr("buildidfs.watch.catcher_client._BUFFER", 1 << 16)
     count = 4000
     directory = make(marker.with_name("many"))
     ids = {}
@@ -580,7 +580,7 @@ def test_one_that_is_told_to_end() -> None:
 
 _OWNER = """
 import sys, threading
-from buildidfs.watch.client import Watcher
+from buildidfs.watch.catcher_client import Watcher
 watcher = Watcher(lambda message, fd: None, print)
 print(watcher.start())
 print(watcher.pid, flush=True)
@@ -603,7 +603,7 @@ def test_one_whose_owner_is_killed() -> None:
 
 _LEFT_OPEN = """
 import os, sys
-from buildidfs.watch.client import Watcher
+from buildidfs.watch.catcher_client import Watcher
 for executable in (sys.executable, "/bin/false"):
     before = os.listdir("/proc/self/fd")
     sys.executable = executable
@@ -624,7 +624,7 @@ def test_nothing_is_left_open() -> None:
 
 
 _REFUSED = """
-from buildidfs.watch.client import Watcher
+from buildidfs.watch.catcher_client import Watcher
 from buildidfs.errors import CapabilityError
 watcher = Watcher(lambda message, fd: None, print)
 try:
