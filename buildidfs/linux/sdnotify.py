@@ -39,16 +39,21 @@ class Notifier:
     def __init__(self, environ: Mapping[str, str]) -> None:
         name = os.fsencode(environ.get("NOTIFY_SOCKET", ""))
         self._address = b"\0" + name[1:] if name.startswith(b"@") else name
+        self._status: str | None = None  # the last one that arrived
         self.watchdog_s = _watchdog(environ)
         """The time in seconds within which `alive` must be called; None without a watchdog."""
 
     def ready(self, status: str = "") -> None:
         """Report that this process is ready, so that dependent units may start."""
-        self._send("READY=1", f"STATUS={status}")
+        if self._send("READY=1", f"STATUS={status}"):
+            self._status = status
 
     def status(self, text: str) -> None:
-        """Report the present activity in one line for people."""
-        self._send(f"STATUS={text}")
+        """Report the present activity in one line for people, if it has changed: each message wakes
+        its reader.
+        """
+        if text != self._status and self._send(f"STATUS={text}"):
+            self._status = text
 
     def alive(self) -> None:
         """Report that the process does not hang: see ``watchdog_s``."""
@@ -58,13 +63,16 @@ class Notifier:
         """Report that the process is about to end."""
         self._send("STOPPING=1")
 
-    def _send(self, *assignments: str) -> None:
+    def _send(self, *assignments: str) -> bool:
+        """Send a message; return False if it did not arrive."""
         if not self._address:
-            return
+            return False
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sender:
             sender.settimeout(_PATIENCE_S)
             sender.sendto(encoded(*assignments), self._address)
+            return True
+        return False
 
 
 class Inbox:

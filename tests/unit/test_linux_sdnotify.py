@@ -42,6 +42,25 @@ def test_everything_that_can_be_said(inbox: Inbox) -> None:
     assert inbox.receive() is None
 
 
+def test_status_is_sent_once_until_it_changes(inbox: Inbox) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": inbox.name})
+    notifier.ready("idle")
+    for text in ("idle", "idle", "busy", "busy", "idle"):
+        notifier.status(text)
+    messages = list(iter(inbox.receive, None))
+    assert [each["STATUS"] for each in messages] == ["idle", "busy", "idle"]
+
+
+def test_status_that_did_not_arrive_is_sent_at_the_next_report(tmp_path: Path) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    notifier.ready("idle")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(10)
+        notifier.status("idle")
+        assert manager.recv(100) == b"STATUS=idle"
+
+
 def test_long_status_is_cut(inbox: Inbox) -> None:
     Notifier({"NOTIFY_SOCKET": inbox.name}).status("x" * 100_000)
     told = _told(inbox)
