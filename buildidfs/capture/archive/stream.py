@@ -373,22 +373,6 @@ def _zstd(packed: Iterator[bytes]) -> Iterator[bytes]:
         raise CannotDecompress(f"damaged: {error}") from error
 
 
-class _Pieces:
-    """Makes an iterator of bytes readable in pieces of any size."""
-
-    def __init__(self, packed: Iterator[bytes]) -> None:
-        self._packed = packed
-        self._rest = bytearray()
-
-    def take(self, size: int) -> bytes:
-        """Return the next ``size`` bytes, fewer at the end."""
-        while len(self._rest) < size and (more := next(self._packed, b"")):
-            self._rest += more
-        taken = bytes(self._rest[:size])
-        del self._rest[:size]
-        return taken
-
-
 def _lz4(packed: Iterator[bytes]) -> Iterator[bytes]:
     try:
         import lz4.block
@@ -396,7 +380,7 @@ def _lz4(packed: Iterator[bytes]) -> Iterator[bytes]:
         raise CannotDecompress(
             "compressed with lz4: install python3-lz4, or buildidfs[lz4] with pip"
         ) from error
-    pieces = _Pieces(packed)
+    pieces = LimitedStream(packed, sys.maxsize, 0)
     if pieces.take(len(_LZ4_MAGIC)) != _LZ4_MAGIC:
         raise CannotDecompress("damaged: no lz4 frame of the kind that kernels have")
     while head := pieces.take(4):
