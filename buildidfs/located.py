@@ -13,6 +13,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from buildidfs.model import ContainerNames
+
 
 def utf8(raw: bytes) -> str:
     """Return a path as text; bytes that are not UTF-8 are replaced."""
@@ -87,7 +89,8 @@ class InContainer(Located, frozen=True, kw_only=True):
     @property
     def called(self) -> str:
         """Return the known parts of ``NAMESPACE/POD/NAME``; empty if no name is known."""
-        return "/".join(filter(None, (self.pod_namespace, self.pod, self.container_name)))
+        parts = (self.container_name, self.pod, self.pod_namespace)
+        return ContainerNames(*(part or "" for part in parts)).shown
 
     @property
     def container_called(self) -> str:

@@ -49,7 +49,7 @@ Try:
     gdb -iex 'set debug-file-directory {0}/debug' -c CORE
     {1} -a -- sleep 10
     perf --buildid-dir {0}/perf report"""
-_COLOURS = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
+_COLOURS: Final = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _LOST = 5  # evicted blobs that are named
 _UNREADABLE = 3  # files and processes that are named
 _INDENT = 9
@@ -458,7 +458,6 @@ def _shown(text: str) -> str:
     return printable(text.encode(errors="replace"))
 
 
-_VERDICTS: Final = {"healthy": "green", "degraded": "yellow", "losing": "red", "down": "red"}
 _FINDINGS: Final = 3
 _LABEL: Final = 10  # columns
 _LEAST_WIDTH: Final = 20
@@ -563,7 +562,7 @@ def _screen(view: StoreActivity, layout: table.TableOptions) -> list[str]:
         first, *others = textwrap.wrap(value, width)
         lines += [f"{name:{_LABEL}}{first}", *(" " * _LABEL + each for each in others)]
     state, rest = lines[0][_LABEL:], view.status.verdict.value
-    lines[0] = f"{'state':{_LABEL}}{terminal.coloured(rest, _VERDICTS[rest])}{state[len(rest) :]}"
+    lines[0] = f"{'state':{_LABEL}}{terminal.coloured(rest, _COLOURS[rest])}{state[len(rest) :]}"
     lines += ["", *layout.lines(_COLUMNS, view.rows), "", "q ends"]
     if not terminal.has_unicode():
         lines = [line.encode("ascii", "backslashreplace").decode() for line in lines]

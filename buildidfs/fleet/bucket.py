@@ -282,7 +282,7 @@ class Bucket:
                 if isinstance(line, Reply):
                     self._checked(request, line)
                     return
-                yield _rows.decode(line)
+                yield _listed.decode(line)
 
     # --- errors --------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class Bucket:
         raise RemoteUnavailable(f"{self.url}: {reply.why}")
 
 
-_rows = msgspec.json.Decoder(Listed)
+_listed = msgspec.json.Decoder(Listed)
 
 
 def _head_of(reply: Reply) -> Head | None:

@@ -637,10 +637,8 @@ class Scan(Pipeline):
         with self._lock:
             self.summary.absent[absence] += 1
         if absence not in (Absence.NOT_ELF, Absence.EMPTY):
-            import logging  # rarely needed, and not by a scan that finds only known files
-
             path = printable(sighting.origin.path)
-            logging.getLogger(__name__).info("passed over %s: %s", path, absence)
+            _log.info("passed over %s: %s", path, absence)
 
     def _unreadable(self, jobs: list[Job], why: Unreadable) -> None:
         self.summary.unreadable += [

@@ -482,7 +482,7 @@ class DigestRow(msgspec.Struct):
     def unpack(cls, value: bytes) -> DigestRow:
         """The inverse of `pack`."""
         size, *rest = DIGEST.unpack_from(value)
-        end = refs_end(value)
+        end = _refs_end(value)
         taken = U32.unpack_from(value, end)[0] * 512
         refs = list(ORDINAL_KIND_VARIANT.iter_unpack(value[DIGEST.size : end]))
         row = cls(size, refs, *rest)
@@ -490,7 +490,7 @@ class DigestRow(msgspec.Struct):
         return row
 
 
-def refs_end(value: bytes) -> int:
+def _refs_end(value: bytes) -> int:
     """Return the end of the references in a row of *digests*. Raises ValueError if damaged."""
     end = len(value) - U32.size
     if end < DIGEST.size or (end - DIGEST.size) % ORDINAL_KIND_VARIANT.size:
@@ -715,8 +715,6 @@ def stamp_of(ns: int) -> int:
 
 _FILE: Final = Struct(">QQq")
 _PLAIN_FILE: Final = Struct(">QQQq")
-_REFS: Final = DIGEST.size
-_REF: Final = ORDINAL_KIND_VARIANT.size
 
 
 def is_file(value: bytes, stored: int, inode: int, ctime_ns: int) -> bool:
@@ -736,8 +734,11 @@ def is_struck(value: bytes) -> bool:
 
 def is_digest_row(key: bytes, value: bytes) -> bool:
     """Return True if a row of *digests* decodes."""
-    refs = len(value) - _REFS - U32.size
-    return len(key) == 32 and refs >= 0 and refs % _REF == 0
+    try:
+        _refs_end(value)
+    except ValueError:
+        return False
+    return len(key) == 32
 
 
 def size_in(value: bytes) -> int:
@@ -747,7 +748,10 @@ def size_in(value: bytes) -> int:
 
 def has_ref(value: bytes, ref: bytes) -> bool:
     """Return True if a row of *digests* refers to an artifact whose key begins with ``ref``."""
-    return any(value.startswith(ref, at) for at in range(_REFS, len(value), _REF))
+    return any(
+        value.startswith(ref, at)
+        for at in range(DIGEST.size, len(value), ORDINAL_KIND_VARIANT.size)
+    )
 
 
 def is_variant(value: bytes | None, number: int, digest: bytes) -> bool:

@@ -53,7 +53,7 @@ _MOST_WAITING: Final = 1024
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A requested file; for ``hops`` and ``via`` see `server.RequestedFile`."""
+    """A requested file; for ``hops`` and ``via`` see `options.RequestedFile`."""
 
     number: int
     build_id: str

@@ -436,8 +436,6 @@ def start(
     facts |= {"options": dict(options or {}), "settings": dict(settings or {})}
 
     def supervise(announce: Callable[[], None]) -> None:
-        from buildidfs.watch.up import RETRY, Supervisor
-
         def announce_ready() -> None:
             try:
                 announce()
@@ -494,8 +492,6 @@ def hurry(store_path: StorePath, seconds: float) -> None:
 
     Wait up to ``seconds`` until they run or fail.
     """
-    from buildidfs.watch.up import RETRY
-
     supervisor = running(store_path)
     if supervisor is None:
         return
