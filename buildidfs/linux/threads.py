@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import math
 import os
 import queue
@@ -143,6 +144,25 @@ class Closer:
                 with contextlib.suppress(OSError):
                     os.close(fd)
                 del self._busy[me]
+
+
+def allow_many_descriptors() -> None:
+    """Raise the soft limit of open files to the hard limit, if the kernel allows it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The kernel refuses a limit above fs.nr_open, which may have been lowered since.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def collect_rarely() -> None:
+    """Keep the garbage collector from scanning all imported modules between two requests.
+
+    Answering makes no cycles, but cached objects (open files, absent names) count as growth, and a
+    full collection takes longer than a hundred requests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def reserve_descriptors(count: int) -> None:

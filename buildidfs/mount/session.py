@@ -10,10 +10,8 @@ with an open file get an error.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
-import resource
 import signal
 from functools import partial
 from typing import TYPE_CHECKING
@@ -87,7 +85,7 @@ def run(
         _listen(stack, store, view, absences, operations, point)
         if isinstance(store, TieredStore):
             store.remote.start()  # its earlier output would be taken for an error of the mount
-        _collect_rarely()
+        threads.collect_rarely()
 
         def answering() -> None:
             presence.append(
@@ -252,24 +250,11 @@ def _close(point: bytes, device: tuple[int, int] | None) -> None:
 
 def _allow_many_files() -> None:
     """Raise the limit of open files: the server has every file open that a client has open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    threads.allow_many_descriptors()
     # The kernel doubles the table of descriptors when it is full. In a process with threads it
     # waits several milliseconds for that each time (expand_fdtable, synchronize_rcu), so the table
     # is enlarged now.
     threads.reserve_descriptors(2 * MountLimits().idle_files + 1)
-
-
-def _collect_rarely() -> None:
-    """Keep the garbage collector from scanning all imported modules between two requests.
-
-    Answering makes no cycles, but cached objects (open files, absent names) count as growth, and a
-    full collection takes longer than a hundred requests.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def _adopt_log() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import re
@@ -33,7 +32,7 @@ from buildidfs.client_limits import Lane, Places, Rate, client_of, is_loopback
 from buildidfs.config import marks
 from buildidfs.errors import BuildIdFsError, MountError, UsageError
 from buildidfs.fleet.tiered_store import TieredStore
-from buildidfs.linux import child, sdnotify, syscalls
+from buildidfs.linux import child, sdnotify, syscalls, threads
 from buildidfs.linux.child import END_SIGNALS, SupervisorLoop
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.serve import messages
@@ -136,7 +135,7 @@ def run(options: ServeOptions, environ: Mapping[str, str], ready: Callable[[str]
     Sockets that systemd passes (sd_listen_fds(3)) replace the address of the options. Raises
     `MountError` if the address is not available, and `StoreError` if the store cannot be opened.
     """
-    _allow_many_files()
+    threads.allow_many_descriptors()
     with contextlib.ExitStack() as stack:
         sockets = activated(environ)
         if not sockets:
@@ -231,12 +230,6 @@ def _remove_stale(path: str) -> None:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
-
-
-def _allow_many_files() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 # --- the owner ---------------------------------------------------------------------------------
@@ -437,7 +430,7 @@ class Worker:
             agent = None
             if agent_of is not None:
                 agent = stack.enter_context(contextlib.closing(agent_of()))
-            _collect_rarely()
+            threads.collect_rarely()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(self._serve(backend, pages, agent, ready))
 
@@ -553,10 +546,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     except ImportError:
         return asyncio.new_event_loop
     return uvloop.new_event_loop
-
-
-def _collect_rarely() -> None:
-    """Keep the garbage collector from scanning all imported modules between requests."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)

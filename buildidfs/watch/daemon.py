@@ -13,7 +13,6 @@ import contextlib
 import logging
 import math
 import os
-import resource
 import signal
 import sys
 import threading
@@ -47,7 +46,7 @@ from buildidfs.config import marks
 from buildidfs.errors import BuildIdFsError, CapabilityError, IncompleteError
 from buildidfs.ingest import StoreMemo, upkeep
 from buildidfs.ingest.pending_files import PendingFiles
-from buildidfs.linux import machine, procfs
+from buildidfs.linux import machine, procfs, threads
 from buildidfs.linux.sdnotify import Notifier
 from buildidfs.names import printable
 from buildidfs.reports import Limits
@@ -621,9 +620,7 @@ def _blind_spots() -> tuple[str, ...]:
 def _prepare_process() -> None:
     """Allow many open files, and let threads switch often."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    threads.allow_many_descriptors()
 
 
 # Gaps come in series, because the cause of too many events goes on.

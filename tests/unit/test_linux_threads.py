@@ -162,6 +162,17 @@ def test_a_better_nice_value_instead() -> None:
     assert childs == f"({os.SCHED_OTHER}, 0)"
 
 
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
+    script = """
+import resource
+from buildidfs.linux.threads import allow_many_descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
+allow_many_descriptors()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    assert run([sys.executable, "-c", script]).out.split() == ["128", "128"]
+
+
 def test_closers_of_a_bound_thread_run_anywhere() -> None:
     mine, seen = os.sched_getaffinity(0), list[set[int]]()
     closer = Closer()

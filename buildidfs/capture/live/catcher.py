@@ -276,8 +276,6 @@ class Settler:
         self._state.outbox.put(message)
 
 
-_log = logging.getLogger(__name__)
-
 _TICK_S: Final = 1.0
 # The end of a process forgets two earlier ones; this is for a host on which few processes end.
 _FORGOTTEN_AT_ONCE: Final = 64
@@ -521,9 +519,7 @@ def main(argv: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     threading.stack_size(_STACK_BYTES)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    threads.allow_many_descriptors()
     threads.reserve_descriptors(_DESCRIPTORS)
     log.write_in_background()
     try:
