@@ -88,8 +88,9 @@ def boot_id() -> bytes:
 
 
 def identity(fd: int, *, ask: bool = True) -> FileIdentity:
-    """Return the identity of an open file (O_PATH suffices); for ``ask`` see `identity_at`.
+    """Return the identity of an open file (O_PATH suffices).
 
+    Without ``ask``, the kernel returns cached values, and waits for no server (FUSE, network).
     Raises OSError.
     """
     return _identity(fd, b"", syscalls.AT_EMPTY_PATH | (0 if ask else syscalls.AT_STATX_DONT_SYNC))
@@ -102,15 +103,14 @@ def identity_on_mount(fd: int, *, ask: bool = True) -> tuple[FileIdentity, int |
     return found, int(unpacked[-1]) if unpacked[0] & _STATX_MNT_ID_UNIQUE else None
 
 
-def identity_at(dir_fd: int, path: bytes, *, follow: bool = True, ask: bool = True) -> FileIdentity:
+def identity_at(dir_fd: int, path: bytes, *, follow: bool = True) -> FileIdentity:
     """Return the identity of the file at ``path`` below ``dir_fd``, which is not opened.
 
-    With ``follow``, a symbolic link at the end is followed, even a magic one of /proc. Without
-    ``ask``, the kernel returns cached values, and waits for no server (FUSE, network). Raises
-    OSError.
+    With ``follow``, a symbolic link at the end is followed, even a magic one of /proc. The kernel
+    returns cached values, and waits for no server (FUSE, network). Raises OSError.
     """
-    flags = syscalls.AT_NO_AUTOMOUNT | (0 if follow else syscalls.AT_SYMLINK_NOFOLLOW)
-    flags |= 0 if ask else syscalls.AT_STATX_DONT_SYNC
+    flags = syscalls.AT_NO_AUTOMOUNT | syscalls.AT_STATX_DONT_SYNC
+    flags |= 0 if follow else syscalls.AT_SYMLINK_NOFOLLOW
     return _identity(dir_fd, syscalls.check_path(path), flags)
 
 
@@ -218,12 +218,12 @@ def open_cached_in_root(root_fd: int, path: bytes, flags: int = 0) -> int:
     return _open_cached(root_fd, path, flags | os.O_PATH | os.O_CLOEXEC)
 
 
-def _open_cached(root_fd: int, path: bytes, flags: int) -> int:
+def _open_cached(dir_fd: int, path: bytes, flags: int, *, in_root: bool = True) -> int:
     for _ in range(_ATTEMPTS - 1):
         # The kernel reports a rename in the same way as a need to ask.
         with contextlib.suppress(BlockingIOError):
-            return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
-    return _openat2_once(root_fd, path, flags, _RESOLVE_CACHED)
+            return _openat2_once(dir_fd, path, flags, _RESOLVE_CACHED, in_root=in_root)
+    return _openat2_once(dir_fd, path, flags, _RESOLVE_CACHED, in_root=in_root)
 
 
 def pin_entry(dir_fd: int, name: bytes, *, ask: bool = True) -> int:
@@ -248,10 +248,7 @@ def pin_parent(dir_fd: int, *, ask: bool = True) -> int:
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     if ask:
         return os.open(b"..", flags, dir_fd=dir_fd)
-    for _ in range(_ATTEMPTS - 1):
-        with contextlib.suppress(BlockingIOError):
-            return _openat2_once(dir_fd, b"..", flags, _RESOLVE_CACHED, in_root=False)
-    return _openat2_once(dir_fd, b"..", flags, _RESOLVE_CACHED, in_root=False)
+    return _open_cached(dir_fd, b"..", flags, in_root=False)
 
 
 def open_regular_in_root(root_fd: int, path: bytes) -> int:

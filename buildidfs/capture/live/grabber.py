@@ -529,7 +529,7 @@ class Lookout:
         # before the open costs one lookup more for a new file, and saves one descriptor, and its
         # close, for each of the many known ones.
         link = task + b"/" + procfs.map_file_name(record.start, end)
-        identity = inodes.identity_at(syscalls.AT_FDCWD, link, ask=False)
+        identity = inodes.identity_at(syscalls.AT_FDCWD, link)
         if not stat.S_ISREG(identity.mode):
             if _TRACES:
                 _trace(record, "dropped, because it is no regular file")

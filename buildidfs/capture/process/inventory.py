@@ -241,7 +241,7 @@ def _links(pid_fd: int, name: bytes) -> list[tuple[bytes, FileIdentity | OSError
         for entry in os.listdir(directory):
             link = name + b"/" + os.fsencode(entry)
             try:
-                found.append((link, inodes.identity_at(pid_fd, link, ask=False)))
+                found.append((link, inodes.identity_at(pid_fd, link)))
             except OSError as error:
                 found.append((link, error))
     return found

@@ -272,7 +272,7 @@ class PinnedProcess:
             link = procfs.exe(self.fd)
             if any(_same_name(link, mapping) for mapping in known):
                 return []
-            identity = inodes.identity_at(self.fd, b"exe", ask=False)
+            identity = inodes.identity_at(self.fd, b"exe")
         except OSError:
             return []  # it ended meanwhile, or may not be read
         if any(mapping.inode == identity.ino for mapping in known):

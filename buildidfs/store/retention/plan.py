@@ -154,7 +154,7 @@ def _identity(path: bytes) -> FileIdentity | None:
     with contextlib.suppress(OSError, ValueError):
         # Network filesystems are not asked: one that does not answer must not delay captures.
         with closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            now = inodes.identity_at(fd, path, follow=False, ask=False)
+            now = inodes.identity_at(fd, path, follow=False)
         if now.scope is not None:
             return now
     return None
