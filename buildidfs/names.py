@@ -47,9 +47,10 @@ SECTION = b"section"
 """The directory of the sections of a file, for debuginfod clients."""
 
 DWP_SUFFIX = b".dwp"
+"""The suffix of the package of split DWARF, after the name of its binary."""
+
 LINKED = b".debug"
 """The directory beside a binary that debuggers search for its debug file."""
-"""The suffix of the package of split DWARF, after the name of its binary."""
 
 DEBUG_SUFFIX = b".debug"
 DWZ_MARK = b"/.dwz/"

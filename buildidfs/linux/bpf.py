@@ -108,9 +108,9 @@ class Assembler:
         """Keep the bits of a register that are set in a constant of 31 bits."""
         self._add(_AND_K, target, k=value)
 
-    def shift_right(self, target: int, bits: int) -> None:
-        """Shift a register, without sign."""
-        self._add(_RSH_K, target, k=bits)
+    def high_half(self, target: int) -> None:
+        """Keep the upper 32 bits of a register, as its lower ones."""
+        self._add(_RSH_K, target, k=32)
 
     def load(self, target: int, base: int, offset: int, size: int = 8) -> None:
         """Load 4 or 8 bytes of the stack, the context, a map's value, or a structure of the kernel

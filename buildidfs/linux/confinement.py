@@ -28,7 +28,7 @@ from buildidfs.linux import syscalls
 
 TYPE_CHECKING = False  # that of `typing` costs the import of it
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 # Audit architectures, and the column of their numbers in the tables below. On both of them the low
 # half of an argument comes first, and the flags are the first argument of clone.
@@ -226,10 +226,6 @@ def _assembled(steps: Sequence[_Step]) -> bytes:
         for at, step in enumerate(steps)
     )
 
-
-TYPE_CHECKING = False  # see above: that of `typing` costs the import of it
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 # Reports of the helper, one per line: ``NOTE text``, ``READY`` before it becomes the program, and
 # ``CONFINE number step`` or ``RUN number step`` for an error.

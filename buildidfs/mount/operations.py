@@ -548,6 +548,7 @@ invalidates such names.
 """
 
 VOLATILE_S = 1.0
+"""Seconds for which the kernel may cache the attributes of a node whose content changes."""
 
 FLEETING_S = 1.0
 """Seconds for which the kernel may cache names in the trees for people, which are not

@@ -104,11 +104,11 @@ class ThreadNames:
             tid = found
         return b""
 
-    def last_names(self, most: int = _MOST_SHOWN) -> list[bytes]:
+    def last_names(self) -> list[bytes]:
         """Return some of the names, without those of the last threads."""
         names = (value for each in self._changes.values() for _, value in each)
         found = dict.fromkeys(each for each in names if isinstance(each, bytes))
-        return list(found)[:most]
+        return list(found)[:_MOST_SHOWN]
 
     def _sort(self) -> None:
         if not self._is_sorted:

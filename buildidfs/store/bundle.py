@@ -53,7 +53,7 @@ from buildidfs.store.store import Store
 from buildidfs.store.values import NewCapture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from buildidfs.model import Access
     from buildidfs.store.index.environment import Environment

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.archive.elf_members import Viewers
     from buildidfs.capture.archive.plain_files import PlainFile
-    from buildidfs.capture.archive.stream import ArchiveLimits
     from buildidfs.capture.base import Found, Memo
     from buildidfs.capture.image.layers import Files, Layer, LayeredImage
     from buildidfs.formats.container.oci import Platform

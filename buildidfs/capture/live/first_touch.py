@@ -243,12 +243,12 @@ def _program(places: _Places, maps: _Maps, kind: int) -> bytes:
     _update(a, maps.files, _EVENT_AT)
     a.label("send")
     a.call(bpf.GET_CURRENT_PID_TGID)
-    a.shift_right(0, 32)
+    a.high_half(0)
     a.store(bpf.FP, _PID, 0)
     a.move(1, _CONTEXT)
     a.load_map(2, maps.rings)
     a.set(3, -1)
-    a.shift_right(3, 32)  # the ring of this CPU
+    a.high_half(3)  # the ring of this CPU
     _address(a, 4, _EVENT_AT)
     a.set(5, _EVENT.size)
     a.call(bpf.PERF_EVENT_OUTPUT)

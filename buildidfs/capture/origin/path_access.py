@@ -179,7 +179,7 @@ _MOST_WAYS: Final = 16
 # of one second or, like FAT, of two.
 _TICK_NS: Final = 20_000_000
 _SECOND_NS: Final = 1_000_000_000
-_NOBODY: Final = -1
+_NO_GROUP: Final = -1
 
 
 class Root(msgspec.Struct, frozen=True):
@@ -452,7 +452,7 @@ class Reach:
         if root.maker is not None:
             barriers = self._outside(fd, identity, ground.mount, root)
         if ground.only is not None:
-            barriers |= {_Barrier(ground.only, _NOBODY, owner=True, group=False, other=False)}
+            barriers |= {_Barrier(ground.only, _NO_GROUP, owner=True, group=False, other=False)}
         return barriers
 
     # --- filesystems that the host has mounted, too ------------------------------------------

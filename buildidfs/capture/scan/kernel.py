@@ -48,8 +48,6 @@ from buildidfs.model import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from buildidfs.model import NamespaceSet
-
 KALLSYMS_PATH: Final = b"[kernel.kallsyms]"
 
 _NOTES: Final = b"/sys/kernel/notes"

@@ -30,7 +30,7 @@ from buildidfs.watch import status
 from buildidfs.watch.history_writer import group_name, row_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from buildidfs.answers import Overview
     from buildidfs.capture.base import Progress

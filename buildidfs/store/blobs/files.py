@@ -35,7 +35,6 @@ from buildidfs.store.errors import FULL, full, translated
 
 if TYPE_CHECKING:
     import hashlib
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

@@ -36,7 +36,7 @@ from buildidfs.store.values import Held, OriginRecord, Pin, Remembered
 from buildidfs.wording import only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from buildidfs.store.index.environment import Environment, Table, Txn
 

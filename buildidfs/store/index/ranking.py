@@ -17,7 +17,7 @@ from buildidfs.store import schema
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from buildidfs.model import Artifact, Quality
+    from buildidfs.model import Quality
 
 T = TypeVar("T")
 
