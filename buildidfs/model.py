@@ -28,6 +28,18 @@ def fingerprint(data: bytes, size: int = 16) -> bytes:
     return _blake2b(data, digest_size=size).digest()
 
 
+_LAST_NS: Final = (1 << 63) - 1
+
+
+def bounded_ns(ns: int) -> int:
+    """Return a time in nanoseconds, limited to 64 bits.
+
+    Users of tmpfs and FUSE, archives and hostile filesystem images choose times 292 years or more
+    from 1970, for which rows and keys have no room.
+    """
+    return max(-_LAST_NS, min(ns, _LAST_NS))
+
+
 class BuildId(bytes):
     """The bytes of an NT_GNU_BUILD_ID note: 2 to 120 bytes; most linkers write 20.
 

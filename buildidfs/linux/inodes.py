@@ -29,7 +29,7 @@ import threading
 
 from buildidfs.linux import mounts, syscalls
 from buildidfs.linux.file_ops import closing_fd
-from buildidfs.model import FileIdentity
+from buildidfs.model import FileIdentity, bounded_ns
 
 _STATX_BASIC_STATS = 0x7FF
 _STATX_MNT_ID_UNIQUE = 0x4000
@@ -68,10 +68,6 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-
-# Any user may give a file on tmpfs or FUSE a time 292 years or more from 1970. In nanoseconds it
-# takes more than 64 bits, for which there is no room.
-_LAST_NS = (1 << 63) - 1
 
 
 @functools.cache
@@ -149,17 +145,13 @@ def _identity(fd: int, path: bytes, flags: int) -> FileIdentity:
         os.makedev(major, minor),
         ino,
         size,
-        _nanoseconds(mtime, mtime_ns),
-        _nanoseconds(ctime, ctime_ns),
+        bounded_ns(mtime * 1_000_000_000 + mtime_ns),
+        bounded_ns(ctime * 1_000_000_000 + ctime_ns),
         mode,
         uid,
         gid,
         _scope(major, ctime_ns, mask, mount),
     )
-
-
-def _nanoseconds(seconds: int, rest: int) -> int:
-    return max(-_LAST_NS, min(seconds * 1_000_000_000 + rest, _LAST_NS))
 
 
 def _scope(major: int, ctime_ns: int, mask: int, mount: int) -> bytes | None:

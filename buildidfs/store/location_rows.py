@@ -39,6 +39,7 @@ from buildidfs.model import (
     NamespaceSet,
     Origin,
     Trust,
+    bounded_ns,
     fingerprint,
 )
 from buildidfs.store import schema
@@ -361,7 +362,7 @@ def unpack_journal(key: bytes, value: bytes) -> JournalRecord:
 
 
 def _fields(identity: FileIdentity) -> tuple[int, int, int, int, int, int, int, int, bytes | None]:
-    times = schema.clamped(identity.mtime_ns), schema.clamped(identity.ctime_ns)
+    times = bounded_ns(identity.mtime_ns), bounded_ns(identity.ctime_ns)
     owner = identity.mode, identity.uid, identity.gid, identity.scope
     return identity.dev, identity.ino, identity.size, *times, *owner
 

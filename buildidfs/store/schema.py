@@ -190,6 +190,7 @@ from buildidfs.model import (
     Kind,
     Standing,
     Trust,
+    bounded_ns,
     fingerprint,
 )
 
@@ -381,7 +382,7 @@ def pack_artifact(artifact: Artifact) -> bytes:
         artifact.variant,
         artifact.digest,
         artifact.size,
-        clamped(artifact.mtime_ns),
+        bounded_ns(artifact.mtime_ns),
         artifact.mode,
         artifact.uid,
         artifact.gid,
@@ -694,18 +695,13 @@ def seen_key(identity: FileIdentity) -> bytes | None:
         identity.dev,
         identity.ino,
         identity.size,
-        clamped(identity.mtime_ns),
-        clamped(identity.ctime_ns),
+        bounded_ns(identity.mtime_ns),
+        bounded_ns(identity.ctime_ns),
         identity.mode,
         identity.uid,
         identity.gid,
     )
     return fingerprint(_encode(fields))
-
-
-def clamped(ns: int) -> int:
-    """Limit a time to 64 bits: a hostile filesystem image may have any number in an inode."""
-    return min(max(ns, -(2**63)), 2**63 - 1)
 
 
 def stamp_of(ns: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildidfs.errors import InvalidBuildId
-from buildidfs.model import BuildId, Digest
+from buildidfs.model import BuildId, Digest, bounded_ns
 
 
 @given(st.binary(min_size=BuildId.MIN_BYTES, max_size=BuildId.MAX_BYTES))
@@ -35,3 +35,9 @@ def test_digest_has_32_bytes() -> None:
     assert str(Digest(b"\x01" * 32)) == "01" * 32
     with pytest.raises(ValueError, match="32 bytes"):
         Digest(b"\x01" * 31)
+
+
+def test_times_are_limited_to_64_bits() -> None:
+    assert bounded_ns(5_000_000_007) == 5_000_000_007
+    assert bounded_ns(2**70) == 2**63 - 1
+    assert bounded_ns(-(2**70)) == -(2**63 - 1)

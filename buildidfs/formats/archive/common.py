@@ -25,7 +25,6 @@ _STEPS_LEAST: Final = 1 << 19
 _NAME_STEP_BYTES: Final = 16  # names are kept, so that their memory counts
 
 _ID_MAX: Final = 2**32 - 1
-_NS_MAX: Final = 2**63 - 1
 
 
 class Damaged(Exception):
@@ -155,11 +154,6 @@ def installed(name: bytes) -> bytes:
 def bounded_id(number: int) -> int:
     """Return a user or group ID; 65534 if the number is invalid."""
     return number if 0 <= number <= _ID_MAX else 65534
-
-
-def bounded_time(seconds: int, rest_ns: int = 0) -> int:
-    """Return a time in nanoseconds that fits 64 bits."""
-    return max(-_NS_MAX, min(seconds * 1_000_000_000 + rest_ns, _NS_MAX))
 
 
 def exactly(source: ByteStream, size: int, what: str) -> bytes:

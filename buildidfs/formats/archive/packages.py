@@ -25,10 +25,10 @@ from buildidfs.formats.archive.common import (
     Member,
     Type,
     bounded_id,
-    bounded_time,
     exactly,
     work_of,
 )
+from buildidfs.model import bounded_ns
 
 RPM_MAGIC: Final = b"\xed\xab\xee\xdb"
 
@@ -225,7 +225,7 @@ class FileList(Sequence[Member]):
             size,
             size,
             mode & 0o7777,
-            mtime_ns=bounded_time(self._times[number]),
+            mtime_ns=bounded_ns(self._times[number] * 1_000_000_000),
             link=shared,
         )
 
@@ -328,7 +328,7 @@ def _member(source: ByteStream, start: int) -> Member:
         mode & 0o7777,
         bounded_id(uid),
         bounded_id(gid),
-        bounded_time(mtime),
+        bounded_ns(mtime * 1_000_000_000),
         link=shared,
     )
 

@@ -17,10 +17,10 @@ from buildidfs.formats.archive.common import (
     Member,
     Type,
     bounded_id,
-    bounded_time,
     exactly,
     work_of,
 )
+from buildidfs.model import bounded_ns
 
 if TYPE_CHECKING:
     from buildidfs.formats.budget import Budget
@@ -198,11 +198,12 @@ def _time(text: bytes | None, seconds: int) -> int:
     from the main header.
     """
     if text is None:
-        return bounded_time(seconds)
+        return bounded_ns(seconds * 1_000_000_000)
     whole, _, rest = text.partition(b".")
     sign = -1 if whole.startswith(b"-") else 1
     seconds = sign * _decimal(whole.removeprefix(b"-"), abs(seconds))
-    return bounded_time(seconds, sign * _decimal(rest[:9].ljust(9, b"0"), 0))
+    ns = _decimal(rest[:9].ljust(9, b"0"), 0)
+    return bounded_ns(seconds * 1_000_000_000 + sign * ns)
 
 
 # --- headers that precede a header ---------------------------------------------------------------

@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.errors import IntegrityError
 from buildidfs.formats.container import cgroup
-from buildidfs.model import BuildId, ContainerNames, Kind, NamespaceSet, Origin, fingerprint
+from buildidfs.model import (
+    BuildId,
+    ContainerNames,
+    Kind,
+    NamespaceSet,
+    Origin,
+    bounded_ns,
+    fingerprint,
+)
 from buildidfs.shares import Share, of_user
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.queries import DAMAGE, batches, damaged, prefixed, rows_from, whole
@@ -395,9 +403,6 @@ class ContainerTree:
             yield entry
 
 
-_MAX_TIME = 2**63 - 1
-
-
 class Journal:
     """Reads of the journal."""
 
@@ -416,7 +421,7 @@ class Journal:
         def values(txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes | None]:
             return [txn.get(key[8:], db=self._rows) for key, _ in rows]
 
-        start = schema.U64.pack(clamped(since_ns))
+        start = schema.U64.pack(sighting_time(since_ns))
         for rows, found in batches(self._env, self._recent, b"", start, values):
             yield from _records([key[8:] for key, _ in rows], found)
 
@@ -506,9 +511,9 @@ def _last_first(records: Iterable[JournalRecord]) -> list[JournalRecord]:
     return sorted(records, key=lambda record: (-record.last_seen_ns, -record.first_seen_ns))
 
 
-def clamped(ns: int) -> int:
-    """Return a time, limited to the range of a row."""
-    return min(max(ns, 0), _MAX_TIME)
+def sighting_time(ns: int) -> int:
+    """Return the time of a sighting as rows hold it: no earlier than 1970."""
+    return max(bounded_ns(ns), 0)
 
 
 APART_MNT: Final = 1 << NamespaceSet.__struct_fields__.index("mnt")

@@ -23,6 +23,7 @@ from buildidfs.store.index.locations import (
     link_key,
     names_of,
     share_at,
+    sighting_time,
     token_of,
 )
 from buildidfs.store.index.queries import DAMAGE, IndexRows, has_any, prefixed
@@ -141,7 +142,7 @@ class ContainerWriter(_ContainerTables):
             return False
         first, last, row = self._rows[container]
         is_named = not (row.image and row.called) and self._add_names(row, origin)
-        seen = min(max(sighting.seen_ns, 0), 2**63 - 1)
+        seen = sighting_time(sighting.seen_ns)
         if not first <= seen < last + schema.LAST_SEEN_SLACK_NS:
             self._rows[container] = (min(first, seen), max(last, seen), row)
         row.public = row.public or public

@@ -20,10 +20,10 @@ from buildidfs.store.index.locations import (
     PATH_KINDS,
     ROOT,
     UNKNOWN,
-    clamped,
     components,
     share_at,
     share_in,
+    sighting_time,
 )
 from buildidfs.store.index.queries import DAMAGE, has_any, prefixed
 from buildidfs.store.index.ranking import believed
@@ -447,7 +447,7 @@ class JournalWriter:
             self._add(new)
 
     def _add(self, new: NewSeen) -> None:
-        origin, seen = new.sighting.origin, clamped(new.sighting.seen_ns)
+        origin, seen = new.sighting.origin, sighting_time(new.sighting.seen_ns)
         boot = self._boot if new.boot is None else new.boot
         key = location_rows.journal_key(origin, new.build_id, boot, self._label(origin))
         old = self._txn.get(key, db=self._rows)

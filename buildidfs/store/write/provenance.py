@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from buildidfs.model import NO_NAMES, Alias, AliasType, ContainerNames, Standing, Trust
+from buildidfs.model import NO_NAMES, Alias, AliasType, ContainerNames, Standing, Trust, bounded_ns
 from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.index.locations import as_bytes, label_of, token_of
@@ -172,7 +172,7 @@ def of_captures(
             origin.shown_mode,
             origin.identity.uid,
             origin.identity.gid,
-            schema.clamped(origin.identity.mtime_ns),
+            bounded_ns(origin.identity.mtime_ns),
             new.sighting.seen_ns,
             location_rows.pack_origin(
                 digest, kinds, origin, new.sighting.seen_ns, new.sighting.seen_ns
