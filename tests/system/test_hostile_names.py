@@ -130,7 +130,7 @@ def test_a_path_that_leads_nowhere_does_not_hide_the_others(
     _scan_at(buildidfs, program, root, b"/.build-id/ab/cdef")
     with buildidfs.mounted() as mount:
         link = mount / f"perf/.build-id/{exe[:2]}/{exe[2:]}"
-        assert os.readlink(link) == f"../../../{exe}"
+        assert os.readlink(link) == f"../../{exe}"
         run([tool("cmp"), link / "elf", program.exe.shipped], check=True)
         _scan_at(buildidfs, program, root, b"/usr/bin/hot")
         run([tool("cmp"), link / "elf", program.exe.shipped], check=True)

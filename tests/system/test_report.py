@@ -150,7 +150,7 @@ def test_empty_store_has_a_report(tmp_path: Path) -> None:
 def test_without_jinja_text_works_and_html_says_what_to_install(
     reporting: BuildIdFs, tmp_path: Path
 ) -> None:
-    (tmp_path / "jinja2.py").write_text("raise ImportError('none', name='jinja2')")
+    (tmp_path / "jinja2.py").write_text("raise ModuleNotFoundError('none', name='jinja2')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     words = [sys.executable, "-m", "buildidfs", "--store", str(reporting.store), "report"]
     assert "12 build IDs" in run(words, env=environment, check=True).out

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.base import PinnedFile, Unreadable
+from buildidfs.capture.process import process, scanner
 from buildidfs.capture.process.scanner import ProcScanner
 from buildidfs.ingest import Ingest, StoreMemo
 from buildidfs.model import BuildId, Origin
@@ -84,13 +85,17 @@ def records(store: Store, build_id: str) -> list[object]:
     return list(store.index.origins(ordinal))
 
 
-def test_process_number_used_again_during_a_scan(directory: Path) -> None:
+def test_process_number_used_again_during_a_scan(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is left to be seen of the first is not looked for in the second."""
     first, second, library = directory / "first", directory / "second", directory / "lib.so"
     echo.build(second)
     echo.build_library(library)
     first.write_bytes(Path(tool("cat")).resolve().read_bytes())
     first.chmod(0o755)
+    for module in (process, scanner):
+        monkeypatch.setattr(module, "OPENED_AHEAD", 1)  # else all files are open by then
     descriptors = open_descriptors()
     with running([tool("env"), f"LD_PRELOAD={library}", first]) as child:
         whole = scan(ProcScanner(Memory(), pids=[child.pid], initial=own_namespaces())).paths()

@@ -149,14 +149,15 @@ def test_debug_file_belongs_to_both_programs(scratch: Path) -> None:
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("kind", ["patchelf", "moved-pie"])
+@pytest.mark.parametrize("kind", ["patchelf-original-first", "moved-original-first"])
 def test_host_that_has_the_bucket_only(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Two hosts have pushed one file of the build ID each; a third one has neither of them."""
     directory = scratch / f"bucket-{kind}"
     directory.mkdir()
-    old, new = rewritten.pair(directory, *_KINDS[kind])
+    options, rewrite, _ = _KINDS[kind]
+    old, new = rewritten.pair(directory, options, rewrite)
     build_id = build_id_of(old)
     app, profiles = directory / "prog", []
     with object_storage("fleet") as server:

@@ -15,8 +15,10 @@ from buildidfs.store import Store
 from tests.support.clients import tools
 from tests.support.clients.tools import run, tool
 from tests.support.elf.programs import line_of
+from tests.support.harness import quiet
 
 if TYPE_CHECKING:
+    from tests.support.clients.tools import Argument
     from tests.support.containers.vanished import Vanished
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse, pytest.mark.client]
@@ -58,7 +60,9 @@ def test_plain_perf_report_names_functions(gone: Vanished, home: Path) -> None:
     named = run(report)
     for name in ("exe_static_hot", "lib_static_hot"):
         assert name in named.out, str(named)
-    recorded = run([tools.perf_tool(), "record", "-o", home / "new.data", "true"])
+    words: list[Argument] = [tools.perf_tool(), "record", "-o", home / "new.data", "true"]
+    with quiet.recording_turn(words):
+        recorded = run(words)
     assert recorded.rc == 0, str(recorded)
     assert "ailed" not in recorded.err, str(recorded)
 
