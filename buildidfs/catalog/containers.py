@@ -91,23 +91,23 @@ def _kept(store: Store, label: str, group: bytes) -> CapturedContainer | None:
 
 
 def reported(container: CapturedContainer) -> str:
-    """Return the label of a container for reports, as `capture.origin.container.shown` does."""
+    """Return the label that reports show: see `capture.origin.builder.shown`."""
     return container.label + suffix(container)
 
 
 def reported_at(seen: Origin | JournalRecord) -> str:
-    """Return the label for reports of the container of a sighting, as `reported` does."""
+    """Return the label that reports show for the container of a sighting."""
     return cgroup.label_for_reports(seen.container, seen.cgroup, seen.owner)
 
 
 def full_name(container: CapturedContainer) -> str:
-    """Return name and label of a container for reports; without a name, only the label."""
+    """Return the name and label that reports show for a container; without a name, the label."""
     name = container.called.shown
     return f"{name} ({reported(container)})" if name else reported(container)
 
 
 def suffix(container: CapturedContainer) -> str:
-    """Return the part of a label for reports that tells an imitation from a container of root."""
+    """Return the end of the label in reports: it tells an imitation from a container of root."""
     owner = container.owner
     if is_namespace(container.label) or not owner:
         return ""
@@ -118,8 +118,8 @@ def suffix(container: CapturedContainer) -> str:
 
 
 def meant(store: Store, text: str) -> Callable[[str], bool]:
-    """Return a function that is true for the labels for reports of the containers that a user means
-    by ``text``.
+    """Return a function that is true for a label in reports if the user means its container by
+    ``text``.
 
     ``text`` may be a label, the beginning of an ID, or a name, see `ContainerNames.fits`. The
     container of another user than root, who may choose all of these, is meant by its whole label

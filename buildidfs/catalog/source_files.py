@@ -262,8 +262,8 @@ def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[_Chosen]:
 def _image_debuginfo(store: Store, scanner: ImageScanner) -> list[_Chosen]:
     """Return the debuginfo in images, each with the images that contain it.
 
-    Debuginfo is included only if the served one comes from the image and was at no better place,
-    because an image describes no other files.
+    Debuginfo is included only if the served one comes from the image and was at no better place:
+    the sources in an image belong to its own debuginfo only.
     """
     seen: dict[BuildId, set[_Place]] = {}
     for item in scanner:

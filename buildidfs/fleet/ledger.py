@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of files that this store has pushed: `Ledger`, a file beside the store's index.
 
-The ledger only saves requests: the truth is the content of the receiver. If the ledger is lost, or
-the bucket was made anew, the next push compares each file.
+The ledger only saves requests: what counts is what the receiver has. If the ledger is lost, or the
+bucket was made anew, the next push compares each file.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ MANIFEST: Final = b"manifest.json"
 SOURCES: Final = b"sources.jsonl"
 BLOCK: Final = 512
 MANIFEST_MAX: Final = 256 << 20
-# The digests in a manifest cannot be compressed: one that is written grows to 5 to 10 times its
-# size.
+# Our own manifests grow to 5 to 10 times when decompressed, because digests do not compress; more
+# is hostile.
 _MANIFEST_RATIO: Final = 16
 # As for packages.
 _CONTENT_LEAST: Final = 128 << 20

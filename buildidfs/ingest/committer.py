@@ -392,8 +392,8 @@ class Committer(Generic[Job]):
     ) -> None:
         """Queue a sighting for the journal; it is written when the store can be written.
 
-        ``held`` is True if the store has the bytes, and records one more place for them;
-        ``omitted`` if there is no room for the bytes of a recapturable file.
+        ``held`` is True if the store has the bytes; the commit then records one more place.
+        ``omitted`` is True if there is no room for the bytes of a recapturable file.
         """
         with self._changed:
             if not self._rows:

@@ -270,7 +270,7 @@ _NS: Final = 1_000_000_000
 
 
 class Alarm(Fd):
-    """A timer, ``seconds`` long, that ends `wait` of one thread.
+    """A timer of ``seconds``; one thread waits for its end in `wait`.
 
     The first `set` since the last `wait` starts it. The constructor raises OSError.
     """

@@ -69,7 +69,8 @@ class OpenFiles:
         self._texts = itertools.count(_NO_DESCRIPTOR)
         self._compressed = itertools.count(_COMPRESSED)
         self._by_handle: dict[int, OpenFile] = {}
-        self._by_user: dict[tuple[int, int], int] = {}  # by node and user ID; 0 has no quota
+        # By node and user ID. User 0 here stands for root and the mounter, who have no quota.
+        self._by_user: dict[tuple[int, int], int] = {}
         self._idle: dict[int, None] = {}  # handles without users, the latest last
         self.doubtful: set[int] = set()
         """Nodes of which the kernel may have cached other bytes, because their files

@@ -103,7 +103,8 @@ def errno_of(error: Exception) -> int:
     if isinstance(error, ArtifactMissing):
         return errno.ESTALE
     if isinstance(error, RemoteError):
-        return errno.EIO  # logged once; a bucket that does not answer may have the file
+        # `note_failure` has logged it; the bucket may have the file, so this is not an absence.
+        return errno.EIO
     if isinstance(error, IntegrityError):
         _log_once(str(error))
         return errno.ESTALE

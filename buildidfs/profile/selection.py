@@ -54,17 +54,17 @@ class Selection(NamedTuple):
 
     @property
     def has_address(self) -> bool:
-        """Return True if not all samples in a file are meant."""
+        """Return True if only some samples of a file are selected."""
         return self.address is not None or self.offset is not None
 
     def may_be(self, address: int) -> bool:
-        """Return True if an address of a sample may be meant. Pages are mapped as a whole."""
+        """Return True if a sample at an address may be selected. Pages are mapped as a whole."""
         if address == self.address:
             return True
         return self.offset is not None and (address ^ self.offset) & _PAGE == 0
 
     def is_at(self, path: bytes) -> bool:
-        """Return True if a file is meant."""
+        """Return True if samples of a file are selected."""
         if self.path is None:
             return True
         wanted = os.fsencode(self.path)

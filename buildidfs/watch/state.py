@@ -75,7 +75,7 @@ class LossCount(msgspec.Struct, frozen=True):
     ``container`` is the label, empty for the host, or `OTHERS` for containers beyond the limit of
     `Losses`. ``mnt_ns_id`` is the number of the mount namespace of the last file (0: unknown), and
     ``last_ns`` its time (Unix, ns). ``reason`` is a text without varying numbers. ``recent`` of the
-    files were lost in the last `RECENT_S` seconds, to the minute. The row counts for ``share``.
+    files were lost in the last `RECENT_S` seconds, to the minute. The row takes room of ``share``.
     """
 
     reason: str

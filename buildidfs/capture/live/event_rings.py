@@ -5,8 +5,8 @@ Each CPU has three rings. The first wakes a thread with each record: a file that
 program does not know was touched (`first_touch`), or a control group was made, which is rare, and
 means that a container starts. The second has executable mappings, and the third forks, exits and
 namespaces, which only explain mappings. Both are read after the first one, and wake a thread when
-they are half full. Waking is most of the cost of watching for other processes. No ring has comm
-records: the kernel writes one at each exec, and no module needs to know of an exec.
+they are half full. Most of what the watch costs other processes is the waking of threads. No ring
+has comm records: the kernel writes one at each exec, and no module needs to know of an exec.
 
 If the kernel refuses the program, each mapping wakes a thread, because it must be examined before
 the process ends.

@@ -145,7 +145,8 @@ class JitFile:
                 total += len(text)
             if kept > 0:
                 return total + max(self._dump.records - before, 0) * _RECORD_COST
-            # the kept map was removed, or there was no room: its bytes are not written again
+            # The kept map was removed, or there was no room; the names read so far are not written
+            # again.
             self._rewind()
             if not kept:
                 break

@@ -163,7 +163,8 @@ _DWARF: Final = frozenset(
     )
 )  # fmt: skip
 _MINI: Final = b".gnu_debugdata"
-# Go writes the last two into each program, even if the linker of C puts its table elsewhere.
+# Go writes the last two into each program, even if the C linker puts the table of functions into
+# another section.
 _GO: Final = frozenset(
     (b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo", b".note.go.buildid")
 )
