@@ -357,7 +357,7 @@ class Origin(msgspec.Struct, frozen=True):
     signature that a package has for the bytes, which is not verified here. ``standing`` is not
     stored with the place: it raises the standing of the bytes, as ``trust`` does. ``owner`` is the
     user who made the container or namespaces, 0 for root and if unknown; in the host's mount
-    namespace it is the user for whom the file counts (`capture.origin.file_users`).
+    namespace it is the user for whom the file counts (`path_access.FileUsers`).
     """
 
     path: bytes

@@ -63,7 +63,7 @@ _TIMES_OTHERS: Final = 1.5
 
 class SightedId(msgspec.Struct, frozen=True):
     """A build ID that was seen at a path; fields as those of `Origin` and `JournalRecord`, and
-    ``container`` as `container.reported` returns it.
+    ``container`` as `containers.reported_at` returns it.
     """
 
     build_id: BuildId

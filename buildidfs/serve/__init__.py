@@ -11,8 +11,8 @@ Outsiders call `server.run` with `server.ServeOptions`. Inside, requests pass th
     counters    requests, and missing build IDs that clients requested, of all workers
     backend     the open store, which may be replaced while it is served
 
-The package serves only files that a caller without an account may read (`view.PUBLIC`). It does
-not use FUSE, and resolves no path of a client on the host.
+The package serves only files that a caller without an account may read (`permissions.PUBLIC`). It
+does not use FUSE, and resolves no path of a client on the host.
 """
 
 from __future__ import annotations

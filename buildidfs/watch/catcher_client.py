@@ -233,7 +233,7 @@ class LiveSightings:
         return builder.label_by(place.cgroup, place.namespaces, apart, names)
 
     def shown(self, place: ProcessPlace) -> str:
-        """Return the label that reports show for the container at ``place``, see `builder.shown`."""
+        """Return the label that reports show for a container at ``place``: see `builder.shown`."""
         return builder.shown(self.label(place), place.cgroup)
 
     def share(self, place: ProcessPlace) -> Share:

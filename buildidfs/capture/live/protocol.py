@@ -36,7 +36,7 @@ class ProcessPlace(msgspec.Struct, frozen=True, array_like=True):
     """The place of a process. ``cgroup`` is a path, ``cgroup_id`` its number or 0.
 
     ``chrooted`` is True if the process has a root of its own, or its root is unknown. ``owner`` is
-    `container.owner`, 0 if unknown; for a file in the host's mount namespace it is the user of
+    `builder.owner`, 0 if unknown; for a file in the host's mount namespace it is the user of
     `FileUsers.of`.
     """
 

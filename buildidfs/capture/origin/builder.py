@@ -377,7 +377,7 @@ def access_of(fd: int) -> Access:
 class Surroundings(msgspec.Struct, frozen=True):
     """The fields of an `Origin` that are the same for all files that one process sees.
 
-    ``owner`` is `container.owner`, 0 if unknown.
+    ``owner`` is `builder.owner`, 0 if unknown.
     """
 
     namespaces: NamespaceSet = NamespaceSet()

@@ -188,7 +188,7 @@ def outer_label(cgroup_path: bytes) -> str | None:
 def share(cgroup_path: bytes, mnt: int, owner: int) -> Share:
     """Return the share of a container or of another foreign mount namespace, see `Share`.
 
-    ``owner`` is the user who made it, see `container.owner`. If the path has no container, the
+    ``owner`` is the user who made it, see `builder.owner`. If the path has no container, the
     place is the mount namespace ``mnt``.
     """
     outer = outermost(cgroup_path)
