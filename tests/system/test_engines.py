@@ -40,14 +40,14 @@ def test_name_and_image_of_a_container(kind: str, buildidfs: BuildIdFs, scratch:
     assert known["build_ids"] == 1
     pod = ("shop", "cart-7d9f") if kind == "containerd" else (None, None)
     assert (known["pod_namespace"], known["pod"]) == pod
-    label, _, user = known["container"].partition(" ")
+    user = known["container"].partition(" ")[2]
     shown = f"{container.shown} {user}".rstrip()  # the user of a rootless engine
     for words in (["list"], ["which", "/bin/busybox"], ["where", "/bin/busybox"]):
         out = buildidfs(*words, "--container", "web").out
         assert shown in out.rstrip().split("\t"), out
     assert container.shown in buildidfs("containers", "web").out.split("\t")
     seen = buildidfs("show", "/bin/busybox", "--container", "web").out
-    assert f"in {container.shown} ({label}, {container.image}) on" in seen
+    assert f"in {container.shown} ({known['container']}, {container.image}) on" in seen
     link = container.shown.replace("/", "_")
     with buildidfs.mounted() as mount:
         assert (mount / "containers" / link).readlink() == Path(known["mount_name"])
