@@ -354,7 +354,7 @@ def fetch(
 
 def _report_fetch(session: Session, done: list[Fetched], *, json_: bool) -> int:
     """Print the results; return the exit status."""
-    from buildidfs.upstream.fetcher import FetchState
+    from buildidfs.upstream.options import FetchState
 
     counts = Counter(each.state for each in done)
     total = sum(each.size for each in done)

@@ -27,6 +27,7 @@ from buildidfs.errors import BuildIdFsError
 from buildidfs.linux import child
 from buildidfs.linux.child import Supervised
 from buildidfs.model import BuildId, Kind
+from buildidfs.upstream.options import FetchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FETCHED: Final = "fetched"
-HELD: Final = "held"
-ABSENT: Final = "absent"
-UNAVAILABLE: Final = "unavailable"
 LATE: Final = "late"
 """The state of a request without an answer yet; the file may come later."""
 
@@ -63,10 +60,10 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class FetchOutcome(msgspec.Struct, frozen=True):
-    """The result of a request: a `fetcher.FetchState`, and the reason."""
+    """The result of a request: the state, and the reason."""
 
     number: int
-    state: str
+    state: FetchState
     why: str = ""
 
 
@@ -119,7 +116,7 @@ class Agent:
     @staticmethod
     def is_answer(state: str) -> bool:
         """Return True if a state of `fetch` is final: the file has come, or no server has it."""
-        return state in (FETCHED, HELD, ABSENT)
+        return state in (FetchState.FETCHED, FetchState.HELD, FetchState.ABSENT)
 
     def fetch(self, build_id: BuildId, kind: Kind, hops: int = 0, via: str = "") -> str:
         """Let the process fetch a file; return the state, after `wait_s` seconds at the latest.
@@ -130,9 +127,9 @@ class Agent:
         """
         key = bytes(build_id), kind
         if self._absent.has(build_id, kind):
-            return ABSENT
+            return FetchState.ABSENT
         if self._failed.has(build_id, kind):
-            return UNAVAILABLE
+            return FetchState.UNAVAILABLE
         with self._lock:
             future = self._asked.get(key)
             if future is None:
@@ -158,7 +155,7 @@ class Agent:
         future: Future[FetchOutcome] = Future()
         pipe = self._started() if len(self._waiting) < _MOST_WAITING else None
         if pipe is None:
-            future.set_result(FetchOutcome(0, UNAVAILABLE))
+            future.set_result(FetchOutcome(0, FetchState.UNAVAILABLE))
             return future
         number = next(self._numbers)
         build_id, kind = key
@@ -240,7 +237,7 @@ class Agent:
         waiting, self._waiting = self._waiting, {}
         self._asked.clear()
         for _, future in waiting.values():
-            future.set_result(FetchOutcome(0, UNAVAILABLE))
+            future.set_result(FetchOutcome(0, FetchState.UNAVAILABLE))
 
 
 def serve(
@@ -265,12 +262,12 @@ def serve(
                     hops=question.hops,
                     via=question.via,
                 )
-                state, why = str(done.state), done.why
+                state, why = done.state, done.why
             except BuildIdFsError as error:
-                state, why = UNAVAILABLE, str(error)
+                state, why = FetchState.UNAVAILABLE, str(error)
             except Exception:
                 log.exception("a fault of this program")
-                state, why = UNAVAILABLE, "a fault of this program"
+                state, why = FetchState.UNAVAILABLE, "a fault of this program"
             with contextlib.suppress(OSError):
                 pipe.send(_encode(FetchOutcome(question.number, state, why[:4096])))
 

@@ -15,7 +15,6 @@ that hangs.
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import fcntl
 import logging
@@ -51,6 +50,7 @@ from buildidfs.model import (
 from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream.options import (
     DownloadSpool,
+    FetchState,
     NotThere,
     RequestedFile,
     Unacceptable,
@@ -178,19 +178,6 @@ _PATIENCE: Final = 2.0
 
 The wait is the time limit of all servers together, multiplied by this.
 """
-
-
-class FetchState(enum.StrEnum):
-    """The result of a request for a file."""
-
-    FETCHED = "fetched"
-    HELD = "held"
-    ABSENT = "absent"
-    """No server has an acceptable file; they are not asked again for a while."""
-    UNAVAILABLE = "unavailable"
-    """A server that may have the file could not be asked."""
-    FAILED = "failed"
-    """A server returned the file, but the store could not take it."""
 
 
 class Fetched(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ The configuration is in the settings and in the variables of debuginfod clients.
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import re
@@ -32,6 +33,19 @@ if TYPE_CHECKING:
 
 
 _NO_TMPFILE: Final = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT))
+
+
+class FetchState(enum.StrEnum):
+    """The result of a request for a file."""
+
+    FETCHED = "fetched"
+    HELD = "held"
+    ABSENT = "absent"
+    """No server has an acceptable file; they are not asked again for a while."""
+    UNAVAILABLE = "unavailable"
+    """A server that may have the file could not be asked."""
+    FAILED = "failed"
+    """A server returned the file, but the store could not take it."""
 
 
 class NotThere(Exception):

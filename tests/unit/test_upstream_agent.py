@@ -13,8 +13,8 @@ from buildidfs.config import Settings
 from buildidfs.model import BuildId, Kind
 from buildidfs.profile import fetch
 from buildidfs.upstream import agent
-from buildidfs.upstream.fetcher import FetchState, Upstreams
-from buildidfs.upstream.options import FetchOptions
+from buildidfs.upstream.fetcher import Upstreams
+from buildidfs.upstream.options import FetchOptions, FetchState
 from tests.support.harness.waiting import until
 from tests.support.servers.upstreams import Handler, Upstream, serving_files, upstream
 
@@ -54,7 +54,7 @@ def test_process_ends_by_itself_when_the_agent_is_closed(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     with upstream(serving_files({})) as server, asking(store, server) as asker:
-        assert asker.fetch(ID, Kind.DEBUGINFO) == agent.ABSENT
+        assert asker.fetch(ID, Kind.DEBUGINFO) == FetchState.ABSENT
         assert len(children()) == 1
     assert not children()
     assert "is killed" not in caplog.text
@@ -73,7 +73,7 @@ def test_process_whose_server_hangs_ends_by_itself(
 
 def test_process_that_was_killed_is_started_again_at_once(store: Store) -> None:
     def answer(build_id: BuildId) -> bool:
-        return asker.fetch(build_id, Kind.DEBUGINFO) == agent.ABSENT
+        return asker.fetch(build_id, Kind.DEBUGINFO) == FetchState.ABSENT
 
     with upstream(serving_files({})) as server, asking(store, server) as asker:
         assert answer(ID)
@@ -90,7 +90,7 @@ def test_absence_that_another_process_found_causes_no_request(store: Store) -> N
             assert upstreams.fetch(ID, Kind.DEBUGINFO).state is FetchState.ABSENT
         with contextlib.closing(fetch.agent_of(store.path, Settings(), options)) as asker:
             assert not asker.is_worth_asking(ID, Kind.DEBUGINFO)
-            assert asker.fetch(ID, Kind.DEBUGINFO) == agent.ABSENT
+            assert asker.fetch(ID, Kind.DEBUGINFO) == FetchState.ABSENT
             assert asker.is_worth_asking(OTHER, Kind.DEBUGINFO)
             assert not children()
         assert sum(server.requests.values()) == 1
@@ -102,6 +102,6 @@ def test_failure_is_no_absence_and_is_not_repeated_at_once(store: Store) -> None
 
     with upstream(broken) as server, asking(store, server) as asker:
         for _ in range(3):
-            assert asker.fetch(ID, Kind.DEBUGINFO) == agent.UNAVAILABLE
+            assert asker.fetch(ID, Kind.DEBUGINFO) == FetchState.UNAVAILABLE
         assert not asker.is_worth_asking(ID, Kind.DEBUGINFO)
         assert sum(server.requests.values()) == 1

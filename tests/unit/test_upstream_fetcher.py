@@ -21,8 +21,8 @@ from buildidfs.errors import UsageError
 from buildidfs.model import BuildId, Kind, Quality, Standing, Trust
 from buildidfs.store.absent_files import AbsentFiles
 from buildidfs.upstream import http_client
-from buildidfs.upstream.fetcher import FetchState, Upstreams
-from buildidfs.upstream.options import FetchOptions
+from buildidfs.upstream.fetcher import Upstreams
+from buildidfs.upstream.options import FetchOptions, FetchState
 from tests.support.elf.elfwriter import DWARF, TEXT, TEXT_SPLIT, altlink, elf_file
 from tests.support.harness.captures import capture, sighting
 from tests.support.harness.waiting import until
