@@ -101,10 +101,8 @@ def container_label(cgroup_path: bytes) -> str | None:
     cgroup_path = cgroup_path[:_PATH_MAX]
     pod = _POD.search(cgroup_path)
     kubernetes = pod is not None or b"kubepods" in cgroup_path
-    for found in reversed(list(_ID.finditer(cgroup_path))):
+    for found in reversed(_containers(cgroup_path)):
         above, _, prefix = cgroup_path[: found.start()].rpartition(b"/")
-        if prefix.endswith(b"conmon-"):
-            continue
         short = found[0][:12].decode()
         if kubernetes:
             return f"k8s:{short}"
@@ -146,11 +144,7 @@ def outermost(cgroup_path: bytes) -> bytes:
 
     A container can make control groups below its own, with any names, but has only one outermost.
     """
-    cgroup_path = cgroup_path[:_PATH_MAX]
-    found = (pattern.search(cgroup_path) for _, pattern in _NAMED)
-    ends = [match.end() for match in found if match]
-    ends += [each.end() for each in _containers(cgroup_path)]
-    return cgroup_path[: min(ends)] if ends else b""
+    return cgroup_path[: _first_end(cgroup_path[:_PATH_MAX], _containers(cgroup_path))]
 
 
 def label_of_maker(label: str, path: bytes, maker: int) -> str:
@@ -172,15 +166,17 @@ def label_for_reports(label: str, path: bytes, owner: int) -> str:
 
 
 def outer_label(cgroup_path: bytes) -> str | None:
-    """Return the label of the outermost container of a path; None if there is only one."""
+    """Return the label of the outermost container of a path; None if there is only one.
+
+    A pod of Podman is no container here: all containers of the pod would be reported as inside it.
+    """
     cgroup_path = cgroup_path[:_PATH_MAX]
-    ends = [match.end() for _, pattern in _NAMED if (match := pattern.search(cgroup_path))]
-    ends += [
-        each.end()
+    containers = [
+        each
         for each in _containers(cgroup_path)
         if not cgroup_path[: each.start()].endswith(_PODMAN_POD)
     ]
-    part = cgroup_path[: min(ends, default=0)]
+    part = cgroup_path[: _first_end(cgroup_path, containers)]
     label = container_label(part) if part != place(cgroup_path) else None
     return label if label != container_label(cgroup_path) else None
 
@@ -206,6 +202,12 @@ def user_id(cgroup_path: bytes) -> int | None:
 
 def _innermost(cgroup_path: bytes) -> re.Match[bytes] | None:
     return next(iter(_containers(cgroup_path)[::-1]), None)
+
+
+def _first_end(cgroup_path: bytes, containers: list[re.Match[bytes]]) -> int:
+    """Return the end of the first container, named or among ``containers``; 0 if none."""
+    named = (pattern.search(cgroup_path) for _, pattern in _NAMED)
+    return min((each.end() for each in (*named, *containers) if each), default=0)
 
 
 def _containers(cgroup_path: bytes) -> list[re.Match[bytes]]:
