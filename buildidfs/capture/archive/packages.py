@@ -26,7 +26,6 @@ from buildidfs.capture.archive.elf_members import ArchiveOrigin, Ended, Members,
 from buildidfs.capture.archive.stream import (
     DEFAULT_LIMITS,
     ArchiveLimits,
-    CannotDecompress,
     LimitedStream,
     PlainStream,
     Region,
@@ -139,7 +138,7 @@ class PackageScanner:
             if file.path in self._paths:
                 yield Unreadable(file.path, "not a package")
             return
-        except (Damaged, CannotDecompress, OSError) as error:
+        except (Damaged, OSError) as error:
             yield Unreadable.of(file.path, error)
             return
         complete = True
@@ -147,7 +146,7 @@ class PackageScanner:
             for item in self._members(file, package, identity, access, spool):
                 complete = complete and not isinstance(item, Unreadable)
                 yield item
-        except (Damaged, CannotDecompress, OSError) as error:
+        except (Damaged, OSError) as error:
             yield Unreadable.of(file.path, error)
             complete = False
         unchanged = inodes.identity(file.fd) == identity
@@ -390,7 +389,7 @@ def _debian_name(region: Region) -> str:
         for member in itertools.islice(tar.members(stream), _CONTROL_MEMBERS):
             if installed(member.name) == b"/control":
                 return packages.debian(_text(member, stream)).text
-    except (Damaged, CannotDecompress):
+    except Damaged:
         pass  # its data may be intact
     return ""
 
@@ -411,7 +410,7 @@ def _tar(whole: Region, limits: ArchiveLimits) -> PackageArchive:
     members = tar.members(stream, concatenated=True)
     try:
         first = next(members, None)
-    except (Damaged, CannotDecompress):
+    except Damaged:
         raise NotAPackage from None
     if first is None or not packages.is_metadata(first.name):
         raise NotAPackage

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.capture.archive import packages
 from buildidfs.capture.archive.elf_members import NamedMembers
-from buildidfs.capture.archive.stream import DEFAULT_LIMITS, CannotDecompress
+from buildidfs.capture.archive.stream import DEFAULT_LIMITS
 from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.formats.archive.common import Damaged, Member, Type, installed
@@ -135,7 +135,7 @@ def in_packages(
                 yield from _in_package(file, is_wanted)
             except packages.NotAPackage:
                 pass
-            except (Damaged, CannotDecompress, OSError) as error:
+            except (Damaged, OSError) as error:
                 yield Unreadable.of(file.path, error)
 
 

@@ -191,7 +191,7 @@ _LZ4_MOST: Final = _LZ4_BLOCK + _LZ4_BLOCK // 255 + 16  # LZ4_compressBound
 _BY_SUFFIX: Final = {b".gz": Packing.GZIP, b".xz": Packing.XZ, b".zst": Packing.ZSTD}
 
 
-class CannotDecompress(Exception):
+class CannotDecompress(Damaged):
     """The data is damaged, too large, or of an unsupported kind; the text says which."""
 
 

@@ -20,7 +20,6 @@ from buildidfs.capture.archive.elf_members import ArchiveOrigin, MemberSpool
 from buildidfs.capture.archive.stream import (
     DEFAULT_LIMITS,
     ArchiveLimits,
-    CannotDecompress,
     Region,
     unpacked,
 )
@@ -208,7 +207,7 @@ class ImageScanner:
                     path, self._platform, self._spool, self._context.limits, open_files
                 ):
                     yield _Stack(image, path, self._layers)
-            except (OSError, Damaged, CannotDecompress) as error:
+            except (OSError, Damaged) as error:
                 yield Unreadable.of(path, error)
 
     def _is_new(self, stack: _Stack) -> bool:
@@ -241,7 +240,7 @@ class ImageScanner:
         if layer.key not in self._verified:
             try:
                 layer.verify(self._context.limits)
-            except (IntegrityError, CannotDecompress, Damaged, OSError) as error:
+            except (IntegrityError, Damaged, OSError) as error:
                 self._verified[layer.key] = error
             else:
                 self._verified[layer.key] = None
@@ -287,7 +286,7 @@ class ImageScanner:
                     for stack in group:
                         stack.complete = False
                 yield item
-        except (IntegrityError, Damaged, CannotDecompress, OSError) as error:
+        except (IntegrityError, Damaged, OSError) as error:
             for stack in group:
                 stack.failed = True  # it is unknown what this layer hides of those below
                 yield from self._failed(stack, error)

@@ -91,7 +91,7 @@ class CoreFile(Fd):
                     if piece[0] or bytes(piece).strip(b"\0"):  # holes take no space
                         write_fully_at(copy, piece, size)
                     size += len(piece)
-            except (stream.CannotDecompress, Damaged) as error:
+            except Damaged as error:
                 why = str(error)
             if not size:
                 raise UsageError(f"{_shown(self.path)}: {why or 'empty'}")
@@ -138,7 +138,7 @@ def is_core(path: bytes) -> bool:
         with closing_fd(_open(path)) as fd:
             region = stream.Region(fd, 0, os.fstat(fd).st_size)
             return core.is_core(stream.unpacked(region, _CONTENT_MAX).take(_HEAD))
-    except (UsageError, OSError, stream.CannotDecompress, Damaged):
+    except (UsageError, OSError, Damaged):
         return False
 
 
