@@ -24,7 +24,6 @@ _FUSE = "fuse"
 _DEVICE = "/dev/fuse"
 _HELPER = "fusermount3"
 _CONFIGURATION = "/etc/fuse.conf"
-_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 _STORE = "store"
 _GIB = 1 << 30
 _LEAST_BYTES = 16 << 20
@@ -143,7 +142,7 @@ def _mounted(point: bytes) -> ProbeOutcome:
     except FileNotFoundError:
         return ok("it is gone meanwhile, or hidden under another mount")
     except OSError as error:
-        if error.errno not in _DEAD:
+        if error.errno not in mounts.SERVER_GONE:
             raise
         return degraded(
             "its server is gone: every name in it is an error",

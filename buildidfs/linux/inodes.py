@@ -83,6 +83,11 @@ def boot_id() -> bytes:
         return b""
 
 
+def major_minor(st_dev: int) -> tuple[int, int]:
+    """Return the numbers by which mountinfo and /proc/PID/maps name the device ``st_dev``."""
+    return os.major(st_dev), os.minor(st_dev)
+
+
 def identity(fd: int, *, ask: bool = True) -> FileIdentity:
     """Return the identity of an open file (O_PATH suffices).
 

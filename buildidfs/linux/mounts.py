@@ -19,6 +19,9 @@ from buildidfs.linux import machine, syscalls
 
 FILESYSTEM_TYPE = b"fuse.buildidfs"
 
+SERVER_GONE: Final = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
+"""Errors of statfs(2) for a FUSE mount whose server has ended."""
+
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 

@@ -29,6 +29,9 @@ from buildidfs.model import Mapping
 MOST_TEXT = 64 << 20
 """The most bytes of mappings or mounts of a process; any user can make many long ones."""
 
+GONE = frozenset((errno.ENOENT, errno.ESRCH))
+"""Errors for a process that has ended, and for a link of it that leads nowhere any more."""
+
 _CHUNK = 1 << 16
 _PF_KTHREAD = 0x00200000
 _OFFSET_MAX = (1 << 63) - 1  # for pread; the kernel maps nothing above
@@ -64,7 +67,7 @@ def open_pid(pid: int) -> int:
     no process. Raises OSError; FileNotFoundError if there is no such process.
     """
     fd = _open_task(pid)
-    if _is_empty(fd):
+    if is_empty(fd):
         with contextlib.suppress(OSError):
             for thread in _threads(fd):
                 if thread != pid and (other := _open_thread(thread, pid)) >= 0:
@@ -79,12 +82,12 @@ def _open_task(number: int) -> int:
     return os.open(b"/proc/%d" % number, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _is_empty(pid_fd: int) -> bool:
+def is_empty(pid_fd: int) -> bool:
     """Return True for a thread without memory: one that has ended, or one of the kernel."""
     try:
         exe(pid_fd)
     except OSError as error:
-        return error.errno in (errno.ENOENT, errno.ESRCH)
+        return error.errno in GONE
     return False
 
 
@@ -102,7 +105,7 @@ def _open_thread(thread: int, pid: int) -> int:
     except OSError:
         return -1
     with contextlib.suppress(OSError):
-        if not _is_empty(fd) and _process_of(fd) == pid:
+        if not is_empty(fd) and _process_of(fd) == pid:
             return fd
     os.close(fd)
     return -1

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 _ANSWER_S = 5.0
 _FUSE = "/dev/fuse"
 _CONFIGURATION = "/etc/fuse.conf"
@@ -190,7 +189,7 @@ def _answers(point: bytes) -> bool:
     except TimeoutError:
         raise _silent(point) from None
     except OSError as error:
-        return error.errno not in _DEAD
+        return error.errno not in mounts.SERVER_GONE
     return True
 
 

@@ -22,7 +22,7 @@ from buildidfs.capture.origin import builder
 from buildidfs.catalog.remedies import AMBIGUOUS, NO_BUILD_ID, OTHER_FILE, OTHER_HOST
 from buildidfs.formats.perf import headers
 from buildidfs.formats.perf.headers import CPUMODE, KERNEL
-from buildidfs.linux import machine, perf_event
+from buildidfs.linux import inodes, machine, perf_event
 from buildidfs.model import BuildId, FileIdentity, Trust, is_shared
 from buildidfs.store.index.locations import NAMES
 
@@ -493,7 +493,7 @@ def _is_same(identity: FileIdentity, file: File) -> bool:
 
 def _has_dev(identity: FileIdentity | None, file: File) -> bool:
     # A profile may claim a device number that os.makedev refuses.
-    return identity is not None and (os.major(identity.dev), os.minor(identity.dev)) == file.dev
+    return identity is not None and inodes.major_minor(identity.dev) == file.dev
 
 
 class ClockOffset(msgspec.Struct, frozen=True):

@@ -176,16 +176,7 @@ _PLACE: Final = struct.Struct("=Q")
 
 def file_key(identity: FileIdentity) -> bytes:
     """Return a key of a file in its present state, independent of its place."""
-    return _FILE.pack(
-        identity.dev,
-        identity.ino,
-        identity.size,
-        identity.mtime_ns,
-        identity.ctime_ns,
-        identity.mode,
-        identity.uid,
-        identity.gid,
-    ) + (identity.scope or b"")
+    return _FILE.pack(*_state(identity)) + (identity.scope or b"")
 
 
 def place_key(mnt_ns_id: int, file: bytes, path: bytes) -> bytes:
@@ -266,9 +257,8 @@ class HostFiles:
         if len(self._known) >= _MOST or len(self._paths) >= 2 * _MOST:
             self._known.clear()
             self._paths.clear()
-        seen = _FILE.unpack_from(file_key(identity))  # in the order of `_stat`
         key = (record.dev, record.inode, record.generation)
-        self._known[record.path] = (key, seen, place)
+        self._known[record.path] = (key, _state(identity), place)
         self._paths[place] = record.path
 
     def forget(self, places: Iterable[bytes]) -> None:
@@ -279,6 +269,19 @@ class HostFiles:
             path = self._paths.pop(place, None)
             if path is not None:
                 self._known.pop(path, None)
+
+
+def _state(identity: FileIdentity) -> _Seen:
+    return (  # in the order of `_stat`
+        identity.dev,
+        identity.ino,
+        identity.size,
+        identity.mtime_ns,
+        identity.ctime_ns,
+        identity.mode,
+        identity.uid,
+        identity.gid,
+    )
 
 
 def _stat(path: bytes) -> _Seen:

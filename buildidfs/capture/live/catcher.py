@@ -61,7 +61,7 @@ from buildidfs.capture.origin.path_access import NOBODY
 from buildidfs.capture.process.silent_processes import MOST, STUCK_S
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.errors import CapabilityError
-from buildidfs.linux import child, credentials, inodes, syscalls, threads
+from buildidfs.linux import child, credentials, inodes, procfs, syscalls, threads
 from buildidfs.linux.threads import Alarm
 from buildidfs.model import BuildId
 from buildidfs.shares import of_user
@@ -82,7 +82,7 @@ _MOST_HELD: Final = 256
 _MOST_VANISHED: Final = 8192
 _DELETED: Final = b" (deleted)"
 # Errors of a process that is gone, or does not answer.
-_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH, errno.ETIMEDOUT))
+_GONE: Final = procfs.GONE | {errno.ETIMEDOUT}
 
 
 class Settler:

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL))
-_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))  # a share was charged before
 
 
 def end_now(pid_fd: int, record: Mapped) -> int:
@@ -487,7 +486,8 @@ class Lookout:
         except OSError as error:
             if _TRACES:
                 _trace(record, f"not pinned ({error.strerror}), given to the identifier")
-            if error.errno in _GONE or self._admits(record, home, known_user(record.pid)):
+            # A share was charged before for a process that is gone.
+            if error.errno in procfs.GONE or self._admits(record, home, known_user(record.pid)):
                 state.grips.put((record, home, state.held.borrow(home), error))
         else:
             if fd >= 0:

@@ -125,7 +125,7 @@ class _Count:
             return
         if not self._is_new(found):
             return
-        if self._patience.is_silent(_place(found.dev)):
+        if self._patience.is_silent(inodes.major_minor(found.dev)):
             self.refuse(no_answer())
             return
         try:
@@ -175,7 +175,9 @@ class _Count:
         """Identify a file, and count it."""
         try:
             if device in self._slow:
-                answer = self._patience.ask(_place(device), question, lambda answer: None)
+                answer = self._patience.ask(
+                    inodes.major_minor(device), question, lambda answer: None
+                )
             else:
                 answer = question()
         except OSError as error:
@@ -194,7 +196,7 @@ class _Count:
 
         If the process has ended or the file was closed meanwhile, nothing is recorded.
         """
-        if error.errno not in (errno.ENOENT, errno.ESRCH):
+        if error.errno not in procfs.GONE:
             self._refused = True
             self.census.unseen += whole
 
@@ -216,10 +218,6 @@ def _open_same(pid_fd: int, name: bytes, file: FileIdentity) -> int:
         if (identity.dev, identity.ino) != (file.dev, file.ino):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return fd
-
-
-def _place(device: int) -> tuple[int, int]:
-    return os.major(device), os.minor(device)
 
 
 def _identify(path_fd: int) -> BuildId | Absence:

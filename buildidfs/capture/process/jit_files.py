@@ -115,7 +115,7 @@ class JitFile:
         fd, close = self._fd, False
         if fd < 0:
             identity = self.process.origin.identity
-            device = os.major(identity.dev), os.minor(identity.dev)
+            device = inodes.major_minor(identity.dev)
             size = self._helper.look(device, self._path_fd, self._share).size
             if size == self._at:
                 return 0

@@ -8,7 +8,6 @@ map it. A file that may not be opened is identified by its pages in memory.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
     from buildidfs.model import Mapping
 
-_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 _ATTEMPTS: Final = 3
 
 _T = TypeVar("_T")
@@ -122,7 +120,7 @@ class Mappers:
                 with PinnedProcess(pid, self._ways) as process:
                     yield from self._process(process)
             except OSError as error:
-                if error.errno not in _GONE:
+                if error.errno not in procfs.GONE:
                     yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
 
     def _process(self, process: PinnedProcess) -> list[Mapper | NamelessMapping]:
@@ -182,7 +180,7 @@ class Mappers:
         except NoAnswer:
             raise
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in procfs.GONE:
                 raise Moved from error
             # The file may be accessible through the next process.
             return self._in_memory(process, mapping)

@@ -47,9 +47,6 @@ _DELETED: Final = b" (deleted)"
 # Errors of a kernel without PROCMAP_QUERY, or of a filter that forbids it.
 _NO_QUERY: Final = frozenset((errno.ENOTTY, errno.EINVAL, errno.ENOSYS, errno.EPERM))
 
-# Errors for a mapping that has moved: the process has continued, or is gone.
-_MOVED: Final = frozenset((errno.ENOENT, errno.ESRCH))
-
 # Names of memory that is mapped as a file: memfds, shared anonymous memory, and huge pages.
 _MEMORY: Final = (b"/memfd:", b"/dev/zero", b"/anon_hugepage", b"/SYSV")
 
@@ -169,11 +166,7 @@ class PinnedProcess:
 
     def is_gone(self) -> bool:
         """Return True if the process has ended, even if its parent has not reaped it yet."""
-        try:
-            procfs.exe(self.fd)
-        except OSError as error:
-            return error.errno in _MOVED
-        return False
+        return procfs.is_empty(self.fd)
 
     @property
     def mount_namespace(self) -> int:
@@ -277,7 +270,7 @@ class PinnedProcess:
             return []  # it ended meanwhile, or may not be read
         if any(mapping.inode == identity.ino for mapping in known):
             return []
-        dev, deleted = (os.major(identity.dev), os.minor(identity.dev)), link.endswith(_DELETED)
+        dev, deleted = inodes.major_minor(identity.dev), link.endswith(_DELETED)
         path = link.removesuffix(_DELETED) if deleted else link
         return [Mapping(0, 0, False, 0, dev, identity.ino, path, deleted)]
 
@@ -373,7 +366,7 @@ class PinnedProcess:
             try:
                 return self._pin_map_file(mapping, ask=ask)
             except OSError as error:
-                if error.errno in _MOVED:
+                if error.errno in procfs.GONE:  # or the process has continued
                     raise Moved from error
                 if error.errno != errno.EPERM:
                     raise

@@ -84,7 +84,6 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 3  # attempts to read the maps of a process that keeps mapping other files
 
-_GONE: Final = frozenset((errno.ENOENT, errno.ESRCH))
 
 # The errors of a FUSE filesystem without allow_other: only its mounter, or only the mounter's user
 # namespace, may access it.
@@ -291,7 +290,7 @@ class _Scan:
                     if found is not None:
                         yield found
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in procfs.GONE:
                 yield Unreadable(b"/proc/%d" % pid, denied(error), error.errno or 0)
             elif asked_for and not os.path.exists(f"/proc/{pid}"):
                 yield Unreadable(b"/proc/%d" % pid, "no such process", errno.ESRCH)
@@ -327,7 +326,7 @@ class _Scan:
             except NoAnswer:
                 raise
             except OSError as error:
-                if error.errno in _GONE and process.is_gone():
+                if error.errno in procfs.GONE and process.is_gone():
                     return
                 # The file may be accessible through another process.
                 self._failed.pop(key)
@@ -521,7 +520,7 @@ class _Scan:
             if link is not None or have_ids:
                 yield from self._take(process, companions.of_known(path, binary, link), trust)
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in procfs.GONE:
                 yield Unreadable(b"/proc/%d/root" % process.pid, denied(error), error.errno or 0)
 
     def _companions(self, process: PinnedProcess, directories: Sequence[bytes]) -> Companions:
@@ -608,15 +607,11 @@ def _mapped_as(path_fd: int, identity: FileIdentity, mappings: Iterable[Mapping]
 
     Stacked filesystems may show another inode number in a mapping, but the same path.
     """
-    path, dev = os.readlink(b"/proc/self/fd/%d" % path_fd), _device(identity.dev)
+    path, dev = os.readlink(b"/proc/self/fd/%d" % path_fd), inodes.major_minor(identity.dev)
     for each in mappings:
         if each.path == path or (each.dev, each.inode) == (dev, identity.ino):
             return each
     return None
-
-
-def _device(number: int) -> tuple[int, int]:
-    return os.major(number), os.minor(number)
 
 
 class _HelpedOpener(Opener):
@@ -644,7 +639,7 @@ class _HelpedOpener(Opener):
 
     def reopen(self, path_fd: int, identity: FileIdentity) -> tuple[int, bool]:
         """Reopen as `Opener.reopen` does; return a copy if the filesystem may not answer."""
-        device = _device(identity.dev)
+        device = inodes.major_minor(identity.dev)
         if not self._devices.may_not_answer(device):
             return super().reopen(path_fd, identity)
         return self._helper.copy(device, path_fd, identity.size, self._share)[1], True

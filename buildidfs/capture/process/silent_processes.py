@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from buildidfs.capture.origin import builder
-from buildidfs.capture.unresponsive.filesystems import Attempt
+from buildidfs.capture.unresponsive.filesystems import Attempt, about_own
 from buildidfs.formats.container import cgroup
 from buildidfs.linux import procfs, threads
 from buildidfs.linux.file_ops import closing_fd
@@ -252,13 +252,9 @@ class ProcessGate:
         Raises NoAnswer if the process does not answer.
         """
         seconds = self._seconds if self.silent.is_calm else self._patience(pid_fd, pid)
-        own = os.dup(pid_fd)
-
-        def work() -> _T:
-            with closing_fd(own):
-                return question(own)
-
-        attempt: Attempt[_T] = Attempt(work, discard, lambda: self.silent.remove(attempt))
+        attempt: Attempt[_T] = Attempt(
+            about_own(pid_fd, question), discard, lambda: self.silent.remove(attempt)
+        )
         since = time.monotonic()
         try:
             worker = self._idle.pop()  # another thread may take the last one

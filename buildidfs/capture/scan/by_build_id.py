@@ -288,7 +288,7 @@ def _open(
     """Open a file below a root; return None unless its build ID is wanted. Raises OSError."""
     with closing_fd(inodes.open_in_root(root_fd, path, os.O_PATH)) as path_fd:
         identity = inodes.identity(path_fd)
-        if (os.major(identity.dev), os.minor(identity.dev)) in own_mounts:
+        if inodes.major_minor(identity.dev) in own_mounts:
             return None
         fd = inodes.reopen_regular(path_fd)
     with closing_on_error(fd):

@@ -85,7 +85,7 @@ class Devices:
     def __init__(self) -> None:
         self._slow: set[Device] = set()
         memory = memory_device()
-        self._answering: set[Device] = {(os.major(memory), os.minor(memory))}
+        self._answering: set[Device] = {inodes.major_minor(memory)}
 
     def learn(self, text: bytes, *, overlays_answer: bool) -> bool:
         """Add a mountinfo text; return True if a filesystem in it may not answer.
@@ -235,18 +235,24 @@ class Patience:
         question: Callable[[int], _T],
         discard: Callable[[_T], None] = lambda answer: None,
     ) -> _T:
-        """Do as `ask`, for a question about an open file. The thread gets a descriptor of its own,
-        because it may be abandoned.
-        """
+        """Do as `ask`, for a question about an open file (see `about_own`)."""
         if self._silences.has(device):
             raise no_answer()
-        own = os.dup(fd)
+        return self.ask(device, about_own(fd, question), discard)
 
-        def work() -> _T:
-            with closing_fd(own):
-                return question(own)
 
-        return self.ask(device, work, discard)
+def about_own(fd: int, question: Callable[[int], _T]) -> Callable[[], _T]:
+    """Return ``question`` with a duplicate of ``fd``, for a thread that may be abandoned.
+
+    The duplicate is made now, and closed when the question ends. Raises OSError.
+    """
+    own = os.dup(fd)
+
+    def ask() -> _T:
+        with closing_fd(own):
+            return question(own)
+
+    return ask
 
 
 class Attempt(Generic[_T]):
