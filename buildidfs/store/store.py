@@ -354,7 +354,7 @@ class Store:
         """
         from buildidfs.store.retention import eviction
 
-        return eviction.lacks(self._opened(), self._files, policy)
+        return eviction.exceeded(self._opened(), self._files, policy)
 
     def evictions(self) -> Evictions:
         """Return the counts of the blobs removed to make room and of the omitted files, since the

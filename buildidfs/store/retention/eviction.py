@@ -94,6 +94,9 @@ _STAGED_S: Final = 0.5
 #: Seconds to wait for a filesystem to report removed blocks as free.
 _FREED_S: Final = 0.1
 
+#: The lack of a store without a limit.
+_ANY_ROOM: Final = -(1 << 62)
+
 _log = logging.getLogger(__name__)
 
 
@@ -150,6 +153,41 @@ class _FreeLimit:
         return new - max(spare, self._floor - taken)
 
 
+KEEP_FREE: Final = "keep-free"
+INODES: Final = "keep-free (inodes)"
+"""The name of the limit that is not in bytes."""
+
+
+class _Limits:
+    """The limits of a policy for a store on a filesystem; ``usage`` is its first measurement."""
+
+    def __init__(self, policy: Policy, usage: Usage) -> None:
+        self._max_size = policy.max_size
+        inodes_kept = usage.total.inodes * policy.keep_free // max(usage.total.bytes, 1)
+        self._free_bytes = _FreeLimit(policy.keep_free, policy.yields)
+        self.free_inodes = _FreeLimit(inodes_kept, policy.yields)
+
+    def exceeded(self, usage: Usage, new: Room = NO_ROOM) -> dict[str, int]:
+        """Return by how much each limit would be exceeded with ``new`` more, in bytes or inodes, by
+        the name of the limit. A negative number is room.
+        """
+        taken, free = usage.taken, usage.free
+        found = {}
+        if self._free_bytes.keep:
+            found[KEEP_FREE] = self._free_bytes.lack(taken.bytes, free.bytes, new.bytes)
+            if usage.counts_inodes:
+                found[INODES] = self.free_inodes.lack(taken.inodes, free.inodes, new.inodes)
+        if self._max_size is not None:
+            found["max-size"] = taken.bytes + new.bytes - self._max_size
+        return found
+
+
+def _lack(exceeded: dict[str, int]) -> Room:
+    """Return the room that a store lacks for all limits."""
+    sizes = [size for name, size in exceeded.items() if name != INODES]
+    return Room(max(sizes, default=_ANY_ROOM), exceeded.get(INODES, _ANY_ROOM))
+
+
 class Evictor:
     """Keeps a store within a policy. May be used from any thread; one thread at a time
     makes room.
@@ -168,9 +206,7 @@ class Evictor:
         self._staged_by: Counter[Share] = Counter()
         self._staged_at: dict[Staged, Origin] = {}
         self._counting = threading.Lock()
-        usage = look(env, blobs)
-        self._free_bytes = _FreeLimit(policy.keep_free, policy.yields)
-        self._free_inodes = _FreeLimit(_inodes_kept(policy, usage), policy.yields)
+        self._limits = _Limits(policy, look(env, blobs))
         self._lack(NO_ROOM)
         self._tally = Tally()
 
@@ -355,17 +391,9 @@ class Evictor:
         room.
         """
         usage = usage or look(self._env, self._blobs)
-        rows = self._staged.inodes * _INDEX_BYTES
-        policy, taken = self.policy, usage.taken + self._staged + Room(rows, 0)
-        free = usage.free - Room(rows, 0)
-        lack, inodes = -(1 << 62), -(1 << 62)
-        if policy.keep_free:
-            lack = self._free_bytes.lack(taken.bytes, free.bytes, new.bytes)
-            if usage.counts_inodes:
-                inodes = self._free_inodes.lack(taken.inodes, usage.free.inodes, new.inodes)
-        if policy.max_size is not None:
-            lack = max(lack, taken.bytes + new.bytes - policy.max_size)
-        return Room(lack, inodes)
+        staged, rows = self._staged, Room(self._staged.inodes * _INDEX_BYTES, 0)
+        taken, free = usage.taken + staged + rows, usage.free - rows
+        return _lack(self._limits.exceeded(usage._replace(taken=taken, free=free), new))
 
     def _lack_of_commit(self) -> Room:
         """Return by how much the limits are exceeded, or the filesystem lacks free space for the
@@ -418,7 +446,7 @@ class Evictor:
             if over + _EACH_BYTES > 0 or usage.free.bytes > self.policy.keep_free:
                 return StoreFull(f"{store} is as large as it may be: {why}")
         what = "space"
-        if usage.counts_inodes and usage.free.inodes <= self._free_inodes.keep:
+        if usage.counts_inodes and usage.free.inodes <= self._limits.free_inodes.keep:
             what = "inodes"
         return StoreFull(f"{store}: no {what} left on its filesystem: {why}")
 
@@ -622,29 +650,10 @@ def look(env: Environment, blobs: Blobs) -> Usage:
     )
 
 
-def _inodes_kept(policy: Policy, usage: Usage) -> int:
-    """Return the number of inodes to keep free: the same share as that of the bytes."""
-    return usage.total.inodes * policy.keep_free // max(usage.total.bytes, 1)
-
-
-def lacks(env: Environment, blobs: Blobs, policy: Policy) -> dict[str, int]:
-    """Return by how much each limit is exceeded, in bytes or inodes, by the name of the limit.
-
-    A negative number is room.
-    """
+def exceeded(env: Environment, blobs: Blobs, policy: Policy) -> dict[str, int]:
+    """Return by how much each limit is exceeded now: see `_Limits.exceeded`."""
     usage = look(env, blobs)
-    found = {"keep-free": -1}
-    if policy.keep_free and policy.yields:
-        found["keep-free"] = policy.keep_free - usage.free.bytes
-        if usage.counts_inodes:
-            found[INODES] = _inodes_kept(policy, usage) - usage.free.inodes
-    if policy.max_size is not None:
-        found["max-size"] = usage.taken.bytes - policy.max_size
-    return found
-
-
-INODES: Final = "keep-free (inodes)"
-"""The name of the limit of `lacks` that is not in bytes."""
+    return _Limits(policy, usage).exceeded(usage)
 
 
 def _planner(env: Environment, policy: Policy, altlinks: AltLinks) -> Planner:
@@ -657,11 +666,10 @@ def plan(
     """Yield the blobs a policy removes now, in the order in which `Evictor.enforce` does; then,
     with ``with_kept``, those that it keeps.
     """
-    lack = lacks(env, blobs, policy)
-    limit = max(lack, key=lambda name: lack[name])
-    inodes = lack.pop(INODES, 0)
+    found = exceeded(env, blobs, policy)
+    limit = max(found, key=found.__getitem__, default=KEEP_FREE)
     planner = _planner(env, policy, altlinks)
-    yield from planner.plan(Room(max(lack.values()), inodes), limit=limit, in_part=True)
+    yield from planner.plan(_lack(found), limit=limit, in_part=True)
     if with_kept:
         yield from planner.kept()
 
