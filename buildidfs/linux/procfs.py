@@ -156,7 +156,7 @@ def maps(pid_fd: int) -> bytes:
 
 
 def open_maps(pid_fd: int) -> int:
-    """Open the memory map, for `procmap_query`. Raises OSError."""
+    """Open the memory map, for `executable_mappings` and the like. Raises OSError."""
     return os.open(b"maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=pid_fd)
 
 
