@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture import base
+from buildidfs.capture.archive import stream
 from buildidfs.errors import IntegrityError, Recapturable
+from buildidfs.formats.archive.common import Damaged, Packing
 from buildidfs.formats.elf import minidebug, other_ids
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.minidebug import DynamicSymbols
@@ -106,8 +108,6 @@ UNPACKED_MAX_BYTES: Final = 64 << 20
 # Sections of zeros are packed to next to nothing; tables of symbols to a fifth or a tenth.
 _SMALL: Final = 1 << 20
 _RATIO: Final = 50
-# xz -9 needs 65 MiB.
-_XZ_MEMORY: Final = 72 << 20
 _EXECUTE: Final = 0o111
 
 # Each takes a few times its size in memory.
@@ -153,20 +153,12 @@ def _completed(fd: int, described: ElfFile) -> bytes | bytearray | None:
 
 
 def _unpacked(packed: bytes, limit: int) -> bytes | None:
-    """Unpack xz data; None if it is damaged, or more than ``limit`` bytes."""
-    import lzma
-
-    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
+    """Unpack xz data; None if it is damaged, empty, or more than ``limit`` bytes."""
+    pieces = stream.plain(iter((packed,)), Packing.XZ)
     try:
-        data = decoder.decompress(packed, limit)
-        # The rest may be just the end of the stream.
-        if not decoder.eof and len(data) < limit:
-            return None
-        if not decoder.eof and decoder.decompress(b"", 1):
-            return None
-    except (lzma.LZMAError, EOFError):
+        return b"".join(stream.LimitedStream(pieces, limit, len(packed)).all()) or None
+    except (stream.CannotDecompress, Damaged):
         return None
-    return data if decoder.eof else None
 
 
 # --- names of Go ---------------------------------------------------------------------------------

@@ -284,6 +284,7 @@ class _Request:
         if claimed is not None and claimed > most:
             raise _too_large(claimed, most)
         pieces = self._pieces(response, most + _PACKED_MORE)
+        # S3 sends an object in the encoding in which it was stored, although we request none.
         if packing in ("gzip", "x-gzip"):
             pieces = _unpacked(pieces)
         elif packing != "identity":
@@ -379,7 +380,10 @@ def _time(text: str) -> int:
 
 
 def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the content of a gzip stream, in pieces of bounded size."""
+    """Yield the content of a gzip stream, in pieces of bounded size.
+
+    Archives may have several streams in a row (`capture.archive.stream.plain`), a response has one.
+    """
     decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         for piece in pieces:
