@@ -76,6 +76,7 @@ def merged(path: bytes) -> list[bytes]:
     return [path.removeprefix(b"/usr") if is_in_usr else b"/usr" + path]
 
 
+_HEX = re.compile(r"[0-9a-fA-F]+")
 _SONAME = re.compile(rb"(?:(lib[^/]+?)|(ld)(?:-linux[^/]*|64)?)\.so((?:\.[0-9]+)+)\Z")
 
 
@@ -136,6 +137,11 @@ def parse_split(first: int, name: bytes) -> tuple[BuildId, bool] | None:
     return None if build_id is None else (build_id, with_suffix)
 
 
+def is_hex(text: str) -> bool:
+    """Return True if a text consists of hexadecimal digits of any case."""
+    return _HEX.fullmatch(text) is not None
+
+
 def parse_digest(name: bytes) -> Digest | None:
     """Return the digest in a directory entry; None if it is anything but lower-case hex."""
     if len(name) != 64:
@@ -160,9 +166,7 @@ def package_id(build_id: BuildId) -> BuildId | None:
 
     Such a file has no build ID itself. Returns None if the binary's build ID is too long.
     """
-    if len(build_id) + len(DWP_SUFFIX) > BuildId.MAX_BYTES:
-        return None
-    return BuildId(DWP_SUFFIX + build_id)
+    return _with_prefix(DWP_SUFFIX, build_id)
 
 
 def package_owner(build_id: BuildId) -> BuildId | None:
@@ -218,9 +222,12 @@ def sources_id(build_id: bytes) -> BuildId | None:
     """Return the build ID under which a store keeps the source files of a build ID; None if the
     latter is too long.
     """
-    if len(build_id) + len(SOURCES_PREFIX) > BuildId.MAX_BYTES:
-        return None
-    return BuildId(SOURCES_PREFIX + build_id)
+    return _with_prefix(SOURCES_PREFIX, build_id)
+
+
+def _with_prefix(prefix: bytes, build_id: bytes) -> BuildId | None:
+    raw = prefix + build_id
+    return BuildId(raw) if len(raw) <= BuildId.MAX_BYTES else None
 
 
 def kept_for(build_id: BuildId) -> BuildId:

@@ -14,7 +14,7 @@ from buildidfs.catalog import containers, remedies
 from buildidfs.catalog.containers import reported_at
 from buildidfs.errors import ArtifactMissing, IntegrityError
 from buildidfs.model import Absence, AliasType, Artifact, BuildId, Digest, Kind, Quality, Trust
-from buildidfs.names import printable
+from buildidfs.names import is_hex, printable
 from buildidfs.store import placement
 from buildidfs.store.index.locations import is_of
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from buildidfs.store import CapturedContainer, OriginRecord, Store
     from buildidfs.store.location_rows import ContainerEntry, Removal
 
-_HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _FILES_SHOWN: Final = 10
 
 
@@ -55,7 +54,7 @@ def choose(store: Store, wanted: Iterable[str]) -> list[Chosen]:
     """
     chosen: dict[Digest, Chosen] = {}
     for text in wanted:
-        found = _by_id(store, text) if _HEX.fullmatch(text) else _by_path(store, text)
+        found = _by_id(store, text) if is_hex(text) else _by_path(store, text)
         for each in found:
             chosen.setdefault(each.sha256, each)
     return list(chosen.values())

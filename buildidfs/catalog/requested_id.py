@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -17,14 +16,13 @@ from buildidfs.formats.elf.other_ids import is_typed
 from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Digest, Kind
-from buildidfs.names import printable
+from buildidfs.names import is_hex, printable
 
 if TYPE_CHECKING:
     from buildidfs.catalog.history import SightedPath
     from buildidfs.model import Artifact
     from buildidfs.store import Store
 
-_HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _LEAST_DIGITS: Final = 16
 _MOST_SHOWN: Final = 4
 _SHA256_DIGITS: Final = 64
@@ -36,7 +34,7 @@ def is_path(text: str) -> bool:
     Hexadecimal digits are a build ID or an alias, and so is a text that begins with the type of an
     alias (``htl:``). A Go build ID looks like a path.
     """
-    return bool(text) and not _HEX.fullmatch(text) and not is_typed(text)
+    return bool(text) and not is_hex(text) and not is_typed(text)
 
 
 def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
@@ -55,7 +53,7 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
     try:
         return store.match(text)
     except ArtifactMissing:
-        seen = store.journal.beginning(text.lower()) if _HEX.fullmatch(text) else set()
+        seen = store.journal.beginning(text.lower()) if is_hex(text) else set()
         if not seen:
             raise
     if len(seen) > 1:
@@ -69,7 +67,7 @@ def file(store: Store, build_id: BuildId, text: str) -> Artifact | None:
     """Return the file that a user means by its SHA-256; None if ``text`` is not a SHA-256."""
     digits = text.lower().removeprefix("sha256:")
     ordinal = store.index.ordinal(build_id)
-    if len(digits) != _SHA256_DIGITS or not _HEX.fullmatch(digits) or ordinal is None:
+    if len(digits) != _SHA256_DIGITS or not is_hex(digits) or ordinal is None:
         return None
     refs = store.index.variants_with(Digest(bytes.fromhex(digits)), ordinal)
     return store.index.artifact_variant(ordinal, *min(refs)) if refs else None

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,7 +17,7 @@ from buildidfs.catalog.containers import Names
 from buildidfs.errors import InvalidBuildId
 from buildidfs.located import InContainer, path_fields
 from buildidfs.model import BuildId
-from buildidfs.names import merged, printable
+from buildidfs.names import is_hex, merged, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from buildidfs.capture.process.mapped_by import Successor
     from buildidfs.config import Settings
     from buildidfs.model import Mapping
-
-_HEX: Final = re.compile(r"[0-9a-fA-F]+")
 
 
 class MappingFilter(NamedTuple):
@@ -83,7 +80,7 @@ def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[MappedFile]
     `AmbiguousBuildId` if several mapped build IDs begin with the given digits.
     """
     text = asked.id_or_path
-    digits = text.lower() if text is not None and _HEX.fullmatch(text) else ""
+    digits = text.lower() if text is not None and is_hex(text) else ""
     scan = Mappers(
         _test(asked, digits), packages=True, container_namespaces=settings.container.namespaces
     )

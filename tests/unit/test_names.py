@@ -87,3 +87,18 @@ def test_escaped_characters(value: str, shown: str) -> None:
 def test_lines_stay_lines() -> None:
     text = '{\n "a": "\x9b"\n}\n'.encode()
     assert names.json_escaped(text) == b'{\n "a": "\\u009b"\n}\n'
+
+
+def test_prefixed_id_is_refused_above_the_longest_build_id() -> None:
+    for prefixed, prefix in (
+        (names.package_id, names.DWP_SUFFIX),
+        (names.sources_id, names.SOURCES_PREFIX),
+    ):
+        longest = BuildId(b"i" * (BuildId.MAX_BYTES - len(prefix)))
+        assert prefixed(longest) == prefix + longest
+        assert prefixed(BuildId(longest + b"i")) is None
+
+
+def test_hexadecimal_digits_of_any_case() -> None:
+    assert names.is_hex("09afAF")
+    assert not any(map(names.is_hex, ("", "0x1", "ab\n", "\u0661")))
