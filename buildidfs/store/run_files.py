@@ -37,12 +37,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self
 
 import msgspec
+from msgspec import UNSET
 
 from buildidfs import __version__
 from buildidfs.errors import StoreError, StoreLocked
 from buildidfs.formats import proc_text
 from buildidfs.linux import inodes, mounts
 from buildidfs.linux.file_ops import Fd, closing_fd, closing_on_error
+from buildidfs.located import path_fields, raw
 from buildidfs.names import printable
 
 log = logging.getLogger(__name__)
@@ -83,11 +85,10 @@ class Present(msgspec.Struct, frozen=True):
 
     def path(self, fact: str) -> bytes:
         """Return a path that is one of the facts, as bytes; empty if there is none."""
-        encoded = self.facts.get(f"{fact}_b64")
-        if isinstance(encoded, str):
-            with contextlib.suppress(ValueError):
-                return base64.b64decode(encoded)
-        return str(self.facts.get(fact, "")).encode()
+        text, encoded = str(self.facts.get(fact, "")), self.facts.get(f"{fact}_b64")
+        with contextlib.suppress(ValueError):
+            return raw(text, encoded if isinstance(encoded, str) else UNSET)
+        return text.encode()
 
     def pidfd(self) -> int:
         """Return a descriptor of the process, for signals and for waiting (pidfd_open(2)).
@@ -373,17 +374,12 @@ def _kernel() -> str:
 def _as_json(facts: dict[str, object]) -> dict[str, object]:
     plain: dict[str, object] = {}
     for name, value in facts.items():
-        if isinstance(value, str):
+        if isinstance(value, bytes):
+            plain |= path_fields(value, name)
+        elif isinstance(value, str):
             plain[name] = value.encode("utf-8", "replace").decode()
-            continue
-        if not isinstance(value, bytes):
+        else:
             plain[name] = value
-            continue
-        plain[name] = value.decode("utf-8", "replace")
-        try:
-            value.decode("utf-8")
-        except UnicodeDecodeError:
-            plain[f"{name}_b64"] = base64.b64encode(value).decode()
     return plain
 
 
