@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MOST_CLIENTS: Final = 65_536
 _BURST_S: Final = 4.0
 _PORT: Final = re.compile(r":\d{0,5}\Z")
+_ADDRESS: Final = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*)):(\d{1,5})")
 _LOCAL: Final = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*localhost")
 
 
@@ -140,6 +141,14 @@ class Lane:
                 return
             self._quota.give_back(client)
         self._free += 1
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """Parse ``HOST:PORT``, ``[IPV6]:PORT`` or ``:PORT``; return None for any other text."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found[3]) >= 1 << 16:
+        return None
+    return found[1] or found[2] or "", int(found[3])
 
 
 def is_loopback(address: str) -> bool:

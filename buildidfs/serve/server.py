@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import re
 import resource
 import signal
 import socket
@@ -28,7 +27,7 @@ import msgspec
 from buildidfs import errors
 from buildidfs import log as logs
 from buildidfs.backoff import Attempts, Backoff
-from buildidfs.client_limits import Lane, Places, Rate, client_of, is_loopback
+from buildidfs.client_limits import Lane, Places, Rate, client_of, host_and_port, is_loopback
 from buildidfs.config import marks
 from buildidfs.errors import BuildIdFsError, MountError, UsageError
 from buildidfs.fleet.tiered_store import TieredStore
@@ -78,9 +77,6 @@ DEFAULT_LISTEN: Final = "127.0.0.1:8002"
 """The port of debuginfod, reachable from this machine only."""
 
 
-_PORT: Final = re.compile(r"\d{1,5}")
-
-
 class Address(msgspec.Struct, frozen=True):
     """A listening address: ``path`` of a Unix socket, or ``host`` (empty: all) and ``port``."""
 
@@ -116,14 +112,8 @@ def parse_address(text: str) -> Address:
         path = text.removeprefix("unix:")
         if path:
             return Address(path=os.path.abspath(path))
-    else:
-        host, colon, port = text.rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host:
-            colon = ""
-        if colon and _PORT.fullmatch(port) and int(port) < 65_536:
-            return Address(host, int(port))
+    elif (found := host_and_port(text)) is not None:
+        return Address(*found)
     raise UsageError(f"not an address: {text!r}; try {DEFAULT_LISTEN} or unix:/run/buildidfs.sock")
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from buildidfs import __version__
 from buildidfs.answers import Verdict
-from buildidfs.client_limits import client_of, is_loopback, is_own
+from buildidfs.client_limits import client_of, host_and_port, is_loopback, is_own
 from buildidfs.errors import BuildIdFsError, UsageError
 from buildidfs.located import utf8
 from buildidfs.shares import FairTable, Share
@@ -176,7 +176,6 @@ _FRESH_S: Final = 1.0
 _MOST_REASONS: Final = 64
 _OTHERS: Final = "other"
 _MODES: Final = ("starting", "following", "confined", "polling", "interrupted")
-_PORT: Final = re.compile(r"(?:(?P<host>[^:\[\]]*|\[[^\[\]]+\]):)?(?P<port>\d{1,5})")
 _HOST: Final = re.compile(rb"(?im)^host:[ \t]*([^\r\n]*?)[ \t]*\r?$")
 
 
@@ -195,16 +194,16 @@ def target(text: str) -> MetricsTarget:
     """
     if text.endswith(".prom"):
         return MetricsTarget(path=os.path.abspath(text))
-    found = _PORT.fullmatch(text)
-    if found is None or not 0 < int(found["port"]) < 1 << 16:
+    host, port = host_and_port(text if ":" in text else f":{text}") or ("", 0)
+    if not port:
         raise UsageError(f"--metrics {text!r}: neither FILE.prom nor ADDRESS:PORT")
-    host = (found["host"] or "127.0.0.1").strip("[]")
+    host = host or "127.0.0.1"
     try:
         ipaddress.ip_address(host)
     except ValueError:
         if host != "localhost":
             raise UsageError(f"--metrics {text!r}: {host!r} is not an IP address") from None
-    return MetricsTarget(host=host, port=int(found["port"]))
+    return MetricsTarget(host=host, port=port)
 
 
 def require_library() -> None:

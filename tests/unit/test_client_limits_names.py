@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from buildidfs.client_limits import is_loopback, is_own
+from buildidfs.client_limits import host_and_port, is_loopback, is_own
 
 NAMES = frozenset(("debug.example.com",))
 
@@ -46,3 +46,15 @@ def test_other_names_are_not_own(header: bytes) -> None:
 )  # fmt: skip
 def test_loopback_addresses_are_recognised(address: str, is_local: bool) -> None:
     assert is_loopback(address) == is_local
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:65535", ("::1", 65535)), (":0", ("", 0)),
+        ("a.example:1", ("a.example", 1)), ("::1:80", None), ("[::1:80", None), ("[]:80", None),
+        ("80", None), ("a:65536", None), ("a:", None), ("a:-1", None),
+    ],
+)  # fmt: skip
+def test_address_has_a_host_and_a_port(text: str, parsed: tuple[str, int] | None) -> None:
+    assert host_and_port(text) == parsed
