@@ -456,9 +456,9 @@ def start(
         daemonize.detach(supervise, log_file)
 
 
-def running(store_path: StorePath) -> Present | None:
-    """Return the supervisor of a store, if one runs."""
-    return next(iter(run_files.present(store_path, UP)), None)
+def running(store_path: StorePath, role: str = UP) -> Present | None:
+    """Return the supervisor of a store, or its process with another ``role``, if one runs."""
+    return next(iter(run_files.present(store_path, role)), None)
 
 
 def elsewhere(store_path: StorePath) -> list[bytes]:
@@ -516,11 +516,6 @@ def hurry(store_path: StorePath, seconds: float) -> None:
                 return
 
 
-def watching(store_path: StorePath) -> Present | None:
-    """Return the watch on a store, if one runs."""
-    return next(iter(run_files.present(store_path, WATCH)), None)
-
-
 class Report(msgspec.Struct):
     """The running programs of a store by name, and the facts of its watch.
 
@@ -552,7 +547,7 @@ def report(store_path: StorePath, first_scan_s: float) -> Report:
     found.is_complete = all(map(found.runs, found.parts))
     if found.runs(WATCH):
         settle(store_path, first_scan_s)
-        watch = watching(store_path)
+        watch = running(store_path, WATCH)
         if watch is not None:
             found.watch = watch_facts(watch.facts) or found.watch
         found.is_complete &= found.watch.mode not in PARTIAL
@@ -562,7 +557,7 @@ def report(store_path: StorePath, first_scan_s: float) -> Report:
 def settle(store_path: StorePath, seconds: float) -> None:
     """Wait until the first scan has captured the running programs, at most ``seconds``."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and (found := watching(store_path)) is not None:
+    while time.monotonic() < deadline and (found := running(store_path, WATCH)) is not None:
         if found.facts.get("scans") and not found.facts.get("waiting"):
             return
         select.select([], [], [], 0.1)

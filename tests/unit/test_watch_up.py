@@ -101,10 +101,10 @@ def test_hurry_waits_for_one_that_tells_nothing_yet(
     ]
     with Presence(tmp_path, UP) as supervisor:
 
-        def look(path: up.StorePath) -> Present | None:
+        def look(path: up.StorePath, role: str = UP) -> Present | None:
             if step := steps.pop(0):
                 supervisor.update(children=step)
-            return running(path)
+            return running(path, role)
 
         monkeypatch.setattr(up, "running", look)
         before = signal.signal(RETRY, signal.SIG_IGN)
