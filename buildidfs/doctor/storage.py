@@ -314,7 +314,7 @@ def _index(root: bytes) -> ProbeOutcome:
 
     try:
         if not os.path.exists(os.path.join(root, b"index", b"lock.mdb")):
-            # Opening it would create the file.
+            # Opening the store would create the file.
             return degraded("lock.mdb is missing from it", "the next scan makes it again")
         with Store.open(root, read_only=True) as store:
             held = store.stats()

@@ -580,7 +580,7 @@ class Pusher:
         storage).
         """
         if not self._store.index.held(entry.digest):
-            target.ledger.forget(entry)  # other hosts that have the file touch it
+            target.ledger.forget(entry)  # the other hosts that have the file keep its object
             return
         if entry.state == PUSHED:
             key = objects.blob_key(entry.build_id, entry.kind)

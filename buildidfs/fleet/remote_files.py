@@ -653,7 +653,7 @@ class _Costly(Exception):
 
 
 def _numbered(file: RemoteFile, ordinal: int) -> RemoteFile:
-    """Return a file with the number of its build ID."""
+    """Return a copy of a file with ``ordinal`` as the number of its build ID."""
     return file._replace(artifact=msgspec.structs.replace(file.artifact, ordinal=ordinal))
 
 

@@ -325,10 +325,9 @@ class StabilityLimits(msgspec.Struct, frozen=True):
     """Times in seconds.
 
     ``tick`` is longer than a tick of any filesystem's clock. ``pause`` lets a writer continue
-    between two reads. A file that is open for writing counts as at rest ``rest`` after its last
-    change, because a write takes as long as the disk makes it wait. If the kernel does not report
-    writers, writes that began ``writing`` ago count as done. A scan tries a file again for
-    ``patience``.
+    between two reads. A file that is open for writing counts as at rest if its last change was
+    ``rest`` ago, because a write may wait for the disk. If the kernel does not report writers,
+    writes that began ``writing`` ago count as done. A scan retries a file for up to ``patience``.
     """
 
     tick: float = 0.02

@@ -177,7 +177,7 @@ class Slot:
     def __init__(self, map_fd: int, key: int, value: int) -> None:
         self._key = bytearray(key)
         self._value = bytearray(value)
-        # The arrays keep their place while these exist.
+        # These pin the arrays: a bytearray keeps its address while it is exported.
         self._held = [
             (ctypes.c_char * len(each)).from_buffer(each) for each in (self._key, self._value)
         ]

@@ -10,13 +10,12 @@ which is two thirds of the time.
 pyfuse3 looks these names up in its module attribute ``trio`` each time (its asyncio support
 replaces it in the same way), so `FastLoop` puts a small object of the same shape there:
 
-- ``wait_readable`` first asks poll(2), for up to a millisecond. A client that is working sends
-  its next request within that time, and trio need not be told. When nothing comes, it waits in
-  trio. Now and then it goes through trio in any case, so that signals are
-  seen within milliseconds however much there is to do; while a handler works in a thread, that is
-  often, and poll(2) does not wait at all.
-- ``Lock`` is a baton that is not handed on when it is let go: the worker that has just answered
-  takes it again without a scheduler pass. Only a handler that is about to block passes it to
+- ``wait_readable`` first waits in poll(2), for up to a millisecond. A busy client sends its next
+  request within that time, so trio is not needed. If no request comes, it waits in trio. Now and
+  then it goes through trio in any case, so that signals are seen within milliseconds under any
+  load; while a handler works in a thread, that is often, and poll(2) does not wait at all.
+- ``Lock`` is not passed on when a worker releases it: the worker that has just answered takes it
+  again without a scheduler pass. Only a handler that is about to block passes it to
   another worker (`in_thread`), and a worker that ends wakes all others, so that they notice that
   the session is over.
 

@@ -169,9 +169,9 @@ class JitMaps:
                 return self._append(fd, process, at, text)
 
     def alive(self, process: JitProcess) -> None:
-        """Note that a process with a map was alive just now."""
+        """Record that a process with a map lives now."""
         path = os.path.join(self._directory, _name(process))
-        with contextlib.suppress(OSError):  # it made way for others
+        with contextlib.suppress(OSError):  # the map was removed to make room for others
             os.utime(path, follow_symlinks=False)
 
     def _append(self, fd: int, process: JitProcess, at: int, text: bytes) -> int:

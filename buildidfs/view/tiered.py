@@ -163,7 +163,7 @@ class TieredView(View):
         if node >> nodes.TAG_SHIFT >= nodes.TAG_PERF_ID:
             kind = names.PERF_KIND_OF.get(name)
             found = None if kind is None else self._store.index.build_id(nodes.perf_id_of(node)[1])
-            # The executable decides which file fits.
+            # The executable is needed, too: it decides which file fits.
             return None if kind is None or found is None else (found, (Kind.EXECUTABLE, kind))
         if node >> nodes.TAG_SHIFT == nodes.TAG_ID and not node & nodes.SLOT_BITS:
             kind = names.KIND_OF.get(name)

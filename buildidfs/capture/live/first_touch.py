@@ -31,10 +31,10 @@ from buildidfs.linux.btf import Btf
 _FILES: Final = 1 << 16
 _USERS: Final = 1 << 10
 _CPUS: Final = 4096
-# A file that is touched again so soon wakes nothing: the thread that was woken is at work.
+# A second touch of a file within this time wakes no thread: the one that was woken is at work.
 _PENDING_NS: Final = 5_000_000
 _DATA_NS: Final = 2_000_000_000
-# Files of a user other than root that wake a thread in a time; another user cannot keep the threads
+# A user other than root can wake threads so many times in a window, and so cannot keep the threads
 # of the catcher busy.
 _WINDOW_NS: Final = 100_000_000
 _MOST_IN_WINDOW: Final = 500

@@ -167,7 +167,7 @@ class CatcherState:
         self.touches = touches
         self.alarm = alarm
         self.host = namespaces.initial().mnt
-        # The other descriptors are for lookups and for the rings.
+        # At most half of the descriptors wait to be sent; the rest is for lookups and rings.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most_waiting = max(min(_WAITING, (limit - _SPARE_FILES) // 2), 1)
         self.grips: SimpleQueue[Grip | None] = SimpleQueue()
@@ -596,7 +596,7 @@ class Lookout:
         if not is_admitted:
             return -1
         with closing_fd(procfs.open_pid(record.pid)) as pid_fd:
-            # The record has the end at the time of mmap(2). The loader may have mapped over it.
+            # The record has the end at the time of mmap(2). The loader may have mapped over a part.
             end = end_now(pid_fd, record)
             if not end:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

@@ -441,7 +441,7 @@ class _Scan:
                 yield from self._debug_files(process, path, known.build_id, trust)
             return
         if is_copy := self._devices.may_not_answer(mapping.dev):
-            # It may answer for its first page and not for the next.
+            # A server may answer for the first page of the file, and not for the next.
             share = process.share(self._initial)
             identity, fd = self._helper.copy(mapping.dev, path_fd, identity.size, share)
             trust = self._trust(process, path, identity, path_fd)

@@ -81,8 +81,8 @@ class Module(msgspec.Struct, frozen=True):
 
     ``path`` is the path in the root of the process; it is `VDSO` for the vDSO, and empty if the
     core lists no files. ``deleted`` is True if the file had lost that name by then, ``main`` if it
-    is the program itself. Either ``build_id`` or ``unknown`` is set. ``pages`` are parts of a file
-    without a build ID that the core has, as the process cannot have changed them.
+    is the program itself. Either ``build_id`` or ``unknown`` is set. ``pages`` are the parts that
+    the core has of a file without a build ID, and that the process cannot have changed.
     """
 
     path: bytes

@@ -127,7 +127,7 @@ class Lines:
                 break
             body = data[start:stop]
             self._left -= len(body)
-            if not len(body.translate(None, _CONTINUED)) % 2:  # at most this many numbers
+            if not len(body.translate(None, _CONTINUED)) % 2:  # numbers come in pairs
                 return data[at:start], body
         else:
             return None

@@ -282,7 +282,7 @@ class _Map:
         self._numbers[first:last] = numbers
 
     def at(self, address: int) -> int:
-        """Return the number of the mapping there, or -1."""
+        """Return the number of the mapping at an address, or -1."""
         place = bisect_right(self._starts, address) - 1
         if place < 0 or address >= self._ends[place]:
             return -1

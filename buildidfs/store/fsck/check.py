@@ -51,7 +51,7 @@ SCRUB_MARK: Final = b"scrub"
 
 _NOTES_AT_ONCE: Final = 256
 _NOTE_SECONDS: Final = 5.0
-#: Stands for the build ID of a file that has none and was given one.
+#: Stands for the build ID in a file without a usable one, which is indexed under another ID.
 GIVEN: Final = BuildId(bytes(BuildId.MAX_BYTES))
 
 _ELF_KINDS: Final = 1 << Kind.EXECUTABLE | 1 << Kind.DEBUGINFO

@@ -108,7 +108,7 @@ def _merge(txn: Txn, table: Table, keys: Sequence[bytes]) -> None:
         try:
             rows.append(schema.unpack_history(key, value or b""))
         except DAMAGE:
-            continue  # the row is removed, as the others are
+            continue  # it is removed below with the others
     for key in keys:
         txn.delete(key, db=table)
     if len(keys) > 1 and rows:

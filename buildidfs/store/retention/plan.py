@@ -124,7 +124,7 @@ def _in_another_namespace(env: Environment, origin: Origin) -> str | None:
         return None
     for row in Journal(env).at(_host_mnt_ns_id(), origin.path, inodes.boot_id()):
         is_hosts = row.host == origin.host and not row.apart & APART_MNT
-        # The scope names the mount, and each namespace has mounts of its own.
+        # Scopes are not compared: a scope names the mount, and each namespace has its own mounts.
         if (
             row.omitted is not None
             and is_hosts

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _BATCH: Final = 256
 
-#: The number of rows for which an index that cannot grow mostly has pages to rewrite.
+#: The size of a batch if the index cannot grow: it mostly has enough free pages for so few rows.
 _SMALL_BATCH = 4
 
 

@@ -448,7 +448,11 @@ class Recorder:
         data = provenance.of_rows(self._env, self._txn, digest, row)
         if data != self._blobs.origin(digest):
             self._blobs.keep_origin(digest, data)
-            if file == (row.stored, row.inode, row.ctime_ns):  # no other file was read
+            if file == (
+                row.stored,
+                row.inode,
+                row.ctime_ns,
+            ):  # the file that was read is that of the row
                 self._file(digest, row)
                 self._rows.put_digest_row(digest, row)
 

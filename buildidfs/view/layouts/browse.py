@@ -270,7 +270,7 @@ class Misses:
         for ``share``.
         """
         if directory >= _BUCKETS_END and directory >> nodes.TAG_SHIFT != nodes.TAG_ID:
-            return  # not names of artifacts, and a client that tries paths tries many
+            return  # these are no names of artifacts, and clients try many paths
         key = (directory, name, client, share)
         now = time.time()
         with self._asking:
