@@ -16,10 +16,10 @@ import functools
 import ipaddress
 import re
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from buildidfs.shares import Quota
+from buildidfs.shares import FairQueue, Quota, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -109,10 +109,10 @@ class Lane:
         self.executor = executor
         self._free = at_once
         self._quota = Quota(most)
-        # The clients that wait, in the order of their turns.
-        self._waiting: OrderedDict[Hashable, deque[Callable[[], bool]]] = OrderedDict()
+        # The quota keeps it from ever being full.
+        self._waiting: FairQueue[tuple[str, Callable[[], bool]]] = FairQueue(most)
 
-    def enter(self, client: Hashable, begin: Callable[[], bool]) -> bool:
+    def enter(self, client: str, begin: Callable[[], bool]) -> bool:
         """Call ``begin`` when it is the turn of ``client``, perhaps at once.
 
         ``begin`` returns False if the work is no longer wanted; otherwise the caller must call
@@ -120,23 +120,20 @@ class Lane:
         """
         if not self._quota.take(client):
             return False
-        self._waiting.setdefault(client, deque()).append(begin)
+        self._waiting.put(Share(client), (client, begin))
         if self._free:
             self._free -= 1
             self._go_on()
         return True
 
-    def leave(self, client: Hashable) -> None:
+    def leave(self, client: str) -> None:
         """Start the next piece of work, because one of ``client`` is done."""
         self._quota.give_back(client)
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._waiting:
-            client, waiting = self._waiting.popitem(last=False)
-            begin = waiting.popleft()
-            if waiting:
-                self._waiting[client] = waiting  # behind all others
+        while (turn := self._waiting.pop()) is not None:
+            client, begin = turn
             if begin():
                 return
             self._quota.give_back(client)
