@@ -10,6 +10,7 @@ functions here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -156,7 +157,7 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-_COPIES: Final = "/var/tmp"
+_COPIES: Final = b"/var/tmp"
 
 
 def reader(fd: int) -> elf_identify.ReadAt:
@@ -209,7 +210,8 @@ def memory_file(name: bytes, data: bytes | bytearray) -> int:
 
 def scratch_file() -> int:
     """Make an empty file without a name, on a disk if possible. Raises OSError."""
-    try:
-        return os.open(_COPIES, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return memory_file(b"buildidfs-copy", b"")
+    with contextlib.suppress(OSError):
+        fd = file_ops.open_unnamed(_COPIES)
+        if fd is not None:
+            return fd
+    return memory_file(b"buildidfs-copy", b"")

@@ -51,7 +51,7 @@ import msgspec
 
 from buildidfs.errors import RemoteDamaged, RemoteError, RemoteUnavailable
 from buildidfs.fleet.objects import BLOBS, parse_blob_key
-from buildidfs.linux.file_ops import closing_fd
+from buildidfs.linux.file_ops import closing_fd, unnamed_file
 from buildidfs.model import Kind, fingerprint
 
 if TYPE_CHECKING:
@@ -515,7 +515,7 @@ class Filter:
     def _mapped(self, key: str, size: int) -> mmap.mmap | None:
         """Return the bytes of a large run in a file without a name. Raises `RemoteError`."""
         try:
-            with closing_fd(os.open(_SCRATCH, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC)) as fd:
+            with closing_fd(unnamed_file(_SCRATCH)) as fd:
                 return self._bucket.mapped(key, size, fd)
         except RemoteDamaged:
             raise self._damaged() from None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from buildidfs.errors import IntegrityError
-from buildidfs.linux.file_ops import read_fully, write_fully_at
+from buildidfs.linux.file_ops import open_unnamed, read_fully, write_fully_at
 from buildidfs.store import Blob
 
 BLOCK: Final = 64 << 10
@@ -248,5 +248,7 @@ class RemoteBlob(Blob):
 def _scratch(directory: bytes) -> int:
     for place in (directory, *_SCRATCH):
         with contextlib.suppress(OSError):
-            return os.open(place, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fd = open_unnamed(place)
+            if fd is not None:
+                return fd
     raise OSError(errno.ENOSPC, "no directory for a file without a name")

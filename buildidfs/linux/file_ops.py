@@ -25,6 +25,8 @@ _CANNOT_REFLINK = frozenset(
     (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.ETXTBSY)
 )
 
+_NO_TMPFILE: Final = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT))
+
 FS_IOC_ENABLE_VERITY: Final = 0x40806685  # _IOW('f', 133, struct fsverity_enable_arg)
 
 _HASH_SHA256: Final = 1
@@ -168,6 +170,34 @@ def copy(src_fd: int, dst_fd: int) -> None:
     offset = 0
     while count := os.sendfile(dst_fd, src_fd, offset, _CHUNK):
         offset += count
+
+
+def open_unnamed(directory: bytes, mode: int = 0o600) -> int | None:
+    """Open a new file without a name in ``directory`` for reading and writing.
+
+    Returns None if the filesystem or the kernel has no such files. Raises OSError. Source: open(2),
+    O_TMPFILE.
+    """
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+        return None
+
+
+def unnamed_file(directory: bytes) -> int:
+    """Do as `open_unnamed`; where that is not possible, the new file loses its name at once.
+
+    Raises OSError.
+    """
+    fd = open_unnamed(directory)
+    if fd is not None:
+        return fd
+    import tempfile  # imports much that is rarely needed
+
+    with tempfile.TemporaryFile(dir=directory) as file:
+        return os.dup(file.fileno())
 
 
 def link_fd(fd: int, dir_fd: int, name: bytes) -> None:

@@ -7,12 +7,10 @@ The configuration is in the settings and in the variables of debuginfod clients.
 from __future__ import annotations
 
 import enum
-import errno
 import os
 import re
 import secrets
 import stat
-import tempfile
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Final, Protocol
@@ -22,7 +20,7 @@ import msgspec
 from buildidfs import config
 from buildidfs.errors import UsageError
 from buildidfs.linux import inodes
-from buildidfs.linux.file_ops import close_fds
+from buildidfs.linux.file_ops import close_fds, unnamed_file
 from buildidfs.model import BuildId, FileIdentity, Kind
 
 if TYPE_CHECKING:
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
     from buildidfs.config import UpstreamSettings
     from buildidfs.model import Access
-
-
-_NO_TMPFILE: Final = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT))
 
 
 class FetchState(enum.StrEnum):
@@ -179,14 +174,7 @@ class DownloadSpool:
 
     def file(self) -> int:
         """Return the descriptor of a new file. Raises OSError."""
-        try:
-            flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
-            return os.open(self._directory, flags, 0o600)
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
-        with tempfile.TemporaryFile(dir=self._directory) as file:
-            return os.dup(file.fileno())
+        return unnamed_file(self._directory)
 
 
 TIMEOUT_S: Final = 10.0

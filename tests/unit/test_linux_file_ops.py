@@ -48,6 +48,15 @@ def unnamed(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
+def test_only_some_filesystems_have_files_without_a_name(tmp_path: Path) -> None:
+    with file_ops.closing_fd(file_ops.unnamed_file(os.fsencode(tmp_path))) as fd:
+        assert os.fstat(fd).st_nlink == 0
+        assert not os.get_inheritable(fd)
+    assert file_ops.open_unnamed(b"/proc") is None
+    with pytest.raises(OSError, match="No such file"):
+        file_ops.unnamed_file(os.fsencode(tmp_path / "missing"))
+
+
 def _read(fd: int) -> bytes:
     return os.pread(fd, 2 * len(_CONTENT), 0)
 

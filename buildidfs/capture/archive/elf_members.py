@@ -7,7 +7,6 @@ own; no other bytes are written.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import stat
@@ -391,8 +390,6 @@ OPEN_BYTES: Final = 256 << 20
 
 _PATIENCE_S: Final = 5.0
 
-_NO_TMPFILE: Final = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT))
-
 
 class Spooled(PinnedFile):
     """A pinned file that reports when it is closed."""
@@ -487,14 +484,7 @@ class MemberSpool:
     def _unnamed(self) -> int:
         import tempfile  # imports much that scans of processes do not need
 
-        directory = self._directory or os.fsencode(tempfile.gettempdir())
-        try:
-            return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
-        with tempfile.TemporaryFile(dir=directory) as file:
-            return os.dup(file.fileno())
+        return file_ops.unnamed_file(self._directory or os.fsencode(tempfile.gettempdir()))
 
 
 def _write_extents(

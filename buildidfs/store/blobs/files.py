@@ -58,8 +58,6 @@ _XFS = 0x58465342
 #: If the inode of a blob has no room for extended attributes, they take a block of their own.
 _ATTRIBUTES = 2 * _BLOCK
 
-_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
-
 
 class Staged(Fd):
     """Bytes in the store's filesystem that have no name yet; closed by commit, or by `close`.
@@ -341,13 +339,10 @@ class Blobs:
     def _new_staged(self) -> Staged:
         with translated(self.root):
             if self._anonymous:
-                try:
-                    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
-                    return Staged(os.open(self._directory_path, flags, 0o400), None)
-                except OSError as error:
-                    if error.errno not in _NO_TMPFILE:
-                        raise
-                    self._anonymous = False
+                fd = file_ops.open_unnamed(self._directory_path, 0o400)
+                if fd is not None:
+                    return Staged(fd, None)
+                self._anonymous = False
             return self._new_named()
 
     def _new_named(self) -> Staged:
