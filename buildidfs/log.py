@@ -11,6 +11,7 @@ message is formatted, so that a message that is not logged costs little.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -231,6 +232,32 @@ def is_debug() -> bool:
     A module whose code is called for each mapping asks once, when it is imported.
     """
     return logging.getLogger(_ROOT).isEnabledFor(logging.DEBUG)
+
+
+@functools.lru_cache(maxsize=1024)
+def log_once(logger: logging.Logger, level: int, text: str) -> None:
+    """Log a message unless it is one of the last 1024 different ones of this function."""
+    logger.log(level, "%s", text)
+
+
+class MessageRate:
+    """Limits messages to one in ``seconds`` for each key. Not thread-safe."""
+
+    def __init__(self, seconds: float = 60.0, most: int = 1024) -> None:
+        """Above ``most`` keys, all are forgotten."""
+        self._seconds = seconds
+        self._most = most
+        self._due: dict[str, float] = {}
+
+    def take(self, key: str) -> bool:
+        """Return True if a message of ``key`` is to be logged now, and count it."""
+        now = time.monotonic()
+        if now < self._due.get(key, 0.0):
+            return False
+        if len(self._due) > self._most:
+            self._due.clear()
+        self._due[key] = now + self._seconds
+        return True
 
 
 def report(text: str, *, is_error: bool = True) -> None:

@@ -25,6 +25,7 @@ from buildidfs.backoff import Attempts, Backoff
 from buildidfs.capture.base import Unreadable, memory_file
 from buildidfs.errors import BuildIdFsError, IntegrityError, StoreError, StoreFull
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.log import MessageRate
 from buildidfs.model import Absence, BuildId, Sighting
 from buildidfs.store import CommitResult, NewAbsence, NewCapture, NewSeen, Staged
 from buildidfs.store.values import Tally
@@ -642,7 +643,6 @@ ROW_DELAYS: Final = Backoff(1.0, 10.0)
 # The scan after a recovery is expensive, and a store that is full only for one huge file recovers
 # again and again.
 _SEARCHES: Final = Backoff(10.0, 600.0)
-_REPORT_EVERY_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -658,7 +658,7 @@ class Trouble:
     def __init__(self, counters: WatchCounters, announce: Callable[[], None]) -> None:
         self.announce = announce
         self._counters = counters
-        self._reported_at: dict[type, float] = {}
+        self._reports = MessageRate()
         self._report_end = False
         self._bytes = self._rows = False
         self._row_attempts = Attempts(ROW_DELAYS)
@@ -688,8 +688,7 @@ class Trouble:
         counters.store_error = str(error)
         if isinstance(error, StoreFull) and not counters.store_full_since:
             counters.store_full_since = time.time()
-        if now - self._reported_at.get(type(error), -math.inf) > _REPORT_EVERY_S:
-            self._reported_at[type(error)] = now
+        if self._reports.take(type(error).__name__):
             self._report_end = True
             _log.warning("%s; trying again until it can be written", error)
 

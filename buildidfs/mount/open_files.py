@@ -15,7 +15,6 @@ mounted.
 from __future__ import annotations
 
 import errno
-import functools
 import itertools
 import logging
 import os
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from buildidfs.linux import procfs
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.log import log_once
 from buildidfs.shares import Quota
 from buildidfs.view import PUBLIC, Viewer
 
@@ -200,15 +200,12 @@ class OpenFiles:
 
 
 def _too_many(uid: int) -> OSError:
-    _log_once(uid)
-    return OSError(errno.ENFILE, os.strerror(errno.ENFILE))
-
-
-@functools.lru_cache(maxsize=256)
-def _log_once(uid: int) -> None:
-    log.warning(
-        "user %d has as many files of the mount open as one user may, and gets ENFILE for more", uid
+    log_once(
+        log,
+        logging.WARNING,
+        f"user {uid} has as many files of the mount open as one user may, and gets ENFILE for more",
     )
+    return OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 
 
 def is_text(handle: int) -> bool:

@@ -31,6 +31,7 @@ from pyfuse3 import FUSEError
 
 from buildidfs.errors import ArtifactMissing, BuildIdFsError, IntegrityError, RemoteError
 from buildidfs.linux import procfs
+from buildidfs.log import log_once
 from buildidfs.mount.open_files import DirHandles, OpenFiles, is_text
 from buildidfs.names import MAX_NAME
 from buildidfs.shares import Quota, of_user
@@ -106,7 +107,7 @@ def errno_of(error: Exception) -> int:
         # `note_failure` has logged it; the bucket may have the file, so this is not an absence.
         return errno.EIO
     if isinstance(error, IntegrityError):
-        _log_once(str(error))
+        log_once(log, logging.ERROR, str(error))
         return errno.ESTALE
     if isinstance(error, BuildIdFsError):
         log.error("%s", error)
@@ -116,12 +117,6 @@ def errno_of(error: Exception) -> int:
         return errno.EIO
     log.error("a request failed, which is a fault of this program", exc_info=error)
     return errno.EIO
-
-
-@functools.lru_cache(maxsize=1024)
-def _log_once(text: str) -> None:
-    """Log damage; the same text is logged once only."""
-    log.error("%s", text)
 
 
 def refusal(error: Exception) -> FUSEError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import re
@@ -27,6 +26,7 @@ from buildidfs import names
 from buildidfs.errors import CapabilityError, UsageError
 from buildidfs.formats import symbolizer_output
 from buildidfs.linux import sandbox
+from buildidfs.log import log_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -418,7 +418,7 @@ class SymbolizerProcess:
         except sandbox.NotStarted as error:
             raise UsageError(str(error)) from error
         for note in notes:
-            _warn(f"{os.path.basename(argv[0])} {note}")
+            log_once(log, logging.WARNING, f"{os.path.basename(argv[0])} {note}")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in = self._process.stdin
@@ -483,9 +483,3 @@ def _readable(path: str, slots: Slots) -> list[str]:
     home = os.path.dirname(os.path.dirname(os.path.realpath(path)))
     own = [home] if home != os.sep else []
     return [*_SYSTEM, *own, *([slots.directory] if slots.directory is not None else [])]
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    """Warn once about rights that a program still has."""
-    log.warning("%s", text)

@@ -26,6 +26,7 @@ import msgspec
 from buildidfs.errors import BuildIdFsError
 from buildidfs.linux import child
 from buildidfs.linux.child import Supervised
+from buildidfs.log import MessageRate
 from buildidfs.model import BuildId, Kind
 from buildidfs.upstream.options import FetchState
 
@@ -44,7 +45,6 @@ LATE: Final = "late"
 INTRODUCTION_MAX: Final = 192 << 10
 _PACKET: Final = 64 << 10
 _END_S: Final = 5.0
-_REPORT_EVERY_S: Final = 60.0
 _IMPATIENT_S: Final = 60.0
 _MOST_WAITING: Final = 1024
 
@@ -104,7 +104,7 @@ class Agent:
         self._waits_from = 0.0
         self._waiting: dict[int, tuple[tuple[bytes, Kind], Future[FetchOutcome]]] = {}
         self._asked: dict[tuple[bytes, Kind], Future[FetchOutcome]] = {}
-        self._reported_at: dict[str, float] = {}
+        self._reports = MessageRate()
         self._closed = False
 
     def is_worth_asking(self, build_id: bytes, kind: Kind) -> bool:
@@ -204,7 +204,6 @@ class Agent:
                 self._drop()
 
     def _take(self, answer: FetchOutcome) -> None:
-        now = time.monotonic()
         with self._lock:
             self._program.restarts.succeeded()
             waiting = self._waiting.pop(answer.number, None)
@@ -214,17 +213,9 @@ class Agent:
             self._asked.pop(key, None)
             if self.is_answer(answer.state):
                 self._waits_from = 0.0
-            else:
-                self._report(answer.why, now)
+            elif self._reports.take(answer.why):
+                log.warning("cannot fetch a file that the store lacks: %s", answer.why)
         future.set_result(answer)
-
-    def _report(self, why: str, now: float) -> None:
-        """Log a failure, each at most once a minute."""
-        if now >= self._reported_at.get(why, 0.0):
-            if len(self._reported_at) > _MOST_WAITING:
-                self._reported_at.clear()
-            self._reported_at[why] = now + _REPORT_EVERY_S
-            log.warning("cannot fetch a file that the store lacks: %s", why)
 
     def _drop(self) -> None:
         """Kill the process, which does not answer any more; the caller holds the lock."""

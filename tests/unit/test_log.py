@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
 
@@ -100,3 +101,24 @@ def test_threads_do_not_wait_for_the_stream() -> None:
         handler.handle(logging.LogRecord("buildidfs", 10, "", 0, "%d", (number,), None))
     handler.finish(5.0)
     assert [written.get_nowait().message for _ in range(3)] == ["0", "1", "2"]
+
+
+def test_message_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("buildidfs.test_log")
+    for text in ("disk of 100% lost", "disk of 100% lost", "another"):
+        log.log_once(logger, logging.WARNING, text)
+    assert [record.getMessage() for record in caplog.records] == ["disk of 100% lost", "another"]
+
+
+def test_message_rate_is_for_each_key_and_ends_with_its_time() -> None:
+    rate = log.MessageRate(0.05)
+    assert [rate.take(key) for key in "aabba"] == [True, False, True, False, False]
+    time.sleep(0.06)
+    assert rate.take("a")
+
+
+def test_message_rate_keeps_a_bounded_number_of_keys() -> None:
+    rate = log.MessageRate(most=2)
+    assert all(map(rate.take, "0123"))
+    assert not rate.take("3")
+    assert rate.take("0")
