@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -543,6 +544,8 @@ def test_service_manager_is_told(directory: Path, monkeypatch: pytest.MonkeyPatc
         watcher.stop()
         until(lambda: told.lines[-1] == "STOPPING=1", "that it stops", PATIENCE)
     assert told.lines.count("READY=1") == 1
+    statuses = [line for line in told.lines if line.startswith("STATUS=")]
+    assert all(old != new for old, new in pairwise(statuses)), "each message wakes its reader"
 
 
 def copied(path: Path, program: Path) -> Path:
