@@ -292,7 +292,7 @@ class Members(NamedMembers):
     ) -> Spooled:
         """Return the member as a pinned file, decompressed if there is a budget for that.
 
-        Raises OSError, `CannotDecompress`, `Damaged`, `Ended`.
+        Raises OSError, `Damaged`, `Ended`.
         """
         pinned = self._spool.pin(sighting, member.size, pieces, member.extents)
         if budget is None:

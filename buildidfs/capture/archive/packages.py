@@ -351,7 +351,7 @@ def container_of(package: PackageArchive, path: bytes) -> str:
 def open_package(fd: int, size: int, limits: ArchiveLimits) -> PackageArchive:
     """Start reading the package in an open file of that size; the caller closes the file.
 
-    Raises `NotAPackage`, OSError, `Damaged`, `CannotDecompress`.
+    Raises `NotAPackage`, OSError, `Damaged`.
     """
     head = os.pread(fd, _HEAD, 0)
     whole = Region(fd, 0, size)

@@ -72,7 +72,7 @@ class Layer(Protocol):
     def verify(self, limits: ArchiveLimits) -> None:
         """Read the whole layer and verify its digest; a directory only has to exist.
 
-        Raises `IntegrityError` if the digest differs, OSError, `CannotDecompress`, `Damaged`.
+        Raises `IntegrityError` if the digest differs, OSError, `Damaged`.
         """
 
     def access(self) -> Access:
@@ -81,7 +81,7 @@ class Layer(Protocol):
     def found(self, names: LayerNames, viewers: Viewers, context: Context) -> Iterator[Found]:
         """Yield the ELF files that a viewer sees; ``names`` is called with every path.
 
-        Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`, `elf_members.Ended`.
+        Raises OSError, `Damaged`, `IntegrityError`, `elf_members.Ended`.
         """
 
     def plain_files(
@@ -89,7 +89,7 @@ class Layer(Protocol):
     ) -> Iterator[PlainFile | Unreadable]:
         """Yield the files, hidden or not; ``names`` is called with every path.
 
-        Raises OSError, `Damaged`, `CannotDecompress`, `IntegrityError`.
+        Raises OSError, `Damaged`, `IntegrityError`.
         """
 
 

@@ -403,7 +403,7 @@ def images_at(
 
     ``open_files`` closes the opened files, which are read until the end of an image. An archive
     that is compressed as a whole is decompressed to a file without a name. Raises OSError,
-    `Damaged`, `CannotDecompress`.
+    `Damaged`.
     """
     path_fd = walk.open_start(path)
     open_files.callback(os.close, path_fd)
