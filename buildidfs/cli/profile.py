@@ -338,9 +338,8 @@ def _print_groups(
     unit = answer.unit
     for each in answer.files:
         finding = each.findings[0]
-        step = (
-            finding.package.manager if finding.package else finding.command
-        )  # packages are installed together
+        # One command installs all packages, so their files are one group.
+        step = finding.package.manager if finding.package else finding.command
         reason = remedies.without_time(finding.why)
         groups.setdefault((reason, finding.remedy, step), []).append(each)
     order = sorted(groups.items(), key=lambda item: -_weight(item[1]))

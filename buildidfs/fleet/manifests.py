@@ -128,9 +128,7 @@ def _write(bucket: Bucket, host: str, lines: list[bytes]) -> str:
     import zstandard
 
     packed = zstandard.ZstdCompressor().compress(b"".join(lines))
-    if (
-        len(packed) > _MOST_PACKED
-    ):  # random paths do not compress, so each half has about half of the size
+    if len(packed) > _MOST_PACKED:  # random paths do not compress: half of them have half the size
         _write(bucket, host, lines[: len(lines) // 2])
         return _write(bucket, host, lines[len(lines) // 2 :])
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())

@@ -41,7 +41,7 @@ _RESERVED: Final = 640
 _FEWEST: Final = 64
 # Each file holds an inode and its name in the kernel's memory, about 2 KiB.
 _MOST: Final = 16_384
-# The part of all places that files which may not answer can take.
+# One place in so many is for files on filesystems that may not answer.
 _SLOW_SHARE: Final = 8
 # A file that has waited for this part of its time goes before smaller ones.
 _URGENT: Final = 0.75
@@ -160,7 +160,7 @@ class _Waiting:
         self.most_files.add(share, sign)
         if entry.pending.slow:
             self.most_slow.add(share, sign)
-        # A file counts for at least a byte, so that the largest share has a file to let go.
+        # An empty file counts as a byte, so that the largest share always has a file to drop.
         self.most_bytes.add(share, sign * (entry.size + 1))
         self.bytes += sign * entry.size
 

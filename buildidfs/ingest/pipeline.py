@@ -241,7 +241,7 @@ class Pipeline(ABC):
         identity = job.sighting.origin.identity
         with self._lock:
             same = self._jobs.get(identity)
-            if same is job:  # it was too early before
+            if same is job:  # its staging was put off, and now begins
                 return True
             if same is not None and (job.file is None or identity.scope is not None):
                 same.more.append(job)

@@ -189,8 +189,9 @@ def sighting_of(sighting: Sighting, identity: FileIdentity) -> Sighting:
     if identity == origin.identity:
         return sighting
     recorded, trust, reach = origin.identity, origin.trust, origin.reach
-    # Both were found for an owner and a mode that the file does not have any more: chmod(2) or
-    # chown(2) came between the sighting and the copy. The new mode says nothing of the path.
+    # Trust and reach were found for an owner and a mode that the file does not have any more:
+    # chmod(2) or chown(2) came between the sighting and the copy. The new mode says nothing of the
+    # path.
     if (recorded.uid, recorded.mode) != (identity.uid, identity.mode):
         trust = Trust.UNKNOWN
     if (recorded.uid, recorded.gid, recorded.mode) != (identity.uid, identity.gid, identity.mode):

@@ -470,8 +470,8 @@ def _is_module(file: File) -> bool:
 def _repeated(files: Iterable[File]) -> frozenset[bytes]:
     """Return the build IDs that several kernel modules of a profile have.
 
-    perf gave each module the build ID of the first one in the versions from the one that made
-    --buildid-mmap the default until Linux 7.0.
+    From the version that made --buildid-mmap the default until Linux 7.0, perf gave each module the
+    build ID of the first one.
     """
     paths: dict[bytes, set[bytes]] = {}
     for file in files:

@@ -590,7 +590,7 @@ class Listing:
     def _leads_to_any(self, node: int, viewer: Viewer) -> bool:
         ordinal = nodes.any_ordinal_of(node)
         if not ordinal:
-            return True  # it is always there
+            return True  # an entry without a build ID is for all viewers
         try:
             return self._ids.may_read_any(ordinal, viewer)
         except BuildIdFsError:

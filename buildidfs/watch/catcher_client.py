@@ -194,7 +194,7 @@ class LiveSightings:
         # No requests to filesystems: a server that delays one file would delay all others.
         self._reach = Reach(slow, ask=False, keep_s=_KEEP_S, host=self._host_devices)
         self._own_mnt = namespaces.of_pid(os.getpid()).mnt
-        # Some processes of each mount namespace.
+        # The numbers of some processes in each mount namespace.
         self._neighbours: FairTable[int, list[int]] = FairTable(_MOST_NAMESPACES)
 
     def of(self, caught: Caught, fd: int) -> Sighting:

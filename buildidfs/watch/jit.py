@@ -41,7 +41,7 @@ EACH_S: Final = 60.0
 
 _FIRST_LOOKS_S: Final = (0.0, 0.02, 0.1, 0.5, 2.0, 10.0)
 _MOST_REPORTED: Final = 4096
-_HOSTS_PART: Final = 4  # of these places is reserved for root of the host
+_HOSTS_PART: Final = 4  # one in so many of these is reserved for root of the host
 _MOST_FILES: Final = 4  # of a process, which may run one program after another
 # Limits for a minute: for a container, and for all together.
 _MOST_BYTES_OF_A_SHARE: Final = 64 << 20

@@ -6,7 +6,7 @@ to the layers. Manifests without a name, as in containerd, are named by their di
 
 `Docker` and `Storage` hold unpacked layers, in the directories of overlays. Their digests can no
 longer be verified, so their files get the trust of containers. The writable directory of a
-container gives an `LayeredImage`: that directory is a layer above those of the container's image.
+container gives a `LayeredImage`: that directory is a layer above those of the container's image.
 """
 
 from __future__ import annotations

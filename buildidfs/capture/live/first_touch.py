@@ -96,7 +96,7 @@ class FirstTouch:
     """The program and its map; close it to end both.
 
     With ``cgroup_fd``, it reports only processes of a control group (version 2) and those below it.
-    Raises OSError if the kernel refuses the program or has not the tracepoints, LookupError and
+    Raises OSError if the kernel refuses the program or lacks the tracepoints, LookupError and
     ValueError if the types of the kernel are not understood. Methods are thread-safe.
     """
 
@@ -135,12 +135,12 @@ class FirstTouch:
         bpf.set_descriptor(self._rings, cpu, ring_fd)
 
     def know(self, key: bytes) -> None:
-        """Wake nothing for a file in this state."""
+        """From now on wake no thread for a file in this state."""
         with self._lock:
             self._slot.put(key, bytes(8))
 
     def know_data(self, touch: Touch) -> None:
-        """Wake nothing for a file in any state for a while, unless it is executed."""
+        """Wake no thread for a file in any state for a while, unless it is executed."""
         inode, mnt_ns_id, _, _, dev, generation, _ = _KEY.unpack(touch.key)
         key = _KEY.pack(inode, mnt_ns_id, 0, 0, dev, generation, _DATA)
         until = time.monotonic_ns() + _DATA_NS

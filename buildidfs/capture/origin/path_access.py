@@ -163,7 +163,7 @@ def _mounter(number: int) -> int:
         return _ELSEWHERE
     if found.fstype.partition(b".")[0] not in _FUSE:
         return _SHOWN
-    # Root's mounts show users whom root lets them show.
+    # For a mount of root, the owners that it shows count: root has chosen them.
     return int(proc_text.option(found.super_options, b"user_id") or b"0") or _SHOWN
 
 
@@ -421,7 +421,7 @@ class Reach:
                 except OSError:
                     if root.maker is None or root.maker():
                         raise
-                    return barriers  # mounts that root has hidden below the root of a container
+                    return barriers  # root made the container, and hid the mounts above its root
                 barriers.update(found)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 

@@ -109,7 +109,7 @@ class KernelScanner:
                 host=machine.host_name(),
                 trust=Trust.HOST,
                 scanner="kernel",
-                reach=EVERYBODY,  # its mode shows that
+                reach=EVERYBODY,  # all users reach /proc, and the mode of the file decides
             )
             sighting = Sighting(origin, time.time_ns())
             known = self._memo.recall(origin.identity)

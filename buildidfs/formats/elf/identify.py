@@ -66,7 +66,7 @@ HEAD_SIZE = 4096
 
 _AREA_MAX = 1 << 20  # the most bytes read of one note segment or section
 _NOTES_MAX = 4 << 20  # the most for one file, before it counts as having no build ID
-_AREA_MIN = 4096  # the least that an area counts for, which also bounds the number of reads
+_AREA_MIN = 4096  # a smaller area counts as this much, which also bounds the number of reads
 
 
 def identify(head: bytes, read_at: ReadAt, size: int | None = None) -> BuildId | Absence:

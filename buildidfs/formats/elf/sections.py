@@ -240,7 +240,7 @@ class PackedSection(NamedTuple):
 
     ``is_zstd`` is True for zstd, False for zlib. ``header_at`` is the offset of its header, which
     has these ``fields`` in this ``form``. If ``name_at`` is not 0, the byte there has to become a
-    dot, with which the plain name begins.
+    dot, because the name of the plain section begins with one.
     """
 
     header_at: int

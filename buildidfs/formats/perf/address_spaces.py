@@ -88,8 +88,7 @@ class Span(NamedTuple):
 
 
 class Spaces:
-    """Address spaces by process and time. All times are in nanoseconds of the same clock, whichever
-    it is.
+    """Address spaces by process and time. All times are in nanoseconds of one clock.
 
     ``files`` are all files that were ever mapped. Methods that add raise `UsageError` if the memory
     limit is exceeded; ``left_out`` counts mappings beyond the limit of a process.

@@ -164,8 +164,8 @@ class _Search:
     def _add_build_id(
         self, ordinal: int, build_id: BuildId, why: str, fits: bytes | None = None
     ) -> None:
-        """Add a build ID with its last public place; with ``fits``, with its last one whose path
-        ends so.
+        """Add a build ID with its last public place; with ``fits``, with the last one whose path
+        ends with that text.
         """
         self._go_on()
         if is_of_sources(build_id):

@@ -549,7 +549,7 @@ class Planner:
 
 
 def _lower(env: Environment, digests: Iterable[Digest], txn: Txn) -> None:
-    """File blobs as not recapturable, until their files are seen again at a trusted place."""
+    """Record blobs as not recapturable, until their files are seen again at a trusted place."""
     uses, rows = UseWriter(env, txn), IndexRows(env, txn)
     for digest in digests:
         if (row := rows.digest_row(digest)) is not None:

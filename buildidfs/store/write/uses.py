@@ -75,7 +75,7 @@ _PREFIX: Final = b"uses-"
 _DRAFT: Final = b".draft"
 _HEAD: Final = b"buildidfs uses 1\n"
 
-#: More than a reader remembers.
+#: The most digests in a file, which are more than a reader remembers.
 _MOST_DIGESTS: Final = 1 << 17
 
 #: The largest number of files of readers: a store without a writer needs no more.
