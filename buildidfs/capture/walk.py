@@ -154,7 +154,8 @@ def _start(
 ) -> Iterator[WalkedFile | Unreadable]:
     status = os.fstat(start_fd)
     if fstype := known.refused(status.st_dev, start_fd):
-        what = "its files are in the store already" if fstype.startswith(b"fuse.") else "no files"
+        is_ours = fstype == mounts.FILESYSTEM_TYPE
+        what = "its files are in the store already" if is_ours else "no files"
         yield Unreadable(path, f"on a {fstype.decode()} filesystem: {what}")
         return
     link = b"/proc/self/fd/%d" % start_fd

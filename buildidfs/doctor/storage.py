@@ -32,13 +32,6 @@ _FEW_INODES = 10_000
 _LEAST_INODES = 100
 _VOLATILE = frozenset((b"tmpfs", b"ramfs"))
 _LAYERED = frozenset((b"overlay", b"aufs"))
-# The index is mapped memory, which several machines cannot share.
-_REMOTE = frozenset(
-    (
-        b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"9p", b"afs", b"lustre", b"gfs2", b"ocfs2",
-        b"beegfs", b"gpfs", b"orangefs", b"virtiofs", b"vboxsf",
-    )
-)  # fmt: skip
 _HOUR = 3600
 _FREE = "free some room, or move the store to a larger filesystem (--store)"
 
@@ -223,7 +216,7 @@ def _filesystem(root: bytes) -> ProbeOutcome:
     mount = _mount_of(place)
     kind = mount.fstype.decode("utf-8", "backslashreplace")
     where = f"{kind} at {printable(mount.mount_point)}"
-    if mount.fstype in _REMOTE or mount.fstype.partition(b".")[0] in (b"fuse", b"fuseblk"):
+    if mounts.needs_server(mount.fstype):
         return failed(
             f"{where}: an index that is mapped through a server is damaged sooner or later",
             "put the store on a local filesystem: --store",

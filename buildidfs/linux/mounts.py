@@ -28,14 +28,28 @@ UMOUNT_NOFOLLOW = 8
 OVERLAY_MAGIC: Final = 0x794C7630
 PIPE_MAGIC: Final = 0x50495045
 
-# These may report no blocks although they store files: tmpfs, ramfs, hugetlbfs; FUSE, 9P, NFS, SMB,
-# SMB2, CIFS, the layers of an overlay.
-_WITHOUT_BLOCKS: Final = frozenset(
-    (
-        0x01021994, 0x858458F6, 0x958458F6, 0x65735546, 0x01021997, 0x6969, 0x517B, 0xFE534D42,
-        0xFF534D42, OVERLAY_MAGIC,
-    )
-)  # fmt: skip
+_FUSE_MAGIC: Final = 0x65735546
+
+# Filesystems whose files are on other machines, or on the host of a virtual machine: types with
+# their magic numbers, from linux/magic.h and the filesystems' own headers. OpenAFS and the kernel's
+# AFS have the same type. The driver of FUSE serves virtiofs, too, but without its mount options.
+_REMOTE: Final = {
+    b"nfs": (0x6969,), b"nfs4": (0x6969,), b"smbfs": (0x517B,), b"cifs": (0xFF534D42,),
+    b"smb3": (0xFE534D42,), b"ceph": (0x00C36400,), b"9p": (0x01021997,),
+    b"afs": (0x5346414F, 0x6B414653), b"coda": (0x73757245,), b"lustre": (0x0BD00BD0,),
+    b"gfs2": (0x01161970,), b"ocfs2": (0x7461636F,), b"beegfs": (0x19830326,),
+    b"gpfs": (0x47504653,), b"orangefs": (0x20030528,), b"virtiofs": (_FUSE_MAGIC,),
+    b"vboxsf": (0x786F4256,),
+}  # fmt: skip
+
+SERVER_MAGICS: Final = frozenset(
+    (_FUSE_MAGIC, *(magic for magics in _REMOTE.values() for magic in magics))
+)
+"""The magic numbers of the types for which `needs_server` is True."""
+
+# These may report no blocks although they store files: tmpfs, ramfs, hugetlbfs, the layers of an
+# overlay, and files of a server.
+_WITHOUT_BLOCKS: Final = SERVER_MAGICS | {0x01021994, 0x858458F6, 0x958458F6, OVERLAY_MAGIC}
 _EFIVARFS: Final = 0xDE5E81E4  # reports the memory of the firmware as blocks
 
 _INITIAL_MOUNTINFO: Final = "/proc/1/mountinfo"
@@ -96,6 +110,18 @@ def how_to_get_fuse() -> str:
         load = "" if is_loaded else "modprobe fuse on the host, then "
         return f"{load}give the container --device /dev/fuse --cap-add SYS_ADMIN"
     return "mknod -m 666 /dev/fuse c 10 229" if is_loaded else "load the module with modprobe fuse"
+
+
+def is_fuse(fstype: bytes) -> bool:
+    """Return True for a type in mountinfo if a process serves such filesystems through /dev/fuse;
+    this includes ours.
+    """
+    return fstype.partition(b".")[0] in (b"fuse", b"fuseblk")
+
+
+def needs_server(fstype: bytes) -> bool:
+    """Return True for a type in mountinfo if a process or a machine serves such filesystems."""
+    return fstype in _REMOTE or is_fuse(fstype)
 
 
 def mount_id(fd: int) -> int:

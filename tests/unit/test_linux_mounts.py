@@ -343,3 +343,23 @@ def test_overlay_does_not_hide_an_interface_of_the_kernel(tmp_path: Path) -> Non
                 assert mounts.stores_files(fd) is stored
     finally:
         run([tool("umount"), shown], check=True)
+
+
+@pytest.mark.parametrize(
+    ("fstype", "is_fuse", "needs_server"),
+    [
+        (b"fuse", True, True),
+        (b"fuseblk", True, True),
+        (b"fuse.sshfs", True, True),
+        (b"fuseblk.ntfs", True, True),
+        (b"fusectl", False, False),
+        (b"virtiofs", False, True),
+        (b"vboxsf", False, True),
+        (b"nfs4", False, True),
+        (b"ext4", False, False),
+        (b"overlay", False, False),
+    ],
+)
+def test_types_that_a_server_serves(fstype: bytes, is_fuse: bool, needs_server: bool) -> None:
+    assert mounts.is_fuse(fstype) is is_fuse
+    assert mounts.needs_server(fstype) is needs_server

@@ -576,7 +576,7 @@ class Reach:
     def _mounter(self, mount: proc_text.MountInfo, root: Root) -> int | None:
         """Return the only user who may enter a mount; None if others may, too."""
         options = mount.super_options
-        if mount.fstype not in (b"fuse", b"fuseblk") and not mount.fstype.startswith(b"fuse."):
+        if not mounts.is_fuse(mount.fstype):
             return None
         if all(
             proc_text.option(options, name) is not None

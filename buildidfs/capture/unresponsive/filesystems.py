@@ -26,29 +26,13 @@ if TYPE_CHECKING:
     from buildidfs.model import FileIdentity
 
 
-_TYPES: Final = frozenset(
-    (
-        b"nfs", b"nfs4", b"cifs", b"smb3", b"ceph", b"9p", b"afs", b"lustre", b"gfs2", b"ocfs2",
-        b"beegfs", b"gpfs", b"orangefs", b"fuse", b"fuseblk",
-    )
-)  # fmt: skip
 _OVERLAY: Final = b"overlay"
-
-# From linux/magic.h and the filesystems' own headers: FUSE, NFS, SMB, CIFS, SMB2, Ceph, 9P, AFS,
-# Coda, Lustre, GFS2, OCFS2, BeeGFS, GPFS, OrangeFS.
-_MAGICS: Final = frozenset(
-    (
-        0x65735546, 0x6969, 0x517B, 0xFF534D42, 0xFE534D42, 0x00C36400, 0x01021997, 0x5346414F,
-        0x6B414653, 0x73757245, 0x0BD00BD0, 0x01161970, 0x7461636F, 0x19830326, 0x47504653,
-        0x20030528,
-    )
-)  # fmt: skip
 _MOST: Final = 4096
 
 
 def is_slow_type(fstype: bytes) -> bool:
     """Return True if filesystems of this type, other than ours, depend on a server."""
-    return fstype in _TYPES or (fstype.startswith(b"fuse.") and fstype != mounts.FILESYSTEM_TYPE)
+    return fstype != mounts.FILESYSTEM_TYPE and mounts.needs_server(fstype)
 
 
 def slow_devices(text: bytes) -> set[Device]:
@@ -64,8 +48,7 @@ def fuse_devices(text: bytes) -> set[Device]:
     return {
         mount.dev
         for mount in proc_text.mounts_in(text)
-        if mount.fstype.startswith(b"fuse")
-        and mount.fstype not in (b"fusectl", mounts.FILESYSTEM_TYPE)
+        if mounts.is_fuse(mount.fstype) and mount.fstype != mounts.FILESYSTEM_TYPE
     }
 
 
@@ -157,7 +140,9 @@ class SlowMounts:
             if len(self._known) >= _MOST:
                 self._known.clear()
             self._known[mount] = magic
-        return magic in _MAGICS or (magic == mounts.OVERLAY_MAGIC and self.is_users(user))
+        return magic in mounts.SERVER_MAGICS or (
+            magic == mounts.OVERLAY_MAGIC and self.is_users(user)
+        )
 
 
 Device = tuple[int, int]
