@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bundles: collect artifacts from a store into one file, and import them into another store.
 
-A bundle may also list the source files that its debuginfo names. llvm-dwarfdump(1) lists them; it
-runs confined, as symbolizers do, once for each file. Its output depends on the author of the file,
-so it is bounded and not trusted.
+A bundle may also list the source files that its debuginfo names. The names depend on the author of
+the file, so they are bounded and not trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import tempfile
 import time
@@ -18,16 +16,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from buildidfs.capture import base
-from buildidfs.capture.archive import stream
 from buildidfs.capture.base import PinnedFile, reached
 from buildidfs.capture.origin.builder import access_of
 from buildidfs.capture.unresponsive.file_helper import check_readable
 from buildidfs.catalog.containers import Names
 from buildidfs.catalog.coverage import CoverageLookup
-from buildidfs.errors import CapabilityError, IntegrityError, UsageError
-from buildidfs.formats import bundle_archive, symbolizer_output
+from buildidfs.catalog.source_files import named_by
+from buildidfs.errors import IntegrityError, UsageError
+from buildidfs.formats import bundle_archive
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.linux import file_ops, inodes, machine
+from buildidfs.linux import inodes, machine
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, QUALITIES, Absence, BuildId, Digest, Kind, Quality, Trust
 from buildidfs.names import printable
@@ -40,8 +38,6 @@ from buildidfs.store.bundle import (
     write_bundle,
 )
 from buildidfs.store.export import open_draft, open_through
-from buildidfs.symbolize import programs
-from buildidfs.symbolize.programs import Slots, SymbolizerFailed, SymbolizerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
 
     from buildidfs.capture.base import Found, Progress
     from buildidfs.formats.elf.identify import AltLink
+    from buildidfs.formats.elf.line_files import SourceNames
     from buildidfs.ingest import ScanSummary
     from buildidfs.model import Access, Artifact
     from buildidfs.store import NewCapture, OriginRecord, Store
@@ -60,14 +57,11 @@ _BATCH: Final = 256
 _PARTIAL: Final = ".partial"
 NOT_WANTED: Final = "not wanted"
 NO_DEBUGINFO: Final = "no debuginfo is in the bundle"
-NOT_INSTALLED: Final = "llvm-dwarfdump is not installed; apt-get install llvm (15 or newer)"
 TOO_MUCH: Final = "it names more than is listed"
+PARTIAL: Final = "a part of its debug information is damaged or too large to be read"
 TOO_LATE: Final = "no time was left for it"
 _SECONDS: Final = 1800.0  # for all files together
-_PATHS: Final = 1 << 20  # for one file
-_DIRECTORIES: Final = 1 << 14
 _LIST_BYTES: Final = 1 << 30
-_NAME_BYTES: Final = 1 << 13
 
 
 def collect(
@@ -407,19 +401,13 @@ def write_source_list(
     chosen = _with_debuginfo(items)
     if not chosen:
         return bundle_archive.SourceList(why=NO_DEBUGINFO)
-    program = programs.find_dumper()
-    if program is None:
-        return bundle_archive.SourceList(why=NOT_INSTALLED)
     lines = _List(file)
     absent = []
     deadline = time.monotonic() + _SECONDS
     for number, item in enumerate(chosen, 1):
-        try:
-            _ask(store, program, item, lines, deadline)
-        except (SymbolizerFailed, UsageError) as error:
-            absent.append(bundle_archive.Absent(item.build_id, str(error)))
-        except CapabilityError as error:
-            return bundle_archive.SourceList(why=str(error))
+        why = _list_file(store, item, lines, deadline)
+        if why:
+            absent.append(bundle_archive.Absent(item.build_id, why))
         if progress is not None:
             progress(number, "looking for the names of source files", share=number / len(chosen))
     return bundle_archive.SourceList(lines.size, lines.end(), lines.files, "", tuple(absent))
@@ -436,56 +424,30 @@ def _with_debuginfo(items: Iterable[bundle_archive.Item]) -> list[bundle_archive
     return list(chosen.values())
 
 
-def _ask(
-    store: Store, program: str, item: bundle_archive.Item, lines: _List, deadline: float
-) -> None:
-    """List the sources of one file. Raises `SymbolizerFailed`, `UsageError`, `CapabilityError`."""
+def _list_file(store: Store, item: bundle_archive.Item, lines: _List, deadline: float) -> str:
+    """List the sources of one file; return a clause why some are left out, or an empty one."""
     if time.monotonic() >= deadline:
-        raise SymbolizerFailed(TOO_LATE)
-    with Slots(1) as slots:
-        digest = Digest(bytes.fromhex(item.sha256))
-        slots.fill(item.size, functools.partial(_copy, store, digest, slots))
-        until = min(deadline, time.monotonic() + programs.ANSWER_S)
-        # The query that needs more time and memory comes last.
-        for found, option in ((_paths, "--show-sources"), (_directories, "--recurse-depth=0")):
-            child = SymbolizerProcess([program, option, os.fsdecode(slots.path(0))], slots)
-            try:
-                for line in found(item.build_id, child.lines(until)):
-                    lines.add(line, is_file=found is _paths)
-            except SymbolizerFailed as error:
-                raise SymbolizerFailed(f"{os.path.basename(program)}: {error}") from error
-            finally:
-                child.close()
+        return TOO_LATE
+    with named_by(store, Digest(bytes.fromhex(item.sha256))) as found:
+        for line, is_file in _encoded(item.build_id, found):
+            if time.monotonic() >= deadline:
+                return TOO_LATE
+            if not lines.add(line, is_file=is_file):
+                return TOO_MUCH
+        return PARTIAL if found.is_partial else ""
 
 
-def _copy(store: Store, digest: Digest, slots: Slots, target: int) -> None:
-    try:
-        with store.open_blob(digest) as blob:
-            file_ops.copy(blob.fileno(), target)
-        stream.unpack_sections(target, slots.most_bytes)
-    except stream.CannotDecompress as error:
-        raise SymbolizerFailed(f"its debug information cannot be read: {error}") from error
-
-
-def _paths(build_id: str, lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of the source files, in the order of llvm-dwarfdump."""
-    for number, name in enumerate(lines):
-        if number == _PATHS:
-            raise SymbolizerFailed(TOO_MUCH)
-        if name and len(name) <= _NAME_BYTES:
-            yield bundle_archive.encode_source(build_id, path=name)
-
-
-def _directories(build_id: str, lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of the compilation directories, each once."""
-    known: set[bytes] = set()
-    for line in lines:
-        name = symbolizer_output.directory_of_llvm(line)
-        if name and name not in known and len(name) <= _NAME_BYTES:
-            if len(known) == _DIRECTORIES:
-                raise SymbolizerFailed(TOO_MUCH)
-            known.add(name)
-            yield bundle_archive.encode_source(build_id, directory=name)
+def _encoded(build_id: str, found: SourceNames) -> Iterator[tuple[bytes, bool]]:
+    """Yield the lines of the source files, then those of the compilation directories, each once;
+    the second part is True for a file.
+    """
+    known = set()
+    for file in found.files():
+        if file.path not in known:  # compilers may record several MD5
+            known.add(file.path)
+            yield bundle_archive.encode_source(build_id, path=file.path), True
+    for directory in found.directories():
+        yield bundle_archive.encode_source(build_id, directory=directory), False
 
 
 class _List:
@@ -497,14 +459,15 @@ class _List:
         self.size = 0
         self.files = 0
 
-    def add(self, line: bytes, *, is_file: bool) -> None:
-        """Add a line. Raises OSError, `SymbolizerFailed` if there is no room for it."""
+    def add(self, line: bytes, *, is_file: bool) -> bool:
+        """Add a line; return False if there is no room for it. Raises OSError."""
         if self.size + len(line) > _LIST_BYTES:
-            raise SymbolizerFailed(TOO_MUCH)
+            return False
         self._file.write(line)
         self._hasher.update(line)
         self.size += len(line)
         self.files += is_file
+        return True
 
     def end(self) -> str:
         """Write the rest; return the digest of all lines as hex digits. Raises OSError."""

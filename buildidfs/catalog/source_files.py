@@ -27,14 +27,16 @@ import msgspec
 
 from buildidfs import names
 from buildidfs.capture import base
-from buildidfs.capture.archive import plain_files
+from buildidfs.capture.archive import plain_files, stream
 from buildidfs.capture.base import PinnedFile, Resighting, Unreadable
 from buildidfs.capture.origin.builder import Here
 from buildidfs.capture.scan.tree import identify_tree
 from buildidfs.errors import IntegrityError, InvalidBuildId, UsageError
 from buildidfs.formats import source_archive
 from buildidfs.formats.elf import identify
-from buildidfs.formats.elf.line_files import line_files
+from buildidfs.formats.elf.line_files import SourceNames
+from buildidfs.formats.elf.sections import packed_sections
+from buildidfs.formats.elf.units import SECTION_MAX
 from buildidfs.linux import file_ops, inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, Sighting, Standing
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from buildidfs.config import Settings
     from buildidfs.formats.elf.header import ReadAt
     from buildidfs.formats.elf.line_files import LineFile
-    from buildidfs.model import Artifact
+    from buildidfs.model import Artifact, Digest
     from buildidfs.store import Store
 
 DEFAULT_ROOTS: Final = (b"/usr/src", b"/usr/include", b"/usr/lib/gcc")
@@ -207,8 +209,8 @@ def _named(store: Store, chosen: Iterable[_Chosen]) -> dict[_Place, set[bytes]]:
     found: dict[_Place, set[bytes]] = {}
     room = _MOST_NAMED
     for each in chosen:
-        with _named_by(store, each.artifact) as files:
-            files = islice(files, max(room, 0))
+        with named_by(store, each.artifact.digest) as names_in_it:
+            files = islice(names_in_it.files(), max(room, 0))
             paths = {source_archive.normal(each.path) for each in files if _is_absolute(each)}
         for place in each.places:
             known = found.setdefault(place, set())
@@ -482,8 +484,8 @@ def _collect(
     """Write the sources of a file one after another; return their paths and sizes."""
     found: dict[bytes, int] = {}
     total = 0
-    with _named_by(store, artifact) as every:
-        for named in every:
+    with named_by(store, artifact.digest) as names_in_it:
+        for named in names_in_it.files():
             if not _is_absolute(named):
                 counts.relative += 1
                 continue
@@ -503,23 +505,41 @@ def _collect(
 
 
 @contextlib.contextmanager
-def _named_by(store: Store, artifact: Artifact) -> Iterator[Iterator[LineFile]]:
-    """Yield the source files that a file with debug information names."""
+def named_by(store: Store, digest: Digest) -> Iterator[SourceNames]:
+    """Yield the names of source files in a file with debug information.
+
+    Raises `IntegrityError` if the blob is gone, or has other bytes.
+    """
     with contextlib.ExitStack() as stack:
-        blob = stack.enter_context(store.blobs.open(artifact.digest))
+        file = _readable(store, digest, stack)
 
         def alternate() -> tuple[ReadAt, int] | None:
-            described = identify.describe(blob.read_at, blob.size)
+            described = identify.describe(*file)
             if isinstance(described, Absence) or described.altlink is None:
                 return None
             ordinal = store.index.ordinal(described.altlink.build_id) or 0
             found = store.index.artifact(ordinal, Kind.DEBUGINFO)
             if found is None:
                 return None
-            other = stack.enter_context(store.blobs.open(found.digest))
-            return other.read_at, other.size
+            return _readable(store, found.digest, stack)
 
-        yield line_files(blob.read_at, blob.size, alternate)
+        yield SourceNames(*file, alternate)
+
+
+def _readable(store: Store, digest: Digest, stack: contextlib.ExitStack) -> tuple[ReadAt, int]:
+    """Return a blob, or a copy of it with plain sections if some are compressed by zstd or are
+    large. Sections that cannot be decompressed stay compressed.
+    """
+    blob = stack.enter_context(store.blobs.open(digest))
+    if packed_sections(blob.read_at, blob.size, SECTION_MAX):
+        with contextlib.suppress(OSError):
+            copy = base.scratch_file()
+            stack.callback(os.close, copy)
+            file_ops.copy(blob.fileno(), copy)
+            with contextlib.suppress(stream.CannotDecompress):
+                stream.unpack_sections(copy, stream.SECTIONS_MAX, SECTION_MAX)
+            return lambda offset, size: os.pread(copy, size, offset), os.fstat(copy).st_size
+    return blob.read_at, blob.size
 
 
 def _is_absolute(file: LineFile) -> bool:

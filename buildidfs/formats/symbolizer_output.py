@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of symbolizers: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text; llvm-dwarfdump(1).
+"""Output of symbolizers: llvm-symbolizer(1) as JSON, eu-addr2line(1) as text.
 
 Names in the output come from the queried file, which may be hostile.
 """
@@ -21,11 +21,6 @@ _DIGITS: Final = 20  # of a number that fits 64 bits
 _INLINED: Final = b" inlined at "
 _VERSION: Final = re.compile(r"@@?(?!plt$)[A-Za-z_][\w.-]*$")
 _UNKNOWN: Final = ("??", "")
-
-_DIRECTORY: Final = re.compile(rb' *DW_AT_comp_dir\t\("(.*)"\)', re.DOTALL)
-# Escapes of raw_ostream::write_escaped of LLVM.
-_ESCAPE: Final = re.compile(rb"\\(?:([0-3][0-7]{2})|(.))", re.DOTALL)
-_LETTERS: Final = {b"t": b"\t", b"n": b"\n"}
 
 
 class Frame(msgspec.Struct, frozen=True, rename={"start": "_start"}):
@@ -119,18 +114,6 @@ def of_elfutils(lines: Sequence[bytes]) -> list[Frame]:
             Frame(_function(name), file, line, column, None, inlined=index < len(pairs) - 1)
         )
     return _known(frames)
-
-
-def directory_of_llvm(line: bytes) -> bytes | None:
-    """Return the compilation directory, if a line of ``llvm-dwarfdump`` has it."""
-    found = _DIRECTORY.fullmatch(line)
-    return None if found is None else _ESCAPE.sub(_plain, found[1])
-
-
-def _plain(escape: re.Match[bytes]) -> bytes:
-    if escape[1] is not None:
-        return bytes((int(escape[1], 8),))
-    return _LETTERS.get(escape[2], escape[2])
 
 
 def _place(text: bytes) -> tuple[str, int, int]:

@@ -57,7 +57,6 @@ _MOST_BYTES: Final = 8 << 30
 _MOST_BYTES_OF_MEMORY: Final = 1 << 30
 _NEWEST_LLVM: Final = 40
 _OLDEST_SYMBOLIZER: Final = 13
-_OLDEST_DUMPER: Final = 15
 _VERSION_S: Final = 10.0
 
 _ENDED_WELL: Final = "ended with status 0"
@@ -279,11 +278,6 @@ def find(wanted: str | None = None) -> tuple[str, str]:
         is_llvm = wanted.startswith(NAMES[0])
         package = wanted.replace("-symbolizer", "") if is_llvm else "elfutils"
     raise UsageError(f"{missing} installed; apt-get install {package}")
-
-
-def find_dumper() -> str | None:
-    """Return the path of the newest llvm-dwarfdump that lists sources."""
-    return _newest("llvm-dwarfdump", _OLDEST_DUMPER)
 
 
 def find_disassembler() -> str | None:

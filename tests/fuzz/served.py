@@ -22,12 +22,15 @@ from tests.support.filesystems.filereader import FileReader
 
 
 def _check_line_files(data: bytes) -> None:
-    found = list(line_files.line_files(FileReader(data), len(data)))
+    names = line_files.SourceNames(FileReader(data), len(data))
+    found = list(names.files())
     assert len(set(found)) == len(found)
     for each in found:
         assert each.path.startswith(b"/")
         assert b"\0" not in each.path
         assert len(each.md5) in (0, 16) or each.md5
+    directories = list(names.directories())
+    assert len(set(directories)) == len(directories)
 
 
 def table(body: bytes, version: int = 5) -> bytes:

@@ -96,15 +96,11 @@ def _check_symbolized(data: bytes) -> None:
         assert len(frames) <= symbolizer_output.MOST_FRAMES
         for frame in frames:
             assert frame.line >= 0
-    for line in data.split(b"\n"):
-        directory = symbolizer_output.directory_of_llvm(line)
-        assert directory is None or len(directory) < len(line)
 
 
 def _seed_symbolized() -> Iterator[bytes]:
     yield b'{"Address":"0x1","Symbol":[{"FunctionName":"f","FileName":"a.c","Line":2,"Column":3}]}'
     yield b"inner inlined at /a.c:3:5 in outer\n/a.c:2:7\nouter\n??:0"
-    yield b'              DW_AT_comp_dir\t("/build/\\303\\244 \\"x\\\\\\n")\n'
 
 
 def _huge_symbolized() -> Iterator[bytes]:
@@ -113,8 +109,6 @@ def _huge_symbolized() -> Iterator[bytes]:
     yield b'{"Symbol":' + b"[" * (MEGABYTE - 64)
     yield filled(b"f inlined at x:1:2 in ", MEGABYTE)
     yield filled(b"f\n??:1\n")
-    for escape in (b"\\", b"\\303", b"\\n"):
-        yield b' DW_AT_comp_dir\t("' + filled(escape, MEGABYTE - 64) + b'")'
 
 
 # --- /proc/kallsyms ------------------------------------------------------------------------------

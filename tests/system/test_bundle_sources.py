@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from buildidfs.bundle import collect
+from buildidfs.catalog import source_files
+from buildidfs.formats.elf import line_files, units
 from buildidfs.store import Store
 from buildidfs.store.bundle import BundleFile
-from buildidfs.symbolize import programs
 from tests.support.clients.tools import Result, nm, run, tool
 from tests.support.elf.programs import SOURCE_DIR, build_id_of
 from tests.support.harness.mounts import BuildIdFs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import ModuleType
 
     from buildidfs.formats.bundle_archive import Manifest
     from tests.support.elf.programs import Program
@@ -62,7 +64,9 @@ def names(lines: list[dict[str, Any]], build_id: str, key: str = "path") -> set[
     return {line[key] for line in lines if line["build_id"] == build_id and key in line}
 
 
-@pytest.mark.parametrize("form", ["-gdwarf-4", "-gdwarf-5", "-gz"])
+@pytest.mark.parametrize(
+    "form", ["-gdwarf-2", "-gdwarf-3", "-gdwarf-4", "-gdwarf-5", "-gz", "-gsplit-dwarf"]
+)
 def test_sources_of_a_program(directory: Path, buildidfs: BuildIdFs, form: str) -> None:
     program = compiled(directory, form)
     build_id = build_id_of(program)
@@ -217,19 +221,14 @@ def bundled(
     return said["sources"], manifest(file)["sources"]
 
 
-def test_without_the_program(directory: Path, buildidfs: BuildIdFs) -> None:
+def test_list_needs_no_installed_program(directory: Path, buildidfs: BuildIdFs) -> None:
     program = compiled(directory)
     buildidfs("add", program)
     file = directory / "one.tar.zst"
     environment = {**os.environ, "PATH": str(directory / "empty")}
-    said, about = bundled(buildidfs, file, program, env=environment)
-    assert said == {"files": None, "reason": collect.NOT_INSTALLED, "absent": []}
-    assert about == {"why": collect.NOT_INSTALLED}
-    assert extracted(file).rc != 0
-    text = buildidfs("bundle", program, "-o", file, env=environment).err
-    assert f"no list of source files: {collect.NOT_INSTALLED}" in text
-    (directory / "other").mkdir()
-    BuildIdFs(directory / "other")("import", file)
+    said, _ = bundled(buildidfs, file, program, env=environment)
+    assert (said["reason"], said["absent"]) == ("", [])
+    assert f"{directory}/src/main.c" in names(listed(file), build_id_of(program))
 
 
 def test_where_there_is_nothing_to_list(directory: Path, buildidfs: BuildIdFs) -> None:
@@ -260,25 +259,6 @@ def test_of_a_file_that_is_damaged(directory: Path, buildidfs: BuildIdFs) -> Non
     assert {each["build_id"] for each in said["absent"]} <= {bad}
 
 
-@pytest.fixture
-def instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: Path) -> tuple[Path, Path]:
-    """A place for a program to run in place of llvm-dwarfdump, and a file it would be asked about.
-
-    Nobody may search where pytest puts its files.
-    """
-    program = directory / "llvm-dwarfdump-99"
-    monkeypatch.setattr(programs, "find_dumper", lambda: os.fspath(program))
-    return program, compiled(tmp_path)
-
-
-def script(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    for parent in path.parents:
-        if not parent.stat().st_mode & 0o001:
-            parent.chmod(0o711)
-
-
 def made(directory: Path, program: Path) -> Manifest:
     from buildidfs.model import BuildId
 
@@ -293,38 +273,41 @@ def made(directory: Path, program: Path) -> Manifest:
     return result
 
 
+@pytest.mark.parametrize("form", ["zlib", "zstd"])
+def test_sections_too_large_to_inflate_in_memory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    program = compiled(directory, "-gdwarf-4")
+    run([tool("objcopy"), f"--compress-debug-sections={form}", program], check=True)
+    monkeypatch.setattr(units, "SECTION_MAX", 20)
+    monkeypatch.setattr(source_files, "SECTION_MAX", 20)
+    about = made(directory, program).sources
+    assert about is not None
+    assert about.absent == ()
+    lines = listed(directory / "made")
+    build_id, src = build_id_of(program), str(directory / "src")
+    assert names(lines, build_id) >= {f"{src}/main.c", f"{src}/inner/part.h"}
+    assert names(lines, build_id, "directory") == {src}
+
+
 @pytest.mark.parametrize(
-    ("text", "files", "why"),
+    ("limits", "files", "why"),
     [
-        ("exit 3", 0, "ended with status 3"),
-        ("echo /a.c; kill -9 $$", 1, "ended by signal 9"),
-        ("exec head -c 100000000 /dev/zero", 0, "its answer does not end"),
-        ("echo /a.c; exec sleep 600", 1, "no answer for"),
-        ("exec yes /a.c", 50, collect.TOO_MUCH),
+        ({(line_files, "_FILES_MAX"): 1}, 1, collect.PARTIAL),
+        ({(line_files, "_BYTES_MAX"): 5}, 0, collect.PARTIAL),
+        ({(line_files, "_DIRECTORIES_MAX"): 0}, 2, collect.PARTIAL),
+        ({(collect, "_LIST_BYTES"): 10}, 0, collect.TOO_MUCH),
+        ({(collect, "_SECONDS"): -1.0}, 0, collect.TOO_LATE),
     ],
 )
-def test_a_program_that_misbehaves(
-    directory: Path, instead: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch,
-    text: str, files: int, why: str,
+def test_incomplete_list_gives_its_reason(
+    directory: Path, monkeypatch: pytest.MonkeyPatch,
+    limits: dict[tuple[ModuleType, str], float], files: int, why: str,
 ) -> None:  # fmt: skip
-    """What it said until then is kept, and why it is not all."""
-    program, asked = instead
-    script(program, text)
-    monkeypatch.setattr(collect, "_PATHS", 50)
-    if "sleep" in text:
-        monkeypatch.setattr(programs, "ANSWER_S", 1.0)
-    about = made(directory, asked).sources
+    program = compiled(directory)
+    for (module, name), value in limits.items():
+        monkeypatch.setattr(module, name, value)
+    about = made(directory, program).sources
     assert about is not None
-    assert (about.files, len(about.absent)) == (files, 1)
-    assert why in about.absent[0].why
-
-
-def test_it_runs_as_a_user_of_its_own(directory: Path, instead: tuple[Path, Path]) -> None:
-    program, asked = instead
-    script(program, "exec /usr/bin/perl -e 'print $<, qq(\\n), -s $ARGV[1], qq(\\n)' -- \"$@\"")
-    about = made(directory, asked)
-    assert about.sources is not None
-    lines = [json.loads(line) for line in extracted(directory / "made").out.splitlines()]
-    uid, size = sorted((int(line["path"]) for line in lines if "path" in line), reverse=True)
-    assert uid >= 1 << 30 if os.geteuid() == 0 else uid == os.geteuid()
-    assert size == asked.stat().st_size
+    assert about.files == pytest.approx(files, abs=1 if files > 1 else 0)
+    assert [each.why for each in about.absent] == [why]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``symbolize`` and ``bundle`` give their answers in every environment that a caller may be in."""
+"""``symbolize`` gives its answers in every environment that a caller may be in."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import pty
 import socket
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.client, pytest.mark.root, pytest.mark.slow]
 
 READING = ("input", "perf script")
-WAYS = (*READING, "argument", "bundle")
+WAYS = (*READING, "argument")
 USERS = ("root", "user")
 
 
@@ -100,12 +99,11 @@ def standard_input(kind: str, text: str, place: Path) -> Iterator[int]:
         yield reading
 
 
-def command(subject: Subject, user: str, way: str, place: Path) -> Command:
+def command(subject: Subject, user: str, way: str) -> Command:
     words = {
         "argument": ["symbolize", subject.request],
         "input": ["symbolize"],
         "perf script": ["symbolize", "--perf-script"],
-        "bundle": ["bundle", subject.build_id, "-o", str(place / "made"), "--json"],
     }[way]
     text = {"input": f"{subject.request}\n", "perf script": subject.script}.get(way, "")
     return Command(["--store", str(subject.store(user)), *words], text)
@@ -128,7 +126,7 @@ def ask(
     if environment.stdin == "closed":
         before = ["/bin/sh", "-c", 'exec "$@" 0<&-', "sh", *before]
     argv = [os.fsdecode(word) for word in before]
-    commands = [command(subject, user, way, place) for way in ways]
+    commands = [command(subject, user, way) for way in ways]
     if not environment.is_for_one:
         return run_in_turn(argv, commands, variables, ROOT)
     (only,) = commands
@@ -153,10 +151,7 @@ def failure(
         "argument": f"{subject.request} main {subject.directory}/subject.c:1",
         "input": f"{subject.request} main {subject.directory}/subject.c:1",
         "perf script": "main+0x0 (/subject)",
-        "bundle": '"absent":[]}',
     }[way] in done.stdout
-    if way == "bundle" and well:
-        well = json.loads(done.stdout)["sources"]["files"] >= 1
     told = environment.notes in done.stderr and bool(done.stderr) == bool(environment.notes)
     if done.returncode == 0 and well and told:
         return ""
@@ -170,7 +165,7 @@ def test_environment(subject: Subject, environment: Environment) -> None:
     Requests in an argument and in the input differ from perf's output by the input alone.
     """
     users = USERS[:1] if environment.root_only else USERS
-    ways = ["perf script", "bundle"]
+    ways = ["perf script"]
     if environment.stdin != "pipe":
         ways = [way for way in WAYS if environment.stdin != "closed" or way not in READING]
     together = [[way] for way in ways] if environment.is_for_one else [ways]

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats.elf.line_files import LineFile, line_files
+from buildidfs.formats.elf.line_files import LineFile, SourceNames
 from tests.fuzz.served import lined, table
 from tests.support.clients.tools import run, tool
 from tests.support.filesystems.filereader import FileReader
 
 
 def found(data: bytes) -> list[LineFile]:
-    return list(line_files(FileReader(data), len(data)))
+    return list(SourceNames(FileReader(data), len(data)).files())
 
 
 @pytest.mark.parametrize("version", [2, 3, 4, 5])
@@ -87,8 +87,10 @@ def test_relative_names_are_in_the_directory_of_the_compilation(
         run([tool("dwz"), "-m", other, *programs], check=True)
     data = programs[0].read_bytes()
     common = b"" if other is None else other.read_bytes()
-    files = line_files(FileReader(data), len(data), lambda: (FileReader(common), len(common)))
-    assert {os.path.normpath(each.path) for each in files} >= truth
+    sources_of = SourceNames(FileReader(data), len(data), lambda: (FileReader(common), len(common)))
+    assert {os.path.normpath(each.path) for each in sources_of.files()} >= truth
+    assert set(sources_of.directories()) == {os.fsencode(sources.parent), os.fsencode(sources)}
+    assert not sources_of.is_partial
 
 
 def test_damaged_table_does_not_hide_the_next_one() -> None:
@@ -96,4 +98,8 @@ def test_damaged_table_does_not_hide_the_next_one() -> None:
     bad = table(b"\xff" * 40, 5)
     assert found(lined(bad + good)) == [LineFile(b"/a.c")]
     assert found(lined(good[:-9])) == []
+    damaged = lined(bad + good)
+    names = SourceNames(FileReader(damaged), len(damaged))
+    assert list(names.files()) == [LineFile(b"/a.c")]
+    assert names.is_partial
     assert found(b"no ELF file") == []

@@ -10,7 +10,6 @@ import pytest
 from buildidfs.formats.symbolizer_output import (
     MOST_FRAMES,
     Frame,
-    directory_of_llvm,
     of_elfutils,
     of_llvm,
 )
@@ -56,18 +55,3 @@ def test_elfutils() -> None:
     assert of_elfutils([b"main", b"??:0"]) == [Frame("main")]
     assert of_elfutils([b"??", b"??:0"]) == of_elfutils([b"main"]) == of_elfutils([]) == []
     assert of_elfutils([b"f\xff", b"no place"]) == [Frame("f\ufffd")]
-
-
-@pytest.mark.parametrize(
-    ("line", "directory"),
-    [
-        (rb'              DW_AT_comp_dir	("/build/a b")', b"/build/a b"),
-        (rb'  DW_AT_comp_dir	("/\\\"\t\303\244\n\")")', b'/\\"\t\xc3\xa4\n")'),
-        (rb'  DW_AT_comp_dir	("")', b""),
-        (rb'  DW_AT_name	("DW_AT_comp_dir	(\"/x\")")', None),
-        (rb"  DW_AT_comp_dir	(alt indirect string, offset: 0x1)", None),
-        (b"", None),
-    ],
-)
-def test_directories_of_llvm(line: bytes, directory: bytes | None) -> None:
-    assert directory_of_llvm(line) == directory

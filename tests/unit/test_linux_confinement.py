@@ -268,7 +268,7 @@ def test_numbers_are_those_of_the_kernel_headers() -> None:
     assert compared > 80
 
 
-NAMES = ("llvm-symbolizer", "eu-addr2line", "llvm-objdump", "llvm-dwarfdump")
+NAMES = ("llvm-symbolizer", "eu-addr2line", "llvm-objdump")
 PROGRAMS = [
     (name, str(path))
     for name in NAMES
@@ -303,7 +303,6 @@ def test_real_programs_say_the_same_as_outside(tmp_path: Path) -> None:
             f"{address}\n",
         ),
         "llvm-objdump": (["-d", "--no-show-raw-insn", file], ""),
-        "llvm-dwarfdump": (["--debug-info", file], ""),
     }  # fmt: skip
     for name, path in PROGRAMS:
         options, text = asked[name]

@@ -56,10 +56,6 @@ def test_one_that_is_too_old(installed: Path) -> None:
     of_version(installed / "llvm-symbolizer-12", "12.0.1")
     other = os.fspath(script(installed / "eu-addr2line"))
     assert programs.find() == ("eu-addr2line", other)
-    of_version(installed / "llvm-dwarfdump", "14.0.6")
-    assert programs.find_dumper() is None
-    newer = of_version(installed / "llvm-dwarfdump-15", "15.0.7")
-    assert programs.find_dumper() == newer
 
 
 def test_the_version_that_is_asked_for(installed: Path) -> None:

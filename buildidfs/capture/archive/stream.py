@@ -238,9 +238,9 @@ def decompressed(
     return memory_fd
 
 
-def unpack_sections(fd: int, limit: int) -> None:
+def unpack_sections(fd: int, limit: int, above: int | None = None) -> None:
     """Decompress sections of an ELF file in forms that not all programs read, and append them to
-    the file: those of `packed_sections`.
+    the file: those of `packed_sections`, which also explains ``above``.
 
     The decompressed sections may take at most ``limit`` bytes, and at most as many as are usual for
     debug information in a file of this size. Raises `CannotDecompress`, after which the sections
@@ -248,7 +248,8 @@ def unpack_sections(fd: int, limit: int) -> None:
     """
     size = end = os.fstat(fd).st_size
     limit = min(limit, SECTIONS_MAX, size * _SECTIONS_RATIO + _SECTIONS_LEAST)
-    for section in packed_sections(lambda offset, length: os.pread(fd, length, offset), size):
+    sections = packed_sections(lambda offset, length: os.pread(fd, length, offset), size, above)
+    for section in sections:
         start = at = section.start(end)
         if section.plain > min(limit - (end - size), section.most - start):
             raise CannotDecompress("more debug information when decompressed than is read")

@@ -6,12 +6,12 @@ for a file. A relative path is joined to its directory. Before version 5, no tab
 directory of the compilation; it is that of the unit to which the table belongs. If it is unknown,
 the path stays relative. DWARF 5, sections 3.1.1, 6.2.4 and 6.2.4.1.
 
-The numbers of units, files and bytes are bounded; no input raises.
+The numbers of units, files and bytes are bounded; no input raises. `SourceNames.is_partial` tells
+whether a bound or damage cost a name.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 _UNITS_MAX: Final = 1 << 16
 _FILES_MAX: Final = 1 << 18
+_DIRECTORIES_MAX: Final = 1 << 14
 _HEADER_MAX: Final = 1 << 20
 _WORK_MAX: Final = 1 << 20  # declarations of attributes in all units
 _PATH_MAX: Final = 4096
 _FORMATS_MAX: Final = 16
 _BYTES_MAX: Final = 16 << 20  # for the paths of all files
+_ENTRIES_MAX: Final = 1 << 25  # in all tables
 _ENTRY_MIN: Final = 6  # the least number of bytes that a compiler writes for a file
 
 _PATH: Final = 1
@@ -62,31 +64,16 @@ class LineFile(NamedTuple):
     md5: bytes = b""
 
 
-def line_files(
-    read_at: ReadAt, size: int, alternate: Alternate = lambda: None
-) -> Iterator[LineFile]:
-    """Yield the source files in the line tables of an ELF file of ``size`` bytes, each once.
+class SourceNames:
+    """The source files and compilation directories in an ELF file of ``size`` bytes.
 
-    ``alternate`` is as for `Units`.
+    ``alternate`` is as for `Units`. ``is_partial`` is True once an iterator has left out a name,
+    because a part is damaged, cannot be decompressed, or exceeds a limit.
     """
-    sections = Sections(read_at, size)
-    if sections.debug(b".debug_line") is None:
-        return
-    known: set[LineFile] = set()
-    left = _BYTES_MAX
-    for found in _Tables(sections, read_at, size, alternate).files():
-        if found not in known:
-            left -= len(found.path)
-            if left < 0 or len(known) >= _FILES_MAX:
-                return
-            known.add(found)
-            yield found
 
-
-class _Tables:
-    def __init__(
-        self, sections: Sections, read_at: ReadAt, size: int, alternate: Alternate
-    ) -> None:
+    def __init__(self, read_at: ReadAt, size: int, alternate: Alternate = lambda: None) -> None:
+        sections = Sections(read_at, size)
+        self.is_partial = False
         self._little = sections.little_endian
         self._units = partial(Units, sections, read_at, size, _WORK_MAX, alternate)
 
@@ -94,28 +81,61 @@ class _Tables:
             return DebugSection(sections, name, read_at, size)
 
         self._lines = section(b".debug_line")
+        for read in (self._lines, section(b".debug_info")):
+            header = sections.debug(read.name)
+            self.is_partial |= header is not None and header.size > 0 and not read.size
         self._strings = {
             _STRP: section(b".debug_str"), _LINE_STRP: section(b".debug_line_str"),
         }  # fmt: skip
         # Limits of the entries, and of the bytes of text, for all units.
         lines = min(self._lines.size, size)
-        self._entries_left = Budget(lines // _ENTRY_MIN + 1000, Malformed)
+        self._entries_left = Budget(min(lines // _ENTRY_MIN + 1000, _ENTRIES_MAX), Malformed)
         self._text_left = Budget(8 * lines + _BYTES_MAX, Malformed)
 
     def files(self) -> Iterator[LineFile]:
+        """Yield the source files in the line tables, each once."""
+        known: set[LineFile] = set()
+        left = _BYTES_MAX
+        for found in self._in_tables():
+            if found not in known:
+                left -= len(found.path)
+                if left < 0 or len(known) >= _FILES_MAX:
+                    self.is_partial = True
+                    return
+                known.add(found)
+                yield found
+
+    def directories(self) -> Iterator[bytes]:
+        """Yield the directories of compilation of all units, each once."""
+        known: set[bytes] = {b""}
+        for entry in self._units().entries(_UNITS_MAX, lambda *_: True):
+            found = entry.text(AT_COMP_DIR)
+            if found not in known:
+                if len(known) > _DIRECTORIES_MAX:
+                    self.is_partial = True
+                    return
+                known.add(found)
+                yield found
+
+    def _in_tables(self) -> Iterator[LineFile]:
         at = 0
         for _ in range(_UNITS_MAX):
+            if at >= self._lines.size:
+                return
             cursor = Cursor(self._lines.read(at, 12), self._little)
             try:
                 length, offsets = cursor.unit_length()
             except Malformed:
-                return
+                break
             table, start = at, at + cursor.at
             at = start + length
             unit = Cursor(self._lines.read(start, min(length, _HEADER_MAX)), self._little)
-            with suppress(Malformed):
+            try:
                 for file in self._unit(unit, offsets):
                     yield self._completed(table, file)
+            except Malformed:
+                self.is_partial |= length > 0  # zeros are padding
+        self.is_partial = True
 
     def _completed(self, table: int, file: LineFile) -> LineFile:
         """Return a file with the directory of the compilation, if its path is relative and that

@@ -76,6 +76,7 @@ class Sections:
         self._read_at = read_at
         self._size = size
         self.headers: list[SectionHeader] = []
+        self.little_endian = True
         self.table = self.names_at = 0
         head = read_at(0, min(size, _HEAD_SIZE))
         parsed = parse_header(head)
@@ -274,12 +275,13 @@ class PackedSection(NamedTuple):
         return self.form.pack(*fields)
 
 
-def packed_sections(read_at: ReadAt, size: int) -> list[PackedSection]:
+def packed_sections(read_at: ReadAt, size: int, above: int | None = None) -> list[PackedSection]:
     """Return the sections within a file whose form some programs cannot read.
 
     These are sections compressed by zstd (ELFCOMPRESS_ZSTD of 2022), which LLVM 15, elfutils 0.188
     and programs built without zstd cannot read, and sections named ``.zdebug_*``, which LLVM cannot
-    read from version 16 on. The caller can append the plain bytes to the file, and give the section
+    read from version 16 on. With ``above`` these are also all compressed sections of more plain
+    bytes than that. The caller can append the plain bytes to the file, and give the section
     `PackedSection.header`.
     """
     sections = Sections(read_at, size)
@@ -292,7 +294,7 @@ def packed_sections(read_at: ReadAt, size: int) -> list[PackedSection]:
         row = read_at(header_at, sections.form.size)
         if len(row) == sections.form.size:
             fields = sections.form.unpack(row)
-            packed = _packed(sections, section, header_at, fields, read_at)
+            packed = _packed(sections, section, header_at, fields, read_at, above)
             if packed is not None:
                 found.append(packed)
     return found
@@ -304,6 +306,7 @@ def _packed(
     header_at: int,
     fields: tuple[int, ...],
     read_at: ReadAt,
+    above: int | None,
 ) -> PackedSection | None:
     is_named = not section.flags & SHF_COMPRESSED
     form = _PACKED_HEAD if is_named else sections.chdr
@@ -315,10 +318,11 @@ def _packed(
         kind, alignment = (_CH_ZLIB if magic == _PACKED_MAGIC else 0), section.align
     else:
         kind, plain, alignment = form.unpack(head)
-    if kind != (_CH_ZLIB if is_named else _CH_ZSTD):
+    is_large = above is not None and plain > above and kind == _CH_ZLIB
+    if not is_large and kind != (_CH_ZLIB if is_named else _CH_ZSTD):
         return None
     payload = section.offset + form.size, section.size - form.size
     name_at = sections.names_at + fields[_NAME] + 1 if is_named else 0
     return PackedSection(
-        header_at, *payload, plain, alignment, sections.form, fields, not is_named, name_at
+        header_at, *payload, plain, alignment, sections.form, fields, kind == _CH_ZSTD, name_at
     )

@@ -116,6 +116,7 @@ class DebugSection:
     """A debug section by its name; it is read in parts, or decompressed whole."""
 
     def __init__(self, sections: Sections, name: bytes, read_at: ReadAt, size: int) -> None:
+        self.name = name
         self._read_at = read_at
         self._start, self.size, self._plain = 0, 0, b""
         header = sections.debug(name)
