@@ -295,8 +295,8 @@ class Finding(msgspec.Struct, frozen=True):
     """One reason why names are missing, and its remedy, as clauses for a person.
 
     ``reason`` is the stable name of the reason, ``command`` the first step of the remedy, None if
-    there is none. ``package`` is the package whose debug package ``command`` installs, or which is
-    not installed because apt does not know the debug package ``unknown``.
+    there is none. ``package`` is the package whose debug package ``command`` installs. If apt
+    does not know debug packages, ``unknown`` names them, and ``command`` does not install them.
     """
 
     reason: str

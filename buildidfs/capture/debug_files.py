@@ -397,7 +397,7 @@ def _has_checksum(build_id: BuildId, link: DebugLink) -> _Proof:
 
 
 def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
-    """Return the proof by a unit that the binary refers to."""
+    """Return the proof that a companion has a unit to which the binary refers."""
     kept_under = names.package_id(build_id)
 
     def belongs(companion: Companion) -> bool:

@@ -37,8 +37,8 @@ class Names:
     """The names of containers, from a store if there is one; each is looked up once.
 
     A user can give a control group the ID of any container, so a container is its label together
-    with the place of its control group. Without the latter it is the one that `reported` calls so.
-    If the containers are ``running``, the state files of their engines are read, too.
+    with the place of its control group. Without a place, the label is compared with those that
+    reports show. If the containers are ``running``, the state files of their engines are read, too.
     """
 
     def __init__(self, store: Store | None = None, *, running: bool = False) -> None:

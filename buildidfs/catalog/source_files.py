@@ -242,7 +242,7 @@ def _packaged_debuginfo(store: Store, paths: Sequence[bytes]) -> list[_Chosen]:
     build_ids: dict[BuildId, None] = {}
     for found in plain_files.in_packages(paths):
         if isinstance(found, Unreadable):
-            continue  # the scan has told of it
+            continue  # the scan has reported it
         containers.add(found.container)
         match = _DEBUG_FILE.fullmatch(found.file.path)
         if match is not None and len(match[2]) % 2 == 0:
@@ -270,7 +270,7 @@ def _image_debuginfo(store: Store, scanner: ImageScanner) -> list[_Chosen]:
     seen: dict[BuildId, set[_Place]] = {}
     for item in scanner:
         if isinstance(item, Unreadable):
-            continue  # the scan has told of it
+            continue  # the scan has reported it
         build_id = _build_id(item)
         if build_id is not None:
             origin = item.sighting.origin

@@ -87,7 +87,7 @@ def of_llvm(line: bytes) -> list[Frame]:
             )
             for index, symbol in enumerate(symbols)
         )
-    except (ValueError, RecursionError):  # errors of msgspec are of the former class
+    except (ValueError, RecursionError):  # msgspec raises ValueErrors
         return []
 
 

@@ -165,8 +165,8 @@ class _Waiting:
         self.bytes += sign * entry.size
 
     def biggest(self, shares: Shares) -> _Entry | None:
-        """Return the largest file of the share that has to give way: the entry to let go when a
-        limit is exceeded.
+        """Return the largest file of the largest share: the entry to drop if a limit is
+        exceeded.
         """
         share = shares.largest()
         if share is None:
@@ -177,8 +177,8 @@ class _Waiting:
 
 
 class _Queue:
-    """The entries that can be taken now, by size and by age, and those whose time has not
-    come yet.
+    """The entries that can be taken now, by size and by age, and those that can only be taken
+    later.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -299,7 +299,7 @@ class PendingFiles:
             )
 
     def put(self, pending: PendingFile) -> list[LetGo]:
-        """Take over a file; return the files that were let go for it, perhaps the file itself."""
+        """Take over a file; return the files that were dropped for it, perhaps the file itself."""
         with self._lock:
             if self._closed:
                 return [self._drop(pending, "the recorder is ending")]
@@ -418,7 +418,7 @@ class PendingFiles:
     # --- with the lock held ----------------------------------------------------------------
 
     def _excess(self) -> tuple[_Entry, str] | None:
-        """Return an entry to let go and the reason; None within the limits."""
+        """Return an entry to drop, and the reason; None within the limits."""
         waiting = self._waiting
         if self._slow > max(self.max_count // _SLOW_SHARE, 1):
             reason = "too many files wait for filesystems that may not answer"

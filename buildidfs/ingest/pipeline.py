@@ -400,13 +400,14 @@ class Pipeline(ABC):
 
     @abstractmethod
     def _not_committed(self, jobs: list[Job], error: BuildIdFsError) -> None:
-        """The store could not record these captures (none: only rows); their staged
-        bytes are gone.
+        """Handle captures that the store could not record, and whose staged bytes are gone.
+
+        ``jobs`` is empty if only rows could not be recorded.
         """
 
     @abstractmethod
     def _forgotten(self, sighting: Sighting) -> None:
-        """A file that the store seemed to know is not known to the store any more."""
+        """Handle a sighting of a file that the store does not know any more."""
 
 
 REMOVED: Final = "the store has removed its bytes meanwhile: the next scan reads it"

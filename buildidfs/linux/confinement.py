@@ -239,7 +239,7 @@ _SIGKILL, _SIGPIPE, _SIGXFSZ = 9, 13, 25
 
 _NOBODY = 65534
 # IDs that no distribution, container manager or systemd assigns (systemd's "Users, Groups, UIDs and
-# GIDs"), and the IDs of its dynamic users, for a user namespace that lacks the former.
+# GIDs"). A user namespace that lacks them may have those of systemd's dynamic users.
 _UNUSED = range(0x70000000, 0x7FFF0000)
 _DYNAMIC = range(61184, 65520)
 

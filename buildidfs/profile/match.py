@@ -203,7 +203,7 @@ class Matcher:
         elif file.path.startswith(b"["):
             left = list(pool)
         elif not file.inode:
-            # A record with a build ID has no device and inode, nor has one of an old kernel.
+            # A record with a build ID, or of an old kernel, has no device and inode.
             there = pool if file.build_id or _is_module(file) else self._there(pool, time)
             left = self._at(there, time, one_at_a_time=not file.build_id and _is_one_place(there))
         else:

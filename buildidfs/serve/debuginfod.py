@@ -245,7 +245,7 @@ class Debuginfod:
         return nodes.of_id(nodes.ordinal_of(node))  # an alias is a link to the directory
 
     def _lookup(self, node: int, name: bytes) -> int:
-        """Return the node of an entry, with a slow read if that takes one."""
+        """Return the node of an entry; read a file if the answer needs that."""
         try:
             return self._view.child(node, name)
         except NeedsReading:

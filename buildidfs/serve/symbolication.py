@@ -435,7 +435,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     """Return the request in a body. Raises `BadRequest`."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (ValueError, RecursionError) as error:  # errors of msgspec are of the former class
+    except (ValueError, RecursionError) as error:  # msgspec raises ValueErrors
         raise BadRequest(f"not a request: {str(error)[:200]}") from None
 
 

@@ -623,7 +623,7 @@ def _prepare_process() -> None:
     threads.allow_many_descriptors()
 
 
-# Gaps come in series, because the cause of too many events goes on.
+# Gaps come in series, because the cause of too many events continues.
 _BETWEEN_S: Final = 1.0
 # A process that is gone by then was caught, or cannot be found any more.
 _SETTLED_S: Final = 0.5

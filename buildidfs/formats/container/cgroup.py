@@ -205,7 +205,7 @@ def _innermost(cgroup_path: bytes) -> re.Match[bytes] | None:
 
 
 def _first_end(cgroup_path: bytes, containers: list[re.Match[bytes]]) -> int:
-    """Return the end of the first container, named or among ``containers``; 0 if none."""
+    """Return the offset of the end of the first container in the path; 0 if there is none."""
     named = (pattern.search(cgroup_path) for _, pattern in _NAMED)
     return min((each.end() for each in (*named, *containers) if each), default=0)
 

@@ -108,8 +108,8 @@ class _Places:
         self._spans = spans
 
     def section_of(self, address: int) -> int:
-        """Return its number, 0 if there is none. The end of a section counts as part of it, because
-        symbols such as ``_end`` are there.
+        """Return the number of the section at an address, 0 if there is none. The end of a section
+        counts as part of it, because symbols such as ``_end`` are there.
         """
         at = bisect.bisect_right(self._starts, address) - 1
         if at < 0 or address > self._spans[at][1]:
