@@ -14,7 +14,7 @@ import pytest
 
 from buildidfs.errors import StoreDamaged, StoreLocked, StoreMissing
 from buildidfs.model import Artifact, BuildId, ContainerNames, Kind, Quality, Sighting, Trust
-from buildidfs.store import NewSeen, Store
+from buildidfs.store import NewSeen, Store, schema
 from buildidfs.store.blobs import files
 from buildidfs.store.fsck import rebuild
 from buildidfs.store.index import environment
@@ -121,6 +121,19 @@ def test_new_index_keeps_the_rows_that_no_blob_has(path: Path) -> None:
     with Store.open(path) as store:
         assert list(store.check()) == []
         assert _kept(store) == before
+
+
+def test_new_index_keeps_no_row_that_a_check_reports(path: Path) -> None:
+    with Store.open(path) as store:
+        name = b"x" * (schema.MAX_PIN_NAME + 1)
+        key = schema.pin_key(BuildId(b"\x01\x01"), name)
+        env = store.checker().env
+        env.write(lambda txn: txn.put(key, schema.U64.pack(1), db=env.tables["pins"]))
+        (fault,) = store.check()
+        assert "too long" in str(fault)
+    rebuild.rebuild(path)
+    with Store.open(path) as store:
+        assert list(store.check()) == []
 
 
 def test_dwz_files_have_the_names_again_by_which_debuginfo_refers_to_them(path: Path) -> None:

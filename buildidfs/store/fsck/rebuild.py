@@ -47,7 +47,7 @@ from buildidfs.store.blobs.files import Blobs, Staged
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import translated
 from buildidfs.store.fsck.check import CHECK_MARK, GIVEN, SCRUB_MARK, Scrubber, describe
-from buildidfs.store.fsck.rules import Rows
+from buildidfs.store.fsck.rules import Rows, read_journal, read_meta, read_pin
 from buildidfs.store.index import environment
 from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import Environment
@@ -105,10 +105,13 @@ class OldIndex:
 
     def keep(self, new: Environment, blobs: Blobs) -> None:
         """Write the rows that still decode into a new index that has all blobs."""
-        for table, decode in (("pins", _pin), ("history", schema.unpack_history), ("meta", _meta)):
+        decoders: dict[str, Callable[[bytes, bytes], object]] = {
+            "pins": read_pin, "history": schema.unpack_history, "meta": _kept_meta,
+        }  # fmt: skip
+        for table, decode in decoders.items():
             for rows in _batches(self._rows(table, decode)):
                 new.write(partial(_put, new, table, rows))
-        for rows in _batches(self._rows("journal", _journal)):
+        for rows in _batches(self._rows("journal", read_journal)):
             new.write(partial(_put_journal, new, rows))
         for places in _batches(self._places()):
             new.write(partial(_see, new, blobs, places))
@@ -161,22 +164,10 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
         yield batch
 
 
-def _pin(key: bytes, value: bytes) -> None:
-    schema.pin_of(key)
-    schema.U64.unpack(value)
-
-
-def _meta(key: bytes, value: bytes) -> None:
-    if key.startswith(schema.FLOOR_PREFIX):
-        schema.unpack_floor(key, value)
-    elif key in _OWN_ROWS or key.startswith(schema.DERIVATION_PREFIX):
+def _kept_meta(key: bytes, value: bytes) -> None:
+    if key in _OWN_ROWS or key.startswith(schema.DERIVATION_PREFIX):
         raise ValueError("of the old index only")
-
-
-def _journal(key: bytes, value: bytes) -> None:
-    record = location_rows.unpack_journal(key, value)
-    if record.last_seen_ns < record.first_seen_ns:
-        raise ValueError("last seen before it was first seen")
+    read_meta(key, value)
 
 
 def _put(new: Environment, table: str, rows: list[_Row], txn: Txn) -> None:

@@ -23,7 +23,13 @@ from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
 from buildidfs.store.index.queries import DAMAGE, IndexRows, floor_of, prefixed
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
-from buildidfs.store.location_rows import ContainerRow, offset_of, unpack_container, unpack_entry
+from buildidfs.store.location_rows import (
+    ContainerRow,
+    JournalRecord,
+    offset_of,
+    unpack_container,
+    unpack_entry,
+)
 
 _KINDS: Final = tuple(int(kind) for kind in Kind)
 
@@ -133,14 +139,36 @@ _DIGEST_BYTES: Final = 32
 # --- build IDs, artifacts and blobs --------------------------------------------------------------
 
 
-def _meta(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
-    """A floor or a derivation can be decoded. Other rows are checked by the code that
-    reads them.
-    """
+# Statements about one row alone; they also decide if a new index keeps the row (`rebuild`).
+
+
+def read_meta(key: bytes, value: bytes) -> None:
+    """Decode a floor or a derivation. Other rows are checked by the code that reads them."""
     if key.startswith(schema.FLOOR_PREFIX):
         schema.unpack_floor(key, value)
     elif key.startswith(schema.DERIVATION_PREFIX):
         schema.unpack_derivation(key, value)
+
+
+def read_pin(key: bytes, value: bytes) -> None:
+    """Decode a pin."""
+    _, name = schema.pin_of(key)
+    schema.U64.unpack(value)
+    if len(name) > schema.MAX_PIN_NAME:
+        raise ValueError("a name that is too long")
+
+
+def read_journal(key: bytes, value: bytes) -> JournalRecord:
+    """Decode a row of the journal, which was last seen after it was first seen, or then."""
+    record = location_rows.unpack_journal(key, value)
+    if record.last_seen_ns < record.first_seen_ns:
+        raise ValueError("it was last seen before it was first seen")
+    return record
+
+
+def _meta(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
+    """A floor or a derivation can be decoded."""
+    read_meta(key, value)
     yield from ()
 
 
@@ -332,10 +360,7 @@ def _gone(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
 
 def _pins(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A pin can be read."""
-    _, name = schema.pin_of(key)
-    schema.U64.unpack(value)
-    if len(name) > schema.MAX_PIN_NAME:
-        raise ValueError("a name that is too long")
+    read_pin(key, value)
     yield from ()
 
 
@@ -429,9 +454,7 @@ def _seen(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
 
 def _journal(rows: Rows, key: bytes, value: bytes) -> Iterator[StoreFault]:
     """A row of the journal has its row in *recent*."""
-    record = location_rows.unpack_journal(key, value)
-    if record.last_seen_ns < record.first_seen_ns:
-        yield StoreFault(f"journal row {key.hex()} was last seen before it was first seen")
+    record = read_journal(key, value)
     if rows.get("recent", schema.U64.pack(record.last_seen_ns) + key) is None:
         yield StoreFault(f"journal row {key.hex()} has no place in the order of time")
 
