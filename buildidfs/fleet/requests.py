@@ -362,7 +362,7 @@ def main(words: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)  # ^C goes to all processes of the program
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.excepthook = lambda _: os._exit(1)  # it lacks memory
+    threading.excepthook = lambda _: os._exit(1)  # the thread lacks memory
     with contextlib.suppress(ConnectionError), socket.socket(fileno=int(words[0])) as control:
         requests = _Requests(msgspec.msgpack.decode(control.recv(PACKET), type=Introduction))
         child.report_ready(control)

@@ -664,7 +664,7 @@ class Scan(Pipeline):
 
     def _forgotten(self, sighting: Sighting) -> None:
         self._count(held=-1)
-        # it was removed to make room, according to the journal
+        # According to the journal, the blob was removed to make room.
         if self._store.recapturable_place(sighting.origin):
             self._count(omitted=1, omitted_bytes=sighting.origin.identity.size)
         else:

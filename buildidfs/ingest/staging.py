@@ -151,9 +151,9 @@ def _identity(pinned: PinnedFile, now: FileIdentity) -> FileIdentity:
 
 def _attempt(store: Store, pinned: PinnedFile, identity: FileIdentity) -> Outcome | None:
     """Try once to take a file; return None if its bytes change. Raises `StoreError`, OSError."""
-    # Checked before the first read: a writer that begins later shows in the times. One that has
+    # Checked before the first read: a writer that begins later changes the times. A writer that has
     # begun may be in the middle of a long write(2), or store through a page that is dirty already;
-    # neither shows.
+    # the times show neither.
     writer = has_writer(pinned, identity)
     sighting = sighting_of(pinned.sighting, identity)
     hint: BuildId | Absence | None = pinned.build_id

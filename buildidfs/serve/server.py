@@ -334,7 +334,7 @@ class _Owner:
             worker = Worker(self._options, self._sockets, self._counters, self._misses, number)
             worker.run(lambda: os.write(writing, sdnotify.encoded("READY=1")))
         except BuildIdFsError as error:
-            if self._presence is not None:  # else the owner raises it
+            if self._presence is not None:  # without it, the owner raises the error
                 log.error("%s", error)
             report = sdnotify.encoded(f"ERROR={type(error).__name__}", f"STATUS={error}")
             os.write(writing, report)

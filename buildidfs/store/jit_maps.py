@@ -264,7 +264,7 @@ def disk_bytes(root: bytes) -> int:
     size = 0
     with contextlib.suppress(OSError), os.scandir(os.path.join(root, DIRECTORY)) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # it made way for others
+            with contextlib.suppress(FileNotFoundError):  # removed to make room for others
                 size += entry.stat(follow_symlinks=False).st_blocks * 512
     return size
 

@@ -381,7 +381,7 @@ class Elfutils:
             lines.append(line)
             if len(lines) > 2 * symbolizer_output.MOST_FRAMES + 1:
                 raise SymbolizerFailed("its answer does not end")
-        child.line(deadline), child.line(deadline)  # its words for an unknown place
+        child.line(deadline), child.line(deadline)  # the rest of the answer for no address
         return symbolizer_output.of_elfutils(lines[1:])
 
     def symbol(self, slot: int, address: int) -> Symbol | None:

@@ -644,7 +644,7 @@ class Scans:
         self._look = look
         self._changed = threading.Condition()
         self._queue: FairQueue[int] = FairQueue(_MOST_PIDS, _HOSTS_PIDS)
-        self._pids: set[int] = set()  # that were put into the queue since the last scan
+        self._pids: set[int] = set()  # those queued since the last scan
         self._pids_at = math.inf
         self._all_at = math.inf
         self._every = math.inf

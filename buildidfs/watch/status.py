@@ -124,7 +124,7 @@ def _changed(store_path: bytes, settings: Settings) -> tuple[ChangedSettings, ..
     for each in alive:
         then = each.facts.get("settings")
         if not isinstance(then, dict):
-            continue  # its version is another one
+            continue  # a process of another version
         for section in _SECTIONS.get(each.role, ()):
             if then.get(section, now[section]) != now[section]:
                 after = RESTART if is_supervised else f"a restart of buildidfs {each.role}"
@@ -261,7 +261,7 @@ def parts(supervisor: Present) -> list[PartState]:
     try:
         return msgspec.convert(supervisor.facts.get("children", []), list[PartState])
     except msgspec.ValidationError:
-        return []  # its version is another one
+        return []  # a supervisor of another version
 
 
 def _processes(store_path: bytes) -> list[Process]:

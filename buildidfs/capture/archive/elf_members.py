@@ -364,7 +364,7 @@ class Members(NamedMembers):
             number,
             member.size,
             member.mtime_ns,
-            0,  # it cannot have changed
+            0,  # no change time, because a member of an archive cannot change
             stat.S_IFREG | member.mode,
             member.uid,
             member.gid,

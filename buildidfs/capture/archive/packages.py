@@ -390,7 +390,7 @@ def _debian_name(region: Region) -> str:
             if installed(member.name) == b"/control":
                 return packages.debian(_text(member, stream)).text
     except Damaged:
-        pass  # its data may be intact
+        pass  # the data of the package may be intact
     return ""
 
 

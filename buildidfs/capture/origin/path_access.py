@@ -433,8 +433,8 @@ class Reach:
         if not stat.S_ISDIR(identity.mode):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         ground, barriers = before, frozenset[_Barrier]()
-        # For a mount that was not crossed before only, because this may read mountinfo. Kernels
-        # that do not report mounts (None) make it necessary for each directory.
+        # Once for each mount on the way, because this may read mountinfo. If the kernel does not
+        # report mounts (None), it is necessary for each directory.
         if ground is None or mount is None or mount != ground.mount:
             ground = self._ground(fd, identity, mount, root)
             barriers = self._kept_by(ground, fd, identity, root)

@@ -204,7 +204,7 @@ class WantedScanner:
                         continue
                     process.look(look.initial, self._container_namespaces)
                     if process.root_path != b"/":
-                        continue  # its paths are different
+                        continue  # in a chroot, the paths are different
                     for path in sorted(places.pop(number)):
                         yield from look.at(process, path, self._left(), self.found.add)
             except OSError:

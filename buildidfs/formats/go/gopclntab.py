@@ -122,7 +122,7 @@ class GoTable:
         self._rows = rows
         self._text = text if header.version == GO_1_18 else 0
         offsets = header.offsets
-        if header.version == GO_1_2:  # its parts are not separate
+        if header.version == GO_1_2:  # this version has no separate parts
             self.names = self.values = self._paths = part.read(0, part.size)
         else:
             self.names, self.values, self._paths = (

@@ -51,7 +51,7 @@ NOTHING_CALLED: Final[Mapping[tuple[bytes, str], ContainerNames]] = MappingProxy
 
 _NO_CONTAINERS: Final = ("image:", "package:", "host:")
 _EVICTED_AT_ONCE: Final = 2048
-_EXTRA: Final = 128  # this part of the room is made at once
+_EXTRA: Final = 128  # one part in so many of a limit is freed beyond the excess
 _STAMP_SLACK_S: Final = schema.LAST_SEEN_SLACK_NS // 1_000_000_000
 
 _Value = tuple[int, int, int, int, int]
@@ -306,7 +306,7 @@ class ContainerWriter(_ContainerTables):
                 return
             ordinal, kind, variant = artifact
             if was == [ordinal, kind | PUBLIC_BIT, variant]:
-                artifact = ordinal, kind | PUBLIC_BIT, variant  # it was readable by all before
+                artifact = ordinal, kind | PUBLIC_BIT, variant  # all users could read it before
             if tuple(was) == artifact and stamp < then + _STAMP_SLACK_S:
                 return
         self._txn.put(key, pack_entry(key, name, 0, artifact, stamp), db=self._contents)

@@ -479,7 +479,7 @@ class Recorder:
         # them must not lead to the file of another build ID.
         key, named = schema.U64.pack(ordinal), schema.OrdinalRow(build_id)
         self._txn.put(build_id, key, db=self._ids)
-        self._txn.put(key, named.pack(), db=self._ordinals)  # these tell variants the build ID
+        self._txn.put(key, named.pack(), db=self._ordinals)
         return ordinal, named, True
 
     def _ordinal_row(self, ordinal: int) -> schema.OrdinalRow:
@@ -592,7 +592,7 @@ class Recorder:
         ordinals = {ref[0] for ref in row.refs}
         if all(self._just_seen(digest, row, ordinal, sighting) for ordinal in ordinals):
             return True
-        if len(ordinals) == 1:  # else the memo does not show which of them was meant
+        if len(ordinals) == 1:  # with several, the memo does not show which of them was seen
             self._raise(digest, row.refs, sighting.origin)
         for ordinal in ordinals:
             named = self._ordinal_row(ordinal)
