@@ -72,7 +72,7 @@ def answer(backend: Backend, request: Request, *, is_all: bool) -> Response:
 
 
 class _Search:
-    """One search, until a time of the monotonic clock."""
+    """One search, which ends at a time of the monotonic clock."""
 
     def __init__(self, backend: Backend, until: float) -> None:
         self._store = backend.store

@@ -192,7 +192,7 @@ class _Alarm:
 
 
 class _Request:
-    """One attempt at a request. The head of its answer must come ``until`` a time."""
+    """One attempt at a request. The head of its answer must come before ``until``."""
 
     def __init__(
         self,

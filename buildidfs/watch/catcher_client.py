@@ -54,9 +54,9 @@ _KEYS: Final = 512  # in one message, which may have protocol.MAX_BYTES
 
 
 class Watcher:
-    """One catcher at a time.
+    """Starts a catcher, and another one after its end; one runs at a time.
 
-    ``receive`` is called with each message and a descriptor to close (or -1), in a thread of its
+    ``receive`` gets each message, and a descriptor that it must close (or -1), in a thread of its
     own. ``cgroup`` is the directory of the only control group to follow, with those below it;
     empty for all. ``ended`` is called in that thread if the catcher ends by itself.
     """

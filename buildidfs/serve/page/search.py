@@ -99,7 +99,7 @@ def search(
 
 
 class _Search:
-    """One search, until a time of the monotonic clock."""
+    """One search, which ends at a time of the monotonic clock."""
 
     def __init__(
         self, store: Store, names: Names, files: FileNameList, query: str, until: float
