@@ -219,6 +219,10 @@ def decode_ring(data: bytes, *, paths: bool = False) -> Iterator[Record]:
     the number 0. With ``paths``, mappings without a path are skipped, because each program has one,
     except those of anonymous memory, for which only the process is reported. Ends early at an
     invalid record, because the kernel writes whole records only.
+
+    The events must not have attr.build_id. While an event of another program has it, the kernel
+    sets PERF_RECORD_MISC_MMAP_BUILD_ID in records of these events too, although they have device
+    and inode (perf_event_mmap_output). So this flag is ignored.
     """
     unpack = _NATIVE.header.unpack_from
     position, end = 0, len(data)
@@ -267,10 +271,6 @@ def _ring_mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | N
         return None
     path = data[name:stop]
     terminator = path.find(b"\0")
-    build_id = b""
-    if misc & _MISC_BUILD_ID:
-        build_id = _build_id(data, position + _UNION)
-        major = minor = inode = generation = 0
     (time,) = _UNPACK_TIME(data, stop)
     return Mapped(
         time,
@@ -282,9 +282,8 @@ def _ring_mapped(data: bytes, position: int, size: int, misc: int) -> Mapped | N
         (major, minor),
         inode,
         generation,
-        build_id,
-        misc & CPUMODE,
-        tid,
+        cpumode=misc & CPUMODE,
+        tid=tid,
     )
 
 
