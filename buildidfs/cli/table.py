@@ -123,7 +123,7 @@ class TableOptions(NamedTuple):
     def choose(self, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> Iterable[Row]:
         """Return the rows in the requested order, up to the limit."""
         if self.sort is not None:
-            value = _column(columns, self.sort.removeprefix("-")).of
+            value = _column(columns, self.sort.removeprefix("-"), "--sort").of
             rows = sorted(rows, key=lambda row: _key(value(row)), reverse=self.sort.startswith("-"))
         return islice(rows, self.limit) if self.limit else rows
 
@@ -277,11 +277,11 @@ def options(
             **rest: Any,
         ) -> Any:
             if sort is not None:
-                _column(columns, sort.removeprefix("-"))
+                _column(columns, sort.removeprefix("-"), "--sort")
             if form is not None and is_json:
                 raise click.UsageError("--format and --json contradict each other")
             for field in _FIELD.findall(form or ""):
-                _column(columns, field)
+                _column(columns, field, "--format")
             layout = TableOptions(sort, limit, uncut, is_json, form)
             return command(*args, layout=layout, **rest)
 
@@ -294,16 +294,16 @@ def options(
 
 def _filled(form: str, columns: Sequence[Column[Row]], row: Row) -> str:
     """Return a text with the values of a row in place of the fields in braces."""
-    return _FIELD.sub(lambda found: _full(_column(columns, found[1]), row), form)
+    return _FIELD.sub(lambda found: _full(_column(columns, found[1], "--format"), row), form)
 
 
-def _column(columns: Sequence[Column[Row]], field: str) -> Column[Row]:
-    """Return the column of a field. Raises `click.UsageError`."""
+def _column(columns: Sequence[Column[Row]], field: str, option: str) -> Column[Row]:
+    """Return the column of a field that an option names. Raises `click.UsageError`."""
     for each in columns:
         if each.field == field:
             return each
     known = ", ".join(each.field for each in columns)
-    raise click.UsageError(f"--sort: no field {one_line(field)!r}; there are {known}")
+    raise click.UsageError(f"{option}: no field {one_line(field)!r}; there are {known}")
 
 
 def _key(value: Any) -> tuple[bool, Any]:
