@@ -37,7 +37,7 @@ def bounded_ns(ns: int) -> int:
     Users of tmpfs and FUSE, archives and hostile filesystem images choose times 292 years or more
     from 1970, for which rows and keys have no room.
     """
-    return max(-_LAST_NS, min(ns, _LAST_NS))
+    return max(-_LAST_NS - 1, min(ns, _LAST_NS))
 
 
 class BuildId(bytes):

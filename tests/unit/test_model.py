@@ -40,4 +40,4 @@ def test_digest_has_32_bytes() -> None:
 def test_times_are_limited_to_64_bits() -> None:
     assert bounded_ns(5_000_000_007) == 5_000_000_007
     assert bounded_ns(2**70) == 2**63 - 1
-    assert bounded_ns(-(2**70)) == -(2**63 - 1)
+    assert bounded_ns(-(2**70)) == -(2**63)
