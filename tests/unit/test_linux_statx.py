@@ -196,10 +196,9 @@ def test_a_file_of_a_loop_device_is_scoped(tmp_path: Path) -> None:
 def test_times_that_nothing_has_room_for() -> None:
     fd = os.memfd_create("far")  # as on any tmpfs, where everybody may do that
     try:
-        for seconds in (1 << 60, -(1 << 60)):
+        for seconds, shown in ((1 << 60, (1 << 63) - 1), (-(1 << 60), -(1 << 63))):
             os.utime(fd, (seconds, seconds))
-            assert abs(inodes.identity(fd).mtime_ns) == (1 << 63) - 1
-            assert (inodes.identity(fd).mtime_ns > 0) is (seconds > 0)
+            assert inodes.identity(fd).mtime_ns == shown
     finally:
         os.close(fd)
 
