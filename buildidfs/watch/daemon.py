@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from buildidfs.capture.live.protocol import Message
     from buildidfs.config import Settings
     from buildidfs.model import BuildId, Origin, Sighting
+    from buildidfs.reports import WatchFacts
     from buildidfs.store import Store
 
 
@@ -85,8 +86,10 @@ POLL_S: Final = 2.0
 """Seconds between two scans if the kernel refuses events."""
 
 _TURN_S: Final = 1.0
+_IDLE_TURN_S: Final = 2.0  # a wake-up of an idle host costs more than the work that follows
 _RESTARTING_S: Final = 0.25  # while the catcher has ended
 _REPORT_S: Final = 2.0
+_ALIVE_S: Final = 8.0  # between reports of an unchanged state; `watch/status` doubts older ones
 _SWITCH_INTERVAL_S: Final = 0.0005
 _NAMED_EACH_MINUTE: Final = 10
 _DRAIN_S: Final = 10.0
@@ -122,7 +125,7 @@ class WatchObserver(Protocol):
         """Called when something was captured, or could not be captured."""
 
     def turn(self, state: WatchState, now: float) -> None:
-        """Called about once a second; ``now`` is monotonic time. An exception ends the watch."""
+        """Called every second or two; ``now`` is monotonic time. An exception ends the watch."""
 
     def line(self, state: WatchState) -> str:
         """Describe the state in one line."""
@@ -223,21 +226,24 @@ def _follow(
     """Report the state to the observer, the run file and systemd until ``stop`` is set; the next
     report is due at once if ``woken`` is set.
     """
-    turn_s = min(_TURN_S, notifier.watchdog_s or math.inf)
+    watchdog_s = notifier.watchdog_s or math.inf
     reported_at = alive = -math.inf
+    reported: WatchFacts | None = None
     while True:
         watch.tend()
         now = time.monotonic()
         state = watch.state()
         observer.turn(state, now)
-        if now - reported_at >= _REPORT_S:
-            reported_at = now
-            presence.update(reported_at=now, **msgspec.to_builtins(as_facts(state)))
+        facts = as_facts(state)
+        if now - reported_at >= (_ALIVE_S if facts == reported else _REPORT_S):
+            reported_at, reported = now, facts
+            presence.update(reported_at=now, **msgspec.to_builtins(facts))
             notifier.status(observer.line(state))
         if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
             alive = now
             notifier.alive()
-        woken.wait(_RESTARTING_S if watch.is_interrupted else turn_s)
+        turn_s = _IDLE_TURN_S if facts == reported else _TURN_S
+        woken.wait(_RESTARTING_S if watch.is_interrupted else min(turn_s, watchdog_s))
         woken.clear()
         if stop.is_set():
             return
@@ -246,8 +252,8 @@ def _follow(
 class Watch(ResultListener):
     """Captures the files that processes map into ``store``, from `start` to `close`.
 
-    The caller must call `tend` once a second, and when ``wake`` was called, in the thread that
-    called `start`. ``on_event`` is called for each capture, in threads of this object. Raises
+    The caller must call `tend` every second or two, and when ``wake`` was called, in the thread
+    that called `start`. ``on_event`` is called for each capture, in threads of this object. Raises
     `CapabilityError` if /proc does not show the processes of the events.
     """
 

@@ -62,7 +62,7 @@ PUSH: Final = "push"
 RESTART: Final = "buildidfs down && buildidfs up"
 
 _PROBE_S: Final = 2.0
-_SILENT_S: Final = 20.0  # a watch updates its state every two seconds
+_SILENT_S: Final = 20.0  # a watch updates its state every eight seconds
 _STARTING_S: Final = 120.0
 _CAUSES: Final = 3
 _MOST_LOSSES: Final = 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catcher's guard over its threads."""
+"""The catcher's guard over its threads, and its turns."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def test_catcher_ends_when_the_most_threads_wait(monkeypatch: pytest.MonkeyPatch
         received = protocol.receive(ours)
     assert received is not None
     assert received[0] == protocol.CatcherFailed("too many processes do not answer")
+
+
+@pytest.mark.root
+def test_tick_is_idle_if_nothing_was_counted() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        catcher = Catcher(theirs)
+        catcher._state.counts.records += 1
+        assert catcher._tick()
+        received = protocol.receive(ours)
+        assert received is not None
+        assert received[0] == catcher._state.counts
+        assert not catcher._tick()

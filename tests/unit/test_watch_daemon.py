@@ -28,9 +28,11 @@ from buildidfs.capture.live.protocol import (
 )
 from buildidfs.ingest.committer import WatchCounters
 from buildidfs.linux import inodes
+from buildidfs.linux.sdnotify import Notifier
 from buildidfs.model import BuildId, NamespaceSet
 from buildidfs.shares import HOST, Share
 from buildidfs.store import Store
+from buildidfs.store.run_files import Presence
 from buildidfs.watch import daemon
 from buildidfs.watch import pipeline as caught_module
 from buildidfs.watch.daemon import Scans, Watch
@@ -315,6 +317,7 @@ from buildidfs.watch.daemon import Watch
 from buildidfs.watch.state import WatchOptions
 from buildidfs.errors import BuildIdFsError
 from buildidfs.store import Store
+from buildidfs.store.run_files import Presence
 log.setup(0)
 with Store.create(sys.argv[1]) as store:
     watch = Watch(store, WatchOptions(**json.loads(sys.argv[2])))
@@ -402,6 +405,48 @@ def test_without_events_it_scans_again_and_again(
     assert str(tmp_path / "excluded") not in watch.ask()[3]
     err = watch.end()
     assert err == f"buildidfs: warning: {text}\n"
+
+
+class _Observer:
+    def event(self, event: Event) -> None: ...
+
+    def turn(self, state: WatchState, now: float) -> None: ...
+
+    def line(self, state: WatchState) -> str:
+        return ""
+
+    def end(self, state: WatchState) -> None: ...
+
+
+class _Turns(threading.Event):
+    """Calls a function in each turn instead of waiting, and keeps the seconds to wait."""
+
+    def __init__(self, work: Sequence[Callable[[], object]], stop: threading.Event) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self._work, self._stop = list(work), stop
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        self._work.pop(0)()
+        if not self._work:
+            self._stop.set()
+        return True
+
+
+def test_watch_wakes_up_half_as_often_while_its_state_is_unchanged(
+    make: Callable[..., Caughts], store: Store
+) -> None:
+    caughts, stop = make(), threading.Event()
+
+    def count() -> None:
+        caughts.hear(Counts(records=7))
+
+    turns = _Turns((lambda: None, count, lambda: None), stop)
+    with Presence(store.path, "watch") as presence:
+        observer = _Observer()
+        daemon._follow(caughts.watch, stop, turns, observer, presence, Notifier({}))
+        assert turns.waits == [2.0, 2.0, 1.0]  # in the last turn its report is due soon
 
 
 def test_losses_are_counted_by_reason_and_container_in_bounded_memory() -> None:

@@ -277,6 +277,7 @@ class Settler:
 
 
 _TICK_S: Final = 1.0
+_IDLE_TICK_S: Final = 2.0  # if nothing was counted since the last tick
 # The end of a process forgets two earlier ones; this is for a host on which few processes end.
 _FORGOTTEN_AT_ONCE: Final = 64
 # Threads for each CPU, because one may have to wait for a process in the middle of an exec.
@@ -339,8 +340,8 @@ class Catcher:
         try:
             while self._turn(max(0.0, due - time.monotonic())):
                 if time.monotonic() >= due:
-                    self._tick()
-                    due = time.monotonic() + _TICK_S
+                    is_idle = not self._tick()
+                    due = time.monotonic() + (_IDLE_TICK_S if is_idle else _TICK_S)
         except BrokenPipeError:
             return
         finally:
@@ -356,7 +357,8 @@ class Catcher:
         self._outbox.flush()
         return True
 
-    def _tick(self) -> None:
+    def _tick(self) -> bool:
+        """Clean up, and report changes; return True if records were counted since the last call."""
         state = self._state
         with state.lock:
             state.follow()
@@ -372,10 +374,12 @@ class Catcher:
         with state.lock:
             self._report_dropped()
             self._report_silent()
-            if state.counts != self._reported:
+            has_changed = state.counts != self._reported
+            if has_changed:
                 self._reported = msgspec.structs.replace(state.counts)
                 self._outbox.put(self._reported)
         self._outbox.flush()
+        return has_changed
 
     # --- threads ---------------------------------------------------------------------------
 

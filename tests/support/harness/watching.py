@@ -94,7 +94,7 @@ class Watcher:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it says of itself in the store, every two seconds; empty while it starts."""
+        """What it says of itself in the store, two seconds after a change; empty at its start."""
         return next((each.facts for each in present(self.store, "watch")), {})
 
     def processes(self) -> list[int]:
