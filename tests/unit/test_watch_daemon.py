@@ -773,20 +773,20 @@ def test_processes_are_looked_at_together_after_a_moment(looked: Looked) -> None
 
 
 def test_more_processes_than_are_worth_it(looked: Looked) -> None:
-    looked.scans.start()
     for pid in range(5000):
         looked.scans.process(pid)
+    looked.scans.start()
     looked.wait(1)
     assert looked.looks[0] == list(range(1024))
 
 
 def test_processes_of_one_container_leave_room_for_others(looked: Looked) -> None:
-    looked.scans.start()
     for pid in range(5000):
         looked.scans.process(pid, Share("uid 1000", f"mnt:{pid}"))
     for pid in range(5000, 5010):
         looked.scans.process(pid, Share("/docker/b"))
         looked.scans.process(pid + 100)
+    looked.scans.start()
     looked.wait(1)
     (pids,) = looked.looks
     assert pids is not None
