@@ -15,13 +15,20 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from tests.support.clients import tools
 from tests.support.clients.tools import Argument, perf_tool, run, tool
 from tests.support.elf.programs import build_id_of
 from tests.support.harness import quiet
 from tests.support.harness.waiting import lines
+
+_LEAST_SHARE: Final = 0.1
+"""Of the samples that perf takes of a program on an idle machine. A busy host stops the virtual
+machine, whose clock then counts time of the processor in which no timer expires.
+"""
+
+_FREQUENCY: Final = 997
 
 _SOURCE = """
 #include <signal.h>
@@ -65,16 +72,25 @@ _MOUNT = {
 
 @dataclasses.dataclass(frozen=True)
 class Burner:
-    """A program that spends its life in ``function``; ``directory`` holds it as ``app``."""
+    """A program that spends its life in ``function``; ``directory`` holds it as ``app``.
+
+    It uses ``seconds`` of processor time.
+    """
 
     name: str
     directory: Path
     build_id: str
+    seconds: float
 
     @property
     def function(self) -> str:
         """Where nearly all of its samples fall."""
         return f"burn_{self.name}"
+
+    @property
+    def least_samples(self) -> float:
+        """The least number of its samples in a `recording` by which it was recorded all along."""
+        return _LEAST_SHARE * self.seconds * _FREQUENCY
 
 
 def burner(directory: Path, name: str, seconds: float = 0.5, *options: str) -> Burner:
@@ -88,7 +104,8 @@ def burner(directory: Path, name: str, seconds: float = 0.5, *options: str) -> B
     source.write_text(_SOURCE % {"name": name, "seconds": seconds, "token": uuid.uuid4().hex})
     run([tool("gcc"), "-O1", *options, "-o", directory / "app", source], check=True)
     is_nameless = "-Wl,--build-id=none" in options
-    return Burner(name, directory, "" if is_nameless else build_id_of(directory / "app"))
+    build_id = "" if is_nameless else build_id_of(directory / "app")
+    return Burner(name, directory, build_id, seconds)
 
 
 @contextlib.contextmanager
@@ -118,7 +135,7 @@ def recording(output: Path, *options: str) -> Iterator[None]:
     """
     argv: list[Argument] = [
         perf_tool(), "--buildid-dir", output.parent / "perf-cache", "record",
-        "-e", "cpu-clock", "-F", "997", *options,
+        "-e", "cpu-clock", "-F", str(_FREQUENCY), *options,
     ]  # fmt: skip
     if "-p" not in options:
         argv.append("-a")
