@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +17,7 @@ PAGE: Final = (ROOT / "docs/concurrency.md").read_text()
 LOCKS: Final = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"}
 QUEUES: Final = {"Queue", "SimpleQueue", "FairQueue", "LifoQueue", "PriorityQueue"}
 POOLS: Final = {"ThreadPoolExecutor", "ProcessPoolExecutor"}
+CONSTRUCTORS: Final = LOCKS | QUEUES | POOLS | {"Thread"}
 STARTS: Final = re.compile(
     r"\b(?:subprocess\.(?:run|Popen)|os\.(?:fork|posix_spawn|execve)"
     r"|child\w*\.(?:start|fork)|processes\.start|sandbox\.start|Supervised)\("
@@ -41,23 +41,36 @@ class Call(NamedTuple):
         return f"{self.module} {self.owner}.{self.target or self.function} {self.name}"
 
 
-def calls_in(module: str, tree: ast.AST) -> Iterator[Call]:
-    def walk(node: ast.AST, owner: str, function: str, target: str) -> Iterator[Call]:
+def called(function: ast.expr) -> str:
+    """The last part of the name of what is called, such as ``Queue`` of ``queue.Queue[int]``."""
+    if isinstance(function, ast.Subscript):
+        return called(function.value)
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def calls_in(module: str, tree: ast.AST) -> list[Call]:
+    """All calls of the constructors that the page is about."""
+    found = []
+
+    def walk(node: ast.AST, owner: str, function: str, target: ast.expr | None) -> None:
         if isinstance(node, ast.ClassDef):
             owner = node.name
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             function = node.name
         elif isinstance(node, ast.Assign):
-            target = ast.unparse(node.targets[0])
+            target = node.targets[0]
         elif isinstance(node, ast.AnnAssign):
-            target = ast.unparse(node.target)
-        elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2].partition("[")[0]
-            yield Call(module, owner, function, target, name, node)
+            target = node.target
+        elif isinstance(node, ast.Call) and (name := called(node.func)) in CONSTRUCTORS:
+            place = "" if target is None else ast.unparse(target)
+            found.append(Call(module, owner, function, place, name, node))
         for each in ast.iter_child_nodes(node):
-            yield from walk(each, owner, function, target)
+            walk(each, owner, function, target)
 
-    yield from walk(tree, "", "", "")
+    walk(tree, "", "", None)
+    return found
 
 
 def module_name(path: Path) -> str:
@@ -66,7 +79,10 @@ def module_name(path: Path) -> str:
 
 MODULES: Final = {module_name(path): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 CALLS: Final = [
-    call for module, text in MODULES.items() for call in calls_in(module, ast.parse(text))
+    call
+    for module, text in MODULES.items()
+    if any(name in text for name in CONSTRUCTORS)  # each worker parses them when it collects
+    for call in calls_in(module, ast.parse(text))
 ]
 
 
