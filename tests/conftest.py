@@ -26,7 +26,7 @@ from buildidfs.linux import mounts as linux_mounts
 from buildidfs.linux import namespaces
 from tests.support.clients.commands import ROOT
 from tests.support.containers.imitating import sweep_groups
-from tests.support.harness import mounts, quiet
+from tests.support.harness import children, mounts, quiet
 from tests.support.harness.scans import own_namespaces
 
 if TYPE_CHECKING:
@@ -131,6 +131,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("host") and own_namespaces().mnt != namespaces.initial().mnt:
         pytest.skip("needs the host's own mount namespace, and this is a container")
     quiet.HOST.enter(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """End the processes that a test has started if it fails; those of its fixtures stay."""
+    before = children.pids()
+    try:
+        yield
+    except BaseException:
+        children.end_others(before)
+        raise
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,12 +2,14 @@
 """Small processes to look at from outside: known to be running, and gone when the block ends.
 
 Each is a ``cat`` that waits for its input. It has answered once before the test gets it, so its
-executable and its libraries are mapped, and no test needs to wait.
+executable and its libraries are mapped, and no test needs to wait. `end_others` is for those that a
+failed test leaves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import subprocess
@@ -33,6 +35,34 @@ exec "$1/cat"
 def needs_root(reason: str) -> pytest.MarkDecorator:
     """Mark a test as one for root, with the reason shown when it is skipped."""
     return pytest.mark.skipif(not _AS_ROOT, reason=f"needs root: {reason}")
+
+
+def pids() -> set[int]:
+    """The process IDs of all children of this process, also of those that nobody waited for."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            found.update(map(int, (thread / "children").read_text().split()))
+    return found
+
+
+def end_others(kept: set[int]) -> None:
+    """Kill the children whose process IDs are not in ``kept``, and close their pipes.
+
+    For a test that failed before it did so. Otherwise its children would take the processor from
+    the tests that follow, and one of these would fail for the `ResourceWarning` that comes when the
+    objects are freed.
+    """
+    for each in gc.get_objects():
+        if isinstance(each, subprocess.Popen) and each.pid not in kept:
+            if each.returncode is None:
+                each.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    each.wait(30)
+            for stream in (each.stdin, each.stdout, each.stderr):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
 
 
 def cat_program() -> Path:
