@@ -19,7 +19,6 @@ import re
 import sys
 import threading
 import time
-from logging.handlers import QueueHandler
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -314,26 +313,22 @@ def relay(line: LogLine) -> None:
 # --- threads that must not wait ------------------------------------------------------------------
 
 
-class BackgroundHandler(QueueHandler):
+class BackgroundHandler(logging.Handler):
     """Formats and writes lines in a thread of its own, so that no other thread waits for standard
     error. Beyond `_MOST_WAITING` waiting lines, further ones are dropped, and counted.
     """
 
     def __init__(self, targets: Sequence[logging.Handler]) -> None:
         self._lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
-        super().__init__(self._lines)
+        super().__init__()
         self._targets = targets
         self._dropped = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="buildidfs-log", daemon=True)
         self._thread.start()
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Return the record; it is formatted in the thread."""
-        return record
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record, unless too many wait."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record, unless too many wait. The thread formats it."""
         if self._lines.qsize() >= _MOST_WAITING:
             self._dropped += 1
         else:
