@@ -371,9 +371,6 @@ def remove(
 @click.option(
     "-v", "--verbose", is_flag=True, help="Also list the files that stay, with the reason."
 )
-@click.option(
-    "--all", "all_", is_flag=True, help=f"List all files on a terminal, not only {_SHOWN}."
-)
 @table.options(_CHOICES)
 @click.pass_obj
 def prune(
@@ -384,7 +381,6 @@ def prune(
     max_age: str | None,
     min_age: str | None,
     verbose: bool,
-    all_: bool,
     layout: table.TableOptions,
 ) -> int:
     """Remove files until the store is within its limits, and print them with the reason.
@@ -399,8 +395,7 @@ def prune(
     wanted = {name: value for name, value in given.items() if value is not None}
     settings = replace(session.settings.retention, **wanted)
     with session.open_store() as store:
-        most = 0 if all_ else _SHOWN
-        return _prune(session, store, settings, dry_run, verbose, most, layout)
+        return _prune(session, store, settings, dry_run, verbose, layout)
 
 
 def _prune(
@@ -409,7 +404,6 @@ def _prune(
     settings: RetentionSettings,
     dry_run: bool,
     verbose: bool,
-    most: int,
     layout: table.TableOptions,
 ) -> int:
     from buildidfs.errors import StoreFull
@@ -420,7 +414,7 @@ def _prune(
     reasons: dict[str, list[int]] = {}
     choices = _tallied(pruning.choices(), reasons)
     if layout.is_json or not session.is_quiet:
-        layout.print(_CHOICES, map(_choice, choices), most=most, more="--all")
+        layout.print(_CHOICES, map(_choice, choices), most=_SHOWN)
     for _ in choices:  # --limit limits the output, not the removal
         pass
     left = pruning.exceeded()

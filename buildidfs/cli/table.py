@@ -134,13 +134,12 @@ class TableOptions(NamedTuple):
         objects: Callable[[Row], Iterable[object]] = lambda row: (row,),
         *,
         most: int = 0,
-        more: str = "--limit",
     ) -> int:
         """Print a table on standard output, and return the number of its rows.
 
         With ``--json`` the ``objects`` of each row are printed, which is the row itself unless
         given. On a terminal and without ``--limit`` only the first ``most`` rows are printed, 0 for
-        all. ``more`` is the option that prints the others.
+        all.
         """
         counted = 0
 
@@ -159,7 +158,7 @@ class TableOptions(NamedTuple):
             form = self.form
             lines = (_filled(form, columns, row) for row in rows)
         elif sys.stdout.isatty():
-            lines = self._aligned(columns, rows, 0 if self.limit else most, more)
+            lines = self._aligned(columns, rows, 0 if self.limit else most)
         else:
             lines = ("\t".join(_full(each, row) or _NONE for each in columns) for row in rows)
         for line in lines:
@@ -172,7 +171,7 @@ class TableOptions(NamedTuple):
         return list(self._aligned(columns, iter(self.choose(columns, rows)), 0))
 
     def _aligned(
-        self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int, more: str = ""
+        self, columns: Sequence[Column[Row]], rows: Iterator[Row], most: int
     ) -> Iterator[str]:
         """Yield the lines for a terminal, the header first; no lines if there is no row."""
         limit = None if self.uncut else terminal.width(sys.stdout)
@@ -194,7 +193,7 @@ class TableOptions(NamedTuple):
             row_or_none = row if coloured else None
             yield _line(shown, widths, texts, cut=limit is not None, colours_of=row_or_none)
         if others := sum(1 for _ in rows):
-            yield f"and {others} more, see {more}"
+            yield f"and {others} more, see --limit"
 
     def _shown(
         self, columns: Sequence[Column[Row]], rows: Sequence[Row], limit: int
