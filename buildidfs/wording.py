@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from buildidfs.errors import AmbiguousBuildId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 _UNITS: Final = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "day"), (604_800, "week"))
 _AGES: Final = 8 * 604_800  # older times are dates
@@ -25,9 +25,17 @@ _MOST_IDS: Final = 3
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number and its noun: ``1 file``, ``2 files``; ``plural`` if that is irregular."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {plural or noun + ('es' if noun.endswith('s') else 's')}"
+    return f"{count} {inflected(count, noun, plural)}"
+
+
+def inflected(count: int, noun: str, plural: str = "") -> str:
+    """Return the form of a noun for a number: ``file``, ``files``; see `counted`."""
+    return noun if count == 1 else plural or noun + ("es" if noun.endswith("s") else "s")
+
+
+def abridged(texts: Sequence[str], most: int) -> str:
+    """Return the first ``most`` texts as a list: ``a, b, ...``."""
+    return ", ".join(texts[:most]) + ", ..." * (len(texts) > most)
 
 
 def size(count: int) -> str:
@@ -81,6 +89,5 @@ def only(start: str, ids: Collection[str]) -> str:
     `AmbiguousBuildId`.
     """
     if len(ids) > 1:
-        shown = ", ".join(sorted(ids)[:_MOST_IDS]) + ", ..." * (len(ids) > _MOST_IDS)
-        raise AmbiguousBuildId(f"{start} is ambiguous: {shown}")
+        raise AmbiguousBuildId(f"{start} is ambiguous: {abridged(sorted(ids), _MOST_IDS)}")
     return next(iter(ids), "")

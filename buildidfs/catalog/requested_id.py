@@ -17,6 +17,7 @@ from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId, Digest, Kind
 from buildidfs.names import is_hex, printable
+from buildidfs.wording import abridged
 
 if TYPE_CHECKING:
     from buildidfs.catalog.history import SightedPath
@@ -57,9 +58,8 @@ def build_id(store: Store, text: str, container: str | None = None) -> BuildId:
         if not seen:
             raise
     if len(seen) > 1:
-        shown = ", ".join(sorted(map(str, seen))[:_MOST_SHOWN])
-        more = ", ..." if len(seen) > _MOST_SHOWN else ""
-        raise AmbiguousBuildId(f"{text} is ambiguous: {shown}{more}")
+        shown = abridged(sorted(map(str, seen)), _MOST_SHOWN)
+        raise AmbiguousBuildId(f"{text} is ambiguous: {shown}")
     return seen.pop()
 
 
@@ -101,10 +101,9 @@ def why_ambiguous(store: Store, build_id: BuildId) -> str | None:
     kept = store.index.variants(ordinal, Kind.EXECUTABLE)
     adopted = [store.aliases.adopted_id(each.digest) for each in islice(kept, _MOST_SHOWN + 1)]
     shown = [str(each) for each in adopted if each is not None]
-    more = ", ..." if len(shown) > _MOST_SHOWN else ""
     return (
         f"unrelated programs have build ID {build_id}, and nothing is served under it; the adopted"
-        f" IDs tell them apart: {', '.join(shown[:_MOST_SHOWN])}{more}"
+        f" IDs tell them apart: {abridged(shown, _MOST_SHOWN)}"
     )
 
 
@@ -197,10 +196,9 @@ def _several(store: Store, path: bytes, places: list[SightedPath]) -> str:
     names = Names(store)
     shown = [
         f"{place.build_id.hex()[:12]} in {names.short(place.container, place.cgroup) or 'the host'}"
-        for place in places[:_MOST_SHOWN]
+        for place in places[: _MOST_SHOWN + 1]
     ]
-    more = ", ..." if len(places) > _MOST_SHOWN else ""
     return (
-        f"{len(places)} build IDs were seen at {printable(path)}: {', '.join(shown)}{more};"
+        f"{len(places)} build IDs were seen at {printable(path)}: {abridged(shown, _MOST_SHOWN)};"
         " give one of them, or the container"
     )

@@ -25,7 +25,7 @@ from buildidfs.cli.common import (
 from buildidfs.cli.output import json_line, one_line, printable, report_scan
 from buildidfs.cli.table import Column
 from buildidfs.errors import UsageError
-from buildidfs.wording import counted, moment, size
+from buildidfs.wording import abridged, counted, moment, size
 
 if TYPE_CHECKING:
     from buildidfs.catalog.artifacts import Conflict, ListedArtifact
@@ -224,11 +224,9 @@ def containers(
             ids = counted(lost, "build ID")
             session.explain_empty(f"{ids} of them removed to make room, see buildidfs journal")
         if removals.gone and not tests:
-            which = ", ".join(list(removals.gone)[:_GONE])
-            more = ", ..." if len(removals.gone) > _GONE else ""
             session.explain_empty(
                 f"all files of {counted(len(removals.gone), 'other container')} removed to make"
-                f" room: {which}{more}"
+                f" room: {abridged(list(removals.gone), _GONE)}"
             )
         if rows or unnamed:
             return

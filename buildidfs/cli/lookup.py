@@ -23,7 +23,7 @@ from buildidfs.cli.common import (
 from buildidfs.cli.output import json_line, one_line, printable
 from buildidfs.cli.table import Column
 from buildidfs.errors import IncompleteError
-from buildidfs.wording import counted, moment, size
+from buildidfs.wording import abridged, counted, moment, size
 
 if TYPE_CHECKING:
     from buildidfs.answers import Facts, PrivateVariant
@@ -226,10 +226,8 @@ def _report_refused(refused: list[Unreadable]) -> int:
     for each in processes:
         by_reason.setdefault(each.reason, []).append(printable(each.path))
     for reason, paths in by_reason.items():
-        named = ", ".join(paths[:_NAMED]) + ", ..." * (len(paths) > _NAMED)
-        terminal.complain(
-            f"{counted(len(paths), 'process')} could not be inspected ({named}: {reason})"
-        )
+        those = counted(len(paths), "process")
+        terminal.complain(f"{those} could not be inspected ({abridged(paths, _NAMED)}: {reason})")
     return IncompleteError.exit_code if refused else 0
 
 

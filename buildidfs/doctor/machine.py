@@ -26,6 +26,7 @@ from buildidfs.linux import (
     procfs,
 )
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.wording import abridged
 
 PRIVILEGES = "privileges"
 
@@ -216,8 +217,8 @@ def _processes() -> ProbeOutcome:
                 continue
     if not refused:
         return ok(f"all {seen} may be looked at")
-    names = ", ".join(map(str, refused[:_SHOWN])) + (", ..." if refused[_SHOWN:] else "")
-    found = f"{len(refused)} of {seen + len(refused)} may not be looked at: {names}"
+    pids = abridged(list(map(str, refused)), _SHOWN)
+    found = f"{len(refused)} of {seen + len(refused)} may not be looked at: {pids}"
     lacking = credentials.missing_for_scan()
     if lacking:
         return failed(found, credentials.how_to_get(*lacking))

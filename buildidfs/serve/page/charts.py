@@ -112,8 +112,8 @@ def _path(
     return "".join(parts)
 
 
-def treemap(values: Sequence[tuple[str, int]], label: str) -> tuple[Markup, list[Box]]:
-    """Return a treemap of names and sizes, the largest first, and its boxes for a legend."""
+def treemap(values: Sequence[tuple[str, int]]) -> tuple[Markup, list[Box]]:
+    """Return a treemap of sections and sizes, the largest first, and its boxes for a legend."""
     boxes = _boxes([each for each in values if each[1] > 0])
     drawn = [
         Markup(
@@ -125,8 +125,8 @@ def treemap(values: Sequence[tuple[str, int]], label: str) -> tuple[Markup, list
     return (
         Markup(
             '<svg class="treemap" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
-            ' aria-label="{}">{}</svg>'
-        ).format(WIDTH, HEIGHT, label, Markup("").join(drawn)),
+            ' aria-label="Sections by size, as listed below">{}</svg>'
+        ).format(WIDTH, HEIGHT, Markup("").join(drawn)),
         boxes,
     )
 

@@ -82,7 +82,7 @@ def ago(seconds: float | None) -> str:
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, in singular or plural."""
-    return f"{number(count)} {noun if count == 1 else plural or noun + 's'}"
+    return f"{number(count)} {wording.inflected(count, noun, plural)}"
 
 
 def coverage_plot(history: Sequence[answers.Point], now: float) -> Markup:
@@ -185,8 +185,7 @@ def _environment() -> jinja2.Environment:
         quote=lambda value: quote(value, safe=""),
         spark=spark,
         treemap=lambda sections: charts.treemap(
-            [(shown(each.name, 60) or "(no name)", each.size) for each in sections],
-            "Sections by size, as listed below",
+            [(shown(each.name, 60) or "(no name)", each.size) for each in sections]
         ),
     )
     return environment
