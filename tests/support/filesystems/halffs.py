@@ -22,7 +22,6 @@ import trio
 from tests.support.clients.tools import run, tool
 from tests.support.filesystems import silentfs
 from tests.support.harness.mounts import is_mountpoint
-from tests.support.harness.waiting import until
 
 FIRST = 4096
 """Bytes that are answered for."""
@@ -47,6 +46,7 @@ class Operations(silentfs.Operations):
 
 async def _listen(operations: Operations) -> None:
     with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+        print("ready", flush=True)  # before this the signal would end the process
         async for _ in signals:
             operations.is_silent = True
             print("silent", flush=True)
@@ -91,8 +91,9 @@ def served(mountpoint: Path, file: Path) -> Iterator[Server]:
     )
     with process:
         try:
-            until(lambda: process.poll() is not None or is_mountpoint(mountpoint), "a mount")
-            assert process.poll() is None, "the server ended"
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n", "the server ended"
+            assert is_mountpoint(mountpoint)
             yield Server(process)
         finally:
             process.kill()
