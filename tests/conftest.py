@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -207,7 +208,13 @@ def as_host(monkeypatch: pytest.MonkeyPatch) -> NamespaceSet:
 
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing of the user's own settings, caches or debuginfod servers reaches a test."""
+    """Nothing of the user's own settings, caches or debuginfod servers reaches a test.
+
+    A shell without job control ignores SIGINT for what it runs in the background, and programs
+    would inherit this: Ctrl-C would not end them.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ:
             if name.startswith(_FOREIGN):
