@@ -28,7 +28,7 @@ from buildidfs import names
 from buildidfs.capture import base
 from buildidfs.capture.base import Known, Memo, Unreadable
 from buildidfs.config import DEBUG_DIRECTORIES
-from buildidfs.formats.elf import splitdwarf
+from buildidfs.formats.elf import units
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
 from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import close_fds, closing_fd, closing_on_error
@@ -409,13 +409,13 @@ def _has_units(build_id: BuildId, dwo_ids: tuple[int, ...]) -> _Proof:
 
 def dwo_ids(fd: int) -> tuple[int, ...]:
     """Return the IDs that the first skeleton units of an open file refer to. Raises OSError."""
-    found = splitdwarf.skeletons(base.reader(fd), os.fstat(fd).st_size, _SKELETONS)
+    found = units.skeletons(base.reader(fd), os.fstat(fd).st_size, _SKELETONS)
     return tuple(skeleton.dwo_id for skeleton in found)
 
 
 def has_units(fd: int, dwo_ids: Iterable[int]) -> bool:
     """Return True if an open file is a .dwp file with one of these units. Raises OSError."""
-    packaged = splitdwarf.packaged(base.reader(fd), os.fstat(fd).st_size)
+    packaged = units.packaged(base.reader(fd), os.fstat(fd).st_size)
     return not packaged.isdisjoint(dwo_ids)
 
 

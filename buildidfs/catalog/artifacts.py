@@ -105,7 +105,7 @@ def _blobs(
 
 def split_dwarf(store: Store, build_id: BuildId) -> answers.SplitFiles | None:
     """Return the split DWARF of a build ID; None if it has none, or its blob is damaged."""
-    from buildidfs.formats.elf import splitdwarf
+    from buildidfs.formats.elf import units
 
     ordinal = store.index.ordinal(build_id) or 0
     for kind in (Kind.DEBUGINFO, Kind.EXECUTABLE):
@@ -114,7 +114,7 @@ def split_dwarf(store: Store, build_id: BuildId) -> answers.SplitFiles | None:
             continue
         try:
             with store.blobs.open(artifact.digest) as blob:
-                found = list(splitdwarf.skeletons(blob.read_at, blob.size))
+                found = list(units.skeletons(blob.read_at, blob.size))
         except IntegrityError:  # `missing` says that
             return None
         if found:

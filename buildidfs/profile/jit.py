@@ -17,7 +17,7 @@ import msgspec
 from buildidfs.capture.base import PinnedFile, memory_file
 from buildidfs.capture.origin import builder
 from buildidfs.errors import BuildIdFsError
-from buildidfs.formats.elf.symbol_file import symbol_file
+from buildidfs.formats.elf.writer import symbol_file
 from buildidfs.formats.perf import jit
 from buildidfs.formats.perf.headers import CPUMODE, USER
 from buildidfs.ingest import Ingest

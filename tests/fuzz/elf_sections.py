@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import bzimage, pe
-from buildidfs.formats.elf import identify, loaded_names, minidebug, splitdwarf
+from buildidfs.formats import kernel_image
+from buildidfs.formats.elf import identify, loaded_names, minidebug, units
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.formats.elf.sections import Sections, functions
 from tests.fuzz import elf_mutation
@@ -98,7 +98,7 @@ def _huge_go() -> Iterator[bytes]:
 
 
 def _check_bzimage(data: bytes) -> None:
-    found = bzimage.payload(data[: bzimage.HEAD_SIZE], len(data))
+    found = kernel_image.payload(data[: kernel_image.HEAD_SIZE], len(data))
     assert found is None or (found.size and found.offset + found.size <= len(data))
 
 
@@ -108,7 +108,7 @@ def _seed_bzimage() -> Iterator[bytes]:
 
 
 def _check_unified(data: bytes) -> None:
-    found = pe.section(FileReader(data), len(data), pe.KERNEL)
+    found = kernel_image.section(FileReader(data), len(data), kernel_image.KERNEL)
     assert found is None or 0 < found.size <= found.offset + found.size <= len(data)
 
 
@@ -245,13 +245,13 @@ _DECLARED = bytes([1, 0x4A, 0, 0x76, 0x25, 0x72, 0x17, 0x1B, 0x1F, 0, 0])
 
 def _check_splitdwarf(data: bytes) -> None:
     reader = FileReader(data)
-    found = list(splitdwarf.skeletons(reader, len(data)))
-    assert len(found) <= splitdwarf.UNITS_MAX
+    found = list(units.skeletons(reader, len(data)))
+    assert len(found) <= units.UNITS_MAX
     assert reader.bytes_read <= 8 * len(data) + (4 << 20)
     for each in found:
         assert 0 <= each.dwo_id < 1 << 64
         assert b"\0" not in each.name + each.directory
-    assert 0 not in splitdwarf.packaged(FileReader(data), len(data))
+    assert 0 not in units.packaged(FileReader(data), len(data))
 
 
 def _units(entry: bytes, *, version: int = 5) -> bytes:
@@ -319,7 +319,7 @@ def _huge_sections() -> Iterator[bytes]:
 
 
 TARGETS: Final = {
-    "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("bzimage",)),
+    "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("kernel_image",)),
     "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elf.sections",)),
     "go_debug": Target(
         _check_go,
@@ -338,9 +338,7 @@ TARGETS: Final = {
             data, minidebug.dynamic_symbols(FileReader(data), len(data)) or DynamicSymbols()
         ),
     ),
-    "splitdwarf": Target(
-        _check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("elf.splitdwarf", "elf.units")
-    ),
-    "unified": Target(_check_unified, _seed_unified, _huge_unified, ("pe",)),
+    "splitdwarf": Target(_check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("elf.units",)),
+    "unified": Target(_check_unified, _seed_unified, _huge_unified, ("kernel_image",)),
     "linkmaps": Target(_check_links, _seed_links, _huge_links, ("elf.loaded_names",)),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from buildidfs.formats.elf import identify
-from buildidfs.formats.elf.symbol_file import symbol_file
+from buildidfs.formats.elf.writer import symbol_file
 from buildidfs.formats.perf import jit
 from buildidfs.model import Kind
 from tests.fuzz.target import MEGABYTE, Target, filled
@@ -88,7 +88,7 @@ def _huge_dump() -> Iterator[bytes]:
 
 TARGETS: Final = {
     "jitmap": Target(
-        _check_map, _seed_map, _huge_map, ("perf.jit", "elf.symbol_file"), cost=jit.symbols
+        _check_map, _seed_map, _huge_map, ("perf.jit", "elf.writer"), cost=jit.symbols
     ),
     "jitdump": Target(_check_dump, _seed_dump, _huge_dump, ("perf.jit",)),
 }

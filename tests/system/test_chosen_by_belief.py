@@ -22,7 +22,7 @@ import pytest
 
 from buildidfs import names
 from buildidfs.capture.base import PinnedFile
-from buildidfs.formats.elf.symbol_file import symbol_file
+from buildidfs.formats.elf.writer import symbol_file
 from buildidfs.formats.perf.jit import JitFunction
 from buildidfs.ingest import Ingest
 from buildidfs.linux import inodes

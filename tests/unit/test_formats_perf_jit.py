@@ -5,7 +5,7 @@ import pytest
 
 from buildidfs.formats.elf import identify
 from buildidfs.formats.elf.identify import ElfFile
-from buildidfs.formats.elf.symbol_file import symbol_file
+from buildidfs.formats.elf.writer import symbol_file
 from buildidfs.formats.perf import jit
 from buildidfs.formats.perf.jit import JitDump, JitFunction, symbols
 from buildidfs.model import Kind, Quality

@@ -56,7 +56,6 @@ from buildidfs.capture.live.protocol import (
     Refused,
     Silent,
 )
-from buildidfs.capture.live.touches import Touches
 from buildidfs.capture.origin.path_access import NOBODY
 from buildidfs.capture.process.silent_processes import MOST, STUCK_S
 from buildidfs.capture.unresponsive.filesystems import SlowMounts
@@ -303,7 +302,7 @@ class Catcher:
         self._outbox = Outbox(sock, self._epoll, max(min(MOST_DESCRIPTORS, limit // 4), 1))
         program, self._refusal = first_touch.start(cgroup_fd)
         self._rings = Rings(program, cgroup_fd=cgroup_fd)
-        touches = None if program is None else Touches(program)
+        touches = None if program is None else first_touch.Touches(program)
         self._alarm = Alarm(_GUARD_S)
         self._state = CatcherState(self._rings, self._outbox, RecentFiles(), touches, self._alarm)
         self._pollers: set[select.epoll] = set()

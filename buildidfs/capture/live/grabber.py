@@ -55,9 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from buildidfs.capture.live.event_rings import Rings
-    from buildidfs.capture.live.first_touch import Touch
+    from buildidfs.capture.live.first_touch import Touch, Touches
     from buildidfs.capture.live.protocol import Outbox
-    from buildidfs.capture.live.touches import Touches
     from buildidfs.formats.perf.records import Record
     from buildidfs.linux.threads import Alarm
 

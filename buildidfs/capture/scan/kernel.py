@@ -24,7 +24,7 @@ from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, U
 from buildidfs.capture.debug_files import DEBUG_ROOT, path_by_id
 from buildidfs.capture.origin.builder import Here, Surroundings, is_foreign
 from buildidfs.errors import InvalidBuildId
-from buildidfs.formats import bzimage, pe
+from buildidfs.formats import kernel_image
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Packing
 from buildidfs.formats.elf import identify
@@ -561,11 +561,13 @@ def _payload(fd: int, head: bytes, size: int) -> ByteRange | None:
     """Return the extent of the compressed kernel in a vmlinuz, or in a unified kernel image that
     contains one; None for other files. Raises OSError.
     """
-    where = bzimage.payload(head, size)
-    image = None if where is not None else pe.section(base.reader(fd), size, pe.KERNEL)
+    where = kernel_image.payload(head, size)
+    image = None
+    if where is None:
+        image = kernel_image.section(base.reader(fd), size, kernel_image.KERNEL)
     if image is None:
         return where
-    inside = bzimage.payload(os.pread(fd, bzimage.HEAD_SIZE, image.offset), image.size)
+    inside = kernel_image.payload(os.pread(fd, kernel_image.HEAD_SIZE, image.offset), image.size)
     return None if inside is None else ByteRange(image.offset + inside.offset, inside.size)
 
 

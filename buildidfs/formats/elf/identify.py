@@ -56,7 +56,7 @@ from buildidfs.formats.elf.header import (
     ReadAt,
     gnu_build_id,
 )
-from buildidfs.formats.elf.splitdwarf import skeletons
+from buildidfs.formats.elf.units import skeletons
 from buildidfs.model import Absence, BuildId, ByteRange, Kind, Quality, fingerprint
 
 __all__ = ["HEAD_SIZE", "AltLink", "DebugLink", "ElfFile", "ReadAt", "describe", "identify"]
@@ -206,7 +206,7 @@ class ElfFile(msgspec.Struct, frozen=True):
     debuggers refuse the file: headers claim bytes beyond its end, or have an impossible size. Such
     a file is an incomplete copy, or was damaged on purpose. ``segments`` is `Artifact.segments`.
     ``mini`` is the extent of ``.gnu_debugdata``, for `minidebug`, and ``dwo_ids`` are those of the
-    first skeleton units, see `splitdwarf`. ``shared`` is the ID in its note if unrelated files have
+    first skeleton units, see `units`. ``shared`` is the ID in its note if unrelated files have
     this ID by mistake; ``build_id`` is then another ID. ``go`` is True if it may be a Go program.
     """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buildidfs.formats.elf import splitdwarf
-from buildidfs.formats.elf.splitdwarf import Skeleton
+from buildidfs.formats.elf import units
+from buildidfs.formats.elf.units import Skeleton
 from tests.support.clients.tools import run, tool
 from tests.support.elf import debugforms
 from tests.support.elf.elfwriter import SHF_COMPRESSED, Section, elf_file
@@ -17,11 +17,11 @@ from tests.support.filesystems.filereader import FileReader
 
 
 def skeletons(data: bytes) -> list[Skeleton]:
-    return list(splitdwarf.skeletons(FileReader(data), len(data)))
+    return list(units.skeletons(FileReader(data), len(data)))
 
 
 def packaged(data: bytes) -> frozenset[int]:
-    return splitdwarf.packaged(FileReader(data), len(data))
+    return units.packaged(FileReader(data), len(data))
 
 
 @pytest.mark.parametrize("version", [4, 5])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildidfs.linux import btf
-from buildidfs.linux.btf import Btf
+from buildidfs.linux import bpf
+from buildidfs.linux.bpf import Btf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +53,6 @@ def test_file_in_another_format_is_a_value_error(
 ) -> None:
     path = tmp_path / "vmlinux"
     path.write_bytes(data)
-    monkeypatch.setattr(btf, "_KERNEL", str(path))
+    monkeypatch.setattr(bpf, "_KERNEL", str(path))
     with pytest.raises(ValueError, match="BTF"):
         Btf()

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from buildidfs.capture.live.first_touch import Touch
+from buildidfs.capture.live.first_touch import Touch, Touches
 from buildidfs.capture.live.process_table import Home
-from buildidfs.capture.live.touches import Touches
 from buildidfs.formats.perf.records import Mapped
 
 _DEV = (8, 1)
