@@ -8,19 +8,21 @@ bucket was made anew, the next push compares each file.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from buildidfs.errors import StoreError
+from buildidfs.linux.file_ops import closing_fd, on_error
 from buildidfs.model import BuildId, Digest, Kind, fingerprint
 from buildidfs.names import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _TABLES: Final = """
 create table if not exists about (name text primary key, value text) without rowid;
@@ -29,6 +31,7 @@ create table if not exists pushed (
     primary key (build_id, kind, digest)
 ) without rowid;
 """
+_VALUE: Final = "select value from about where name = ?"
 _BUSY_S: Final = 30.0
 _CLOCK_S: Final = 60
 
@@ -50,31 +53,46 @@ class Ledger:
         directory = os.path.join(store_path, b"remote")
         name = fingerprint(url.encode(), 8).hex().encode() + b".sqlite"
         self._path = os.path.join(directory, name)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
-            self._db = self._opened()
+            # Without the lock, a process could replace a file that another one has just made.
+            with closing_fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                self._db = self._opened()
         except OSError as error:
             raise StoreError(f"{printable(directory)}: {error.strerror}") from error
         self._known = {_key(*row) for row in self._rows("select build_id, kind, digest")}
 
     def _opened(self) -> sqlite3.Connection:
+        """Open the file; replace it if it is damaged, because it holds nothing of value.
+
+        A file that is locked, or that cannot be read or written at present, is not damaged: other
+        processes may have it open.
+        """
         for _ in range(2):
             database = sqlite3.connect(
-                os.fsdecode(self._path), timeout=_BUSY_S, check_same_thread=False
+                os.fsdecode(self._path),
+                timeout=_BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
             )
-            try:
-                database.execute("pragma journal_mode = wal")
-                # If a crash loses entries, the next push compares their files with the bucket
-                # again.
-                database.execute("pragma synchronous = normal")
-                database.executescript(_TABLES)
-            except sqlite3.DatabaseError:
-                database.close()
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path)  # damaged: it holds nothing of value
-            else:
-                return database
+            with on_error(database.close):
+                try:
+                    database.execute("pragma journal_mode = wal")
+                    # If a crash loses entries, the next push compares their files with the bucket
+                    # again.
+                    database.execute("pragma synchronous = normal")
+                    database.executescript(_TABLES)
+                except sqlite3.OperationalError as error:
+                    raise self._failed(error) from error
+                except sqlite3.DatabaseError:
+                    database.close()
+                    for suffix in (b"", b"-wal", b"-shm"):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(self._path + suffix)
+                else:
+                    return database
         raise StoreError(f"{printable(self._path)} cannot be used")
 
     def has(self, build_id: bytes, kind: Kind, digest: Digest) -> bool:
@@ -133,27 +151,27 @@ class Ledger:
         """Record the ID of the bucket; return False if the ledger was of another bucket, and is now
         empty.
         """
-        known = self.value("bucket")
-        if known == bucket:
-            return True
-        self._write("delete from pushed", [()])
-        self._write("delete from about", [()])
-        self._known.clear()
-        self.set_value("bucket", bucket)
-        return known == ""
+        with self._transaction() as database:
+            known = self._read(_VALUE, "bucket")
+            if known == [(bucket,)]:
+                return True
+            database.execute("delete from pushed")
+            database.execute("delete from about")
+            self._known.clear()
+            database.execute("insert into about values ('bucket', ?)", (bucket,))
+        return not known
 
     def token(self) -> str:
         """Return a name that is unique to this ledger, even among hosts with the same name."""
-        with self._lock, self._db:
+        with self._transaction() as database:
             row = ("token", secrets.token_hex(8))
-            self._db.execute("insert or ignore into about values (?, ?)", row)
-        return self.value("token")
+            database.execute("insert or ignore into about values (?, ?)", row)
+            return str(self._read(_VALUE, "token")[0][0])
 
     def value(self, name: str) -> str:
         """Return a value that was set; empty if none was."""
-        with self._lock:
-            row = self._db.execute("select value from about where name = ?", (name,)).fetchone()
-        return row[0] if row is not None else ""
+        rows = self._read(_VALUE, name)
+        return rows[0][0] if rows else ""
 
     def set_value(self, name: str, value: str) -> None:
         """Set a value."""
@@ -164,15 +182,31 @@ class Ledger:
         self._db.close()
 
     def _rows(self, columns: str, condition: str = "") -> list[tuple[bytes, int, bytes, str]]:
-        with self._lock:
-            return self._db.execute(f"{columns} from pushed {condition}").fetchall()
+        return self._read(f"{columns} from pushed {condition}")
+
+    def _read(self, statement: str, *values: str) -> list[Any]:
+        try:
+            with self._lock:
+                return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        with self._transaction() as database:
+            database.executemany(statement, rows)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Lend the database, which no other process changes meanwhile. Raises `StoreError`."""
         try:
             with self._lock, self._db:
-                self._db.executemany(statement, rows)
+                self._db.execute("begin immediate")
+                yield self._db
         except sqlite3.Error as error:
-            raise StoreError(f"{printable(self._path)}: {error}") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> StoreError:
+        return StoreError(f"{printable(self._path)}: {error}")
 
 
 def _key(build_id: bytes, kind: int, digest: bytes, *_: object) -> bytes:

@@ -272,12 +272,18 @@ def test_pushes_of_one_store_at_the_same_time(
     file.chmod(0o755)
     buildidfs("add", file)
     config = _config(directory)
-    every = [_push(buildidfs, storage, config, "--all", "--json") for _ in range(4)]
     counts = []
-    for pushing in every:
-        out, err = pushing.communicate(timeout=120)
-        assert (pushing.returncode, err) == (0, b"")
-        counts.append(json.loads(out))
+    with contextlib.ExitStack() as stack:
+        every = []
+        for _ in range(4):
+            pushing = _push(buildidfs, storage, config, "--all", "--json")
+            stack.callback(pushing.wait, 30)
+            stack.callback(pushing.kill)
+            every.append(pushing)
+        for pushing in every:
+            out, err = pushing.communicate(timeout=120)
+            assert (pushing.returncode, err.decode()) == (0, "")
+            counts.append(json.loads(out))
     assert _blobs(storage) == {**filled, build_id: data}
     assert sum(each["pushed"] for each in counts) >= _FILES + 1
     assert not [key for key in storage.buckets["fleet"] if key.startswith(("variant/", "upload/"))]
