@@ -77,7 +77,8 @@ bench: $(VENV)/.dev
 bench-capture: $(VENV)/.dev
 	scripts/install-packages bench
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS) capture capture-busy capture-known capture-peer \
-		capture-writers capture-flood watch-perf watch-spawn watch-compile watch-memory
+		capture-writers capture-flood watch-perf watch-spawn watch-compile watch-syscalls \
+		watch-memory
 
 test-fresh:
 	scripts/test-fresh

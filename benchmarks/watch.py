@@ -384,6 +384,18 @@ def compile_small(bench: Bench) -> Iterator[Row]:
         yield from _in_turns(bench, f"{len(names)} runs of gcc -c", action, 1.02, "ms")
 
 
+def system_calls(bench: Bench) -> Iterator[Row]:
+    """The row for system calls of other processes, of which the watch is to see nothing."""
+    perf = require("perf", "linux-perf")
+    count = bench.size(10_000_000, 3_000_000)
+    command = [perf, "bench", "-f", "simple", "syscall", "basic", "-l", str(count)]
+
+    def action() -> float:
+        return float(run(command)) / count * 1e9
+
+    yield from _in_turns(bench, f"{count} getppid", action, 1.01, "ns")
+
+
 def _in_turns(
     bench: Bench, what: str, action: Callable[[], float], limit: float, unit: str
 ) -> Iterator[Row]:
@@ -452,5 +464,6 @@ ROWS: dict[str, Benchmark] = {
     "watch-perf": perf_record,
     "watch-spawn": spawn,
     "watch-compile": compile_small,
+    "watch-syscalls": system_calls,
     "watch-memory": memory,
 }
