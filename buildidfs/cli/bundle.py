@@ -15,7 +15,14 @@ from buildidfs.answers import Removed
 from buildidfs.catalog import remedies
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status, json_option
-from buildidfs.cli.output import json_line, one_line, path_fields, printable, report_evictions
+from buildidfs.cli.output import (
+    json_line,
+    one_line,
+    path_fields,
+    print_first,
+    printable,
+    report_evictions,
+)
 from buildidfs.wording import counted, size
 
 if TYPE_CHECKING:
@@ -208,12 +215,13 @@ def _print_manifest(manifest: Manifest) -> None:
     reasons = Counter(remedies.without_time(each.why) for each in manifest.absent)
     for why, count in reasons.most_common():
         terminal.print_text(f"{count} absent: {one_line(why)}", err=True)
-        absent = [each for each in manifest.absent if remedies.without_time(each.why) == why]
-        for each in absent[:_SHOWN]:
-            path = printable(each.path.encode("utf-8", "surrogateescape")) or "-"
-            click.echo(f"    {each.build_id[: table.SHORT_ID]}  {path}", err=True)
-        if count > _SHOWN:
-            click.echo(f"    and {count - _SHOWN} more, see --json", err=True)
+        lines = [
+            f"{each.build_id[: table.SHORT_ID]}"
+            f"  {printable(each.path.encode('utf-8', 'surrogateescape')) or '-'}"
+            for each in manifest.absent
+            if remedies.without_time(each.why) == why
+        ]
+        print_first(lines, _SHOWN, ", see --json")
 
 
 @click.command(

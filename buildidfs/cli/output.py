@@ -35,10 +35,11 @@ from buildidfs.names import printable as printable
 from buildidfs.wording import age, counted, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from buildidfs.answers import EvictedFile
     from buildidfs.ingest import ScanSummary
+    from buildidfs.model import BuildId
     from buildidfs.profile.inputs import NamedIds
     from buildidfs.reports import Limits
     from buildidfs.store.retention.eviction import Policy
@@ -92,6 +93,20 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.hex()
     return value.name.lower() if isinstance(value, enum.IntEnum) else value
+
+
+def print_first(lines: Sequence[str], most: int, hint: str = "", *, err: bool = True) -> None:
+    """Print the first ``most`` lines, indented, and the number of the others with a hint."""
+    for line in lines[:most]:
+        click.echo(f"    {line}", err=err)
+    if len(lines) > most:
+        click.echo(f"    and {len(lines) - most} more{hint}", err=err)
+
+
+def missing_line(build_id: BuildId | None, path: bytes, why: str) -> str:
+    """Return a line about a binary that a scan has not found."""
+    name = build_id.hex() if build_id is not None else "-"
+    return f"{name:40}  {printable(path) or '-'}: {why}"
 
 
 def eviction(what: Removed) -> str:
@@ -197,12 +212,12 @@ def _summary_text(summary: ScanSummary, *, quiet: bool) -> None:
     reasons = Counter(item.reason for item in summary.unreadable)
     for why, count in reasons.most_common():
         terminal.complain(f"{count} not readable: {why}")
-        items = [item for item in summary.unreadable if item.reason == why]
-        for item in items[:_SHOWN_UNREADABLE]:
-            known = f" (build ID {item.build_id})" if item.build_id else ""
-            click.echo(f"    {printable(item.path)}{known}", err=True)
-        if len(items) > _SHOWN_UNREADABLE:
-            click.echo(f"    and {len(items) - _SHOWN_UNREADABLE} more", err=True)
+        lines = [
+            printable(item.path) + (f" (build ID {item.build_id})" if item.build_id else "")
+            for item in summary.unreadable
+            if item.reason == why
+        ]
+        print_first(lines, _SHOWN_UNREADABLE)
 
 
 def report_evictions(removed: Tally, *, quiet: bool = False) -> None:
@@ -232,13 +247,13 @@ def report_nameless(path: bytes, named: NamedIds) -> bool:
         terminal.complain(f"{printable(path)}: {files}")
     elif not named.paths:
         terminal.complain(f"{printable(path)} is about no file with a build ID")
-    for each in named.nameless[:_SHOWN_NAMELESS]:
+    lines = []
+    for each in named.nameless:
         weight = "" if each.share is None else f"{each.share:.1f} % of the samples  "
         label = printable(each.called.encode("utf-8", "surrogateescape"))
         where = f" in {label}" if label else ""
-        click.echo(f"    {weight}{printable(each.path)}{where}: {each.why}", err=True)
-    if count > _SHOWN_NAMELESS:
-        click.echo(f"    and {count - _SHOWN_NAMELESS} more", err=True)
+        lines.append(f"{weight}{printable(each.path)}{where}: {each.why}")
+    print_first(lines, _SHOWN_NAMELESS)
     return bool(count or named.incomplete or not named.paths)
 
 

@@ -13,7 +13,14 @@ import click
 from buildidfs.cli import terminal
 from buildidfs.cli.common import AnyPath, Session, container_option, exit_status, json_option
 from buildidfs.cli.group import LazyGroup
-from buildidfs.cli.output import one_line, path_fields, printable, report_scan
+from buildidfs.cli.output import (
+    missing_line,
+    one_line,
+    path_fields,
+    print_first,
+    printable,
+    report_scan,
+)
 from buildidfs.errors import IncompleteError
 from buildidfs.wording import counted
 
@@ -295,13 +302,9 @@ def scan_perf_data(session: Session, paths: tuple[str, ...], all_: bool, json_: 
 
 
 def _perf_data_text(scan: ProfileScan) -> None:
-    missing = [each for each in scan.binaries if each.why]
+    missing = [missing_line(x.build_id, x.path, x.why) for x in scan.binaries if x.why]
     click.echo(f"{counted(len(scan.binaries), 'binary', 'binaries')} named, {len(missing)} missing")
-    for each in missing[:_SHOWN_BINARIES]:
-        name = each.build_id.hex() if each.build_id is not None else "-"
-        click.echo(f"    {name:40}  {printable(each.path)}: {each.why}")
-    if len(missing) > _SHOWN_BINARIES:
-        click.echo(f"    and {len(missing) - _SHOWN_BINARIES} more, see --json")
+    print_first(missing, _SHOWN_BINARIES, ", see --json", err=False)
 
 
 @scan.command(
@@ -344,14 +347,12 @@ def scan_core(session: Session, paths: tuple[str, ...], json_: bool) -> int:
 
 def _core_text(scan: CoreScan, called: Mapping[str, str]) -> None:
     for dump in scan.dumps:
-        missing = [each for each in dump.binaries if each.why]
+        missing = [missing_line(x.build_id, x.path, x.why) for x in dump.binaries if x.why]
         click.echo(
             f"{printable(dump.path)}: {_whose(dump, called)}:"
             f" {counted(len(dump.binaries), 'binary', 'binaries')}, {len(missing)} missing"
         )
-        for each in missing:
-            name = each.build_id.hex() if each.build_id is not None else "-"
-            click.echo(f"    {name:40}  {printable(each.path) or '-'}: {each.why}")
+        print_first(missing, len(missing), err=False)
 
 
 def _whose(dump: CoreDump, called: Mapping[str, str]) -> str:
