@@ -39,10 +39,6 @@ _SHOWN = 10
     epilog=exit_status(
         [
             "buildidfs bundle perf.data -o perf.tar.zst",
-            "buildidfs bundle --include-inputs core.1234 -o crash.tar.zst",
-            "tar --zstd -xOf crash.tar.zst sources.jsonl",
-            "buildidfs bundle 8e9f 12ab -o - | ssh there 'cat > two.tar.zst'",
-            "buildidfs bundle --container shop/cart-7d9f -o cart.tar.zst",
             "buildidfs mount --bundle perf.tar.zst /mnt",
         ],
         {

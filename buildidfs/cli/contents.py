@@ -68,8 +68,6 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
         [
             "buildidfs list --path '*/libc.so.6'",
             "buildidfs list --container web --since 2h --json",
-            "buildidfs list --kind debuginfo",
-            "buildidfs list --conflicts",
         ],
         {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
     ),
@@ -164,8 +162,6 @@ _CONTAINER_COLUMNS: Final[tuple[Column[ContainerSummary], ...]] = (
         [
             "buildidfs containers",
             "buildidfs containers shop/cart-7d9f",
-            "buildidfs containers --since 2h --json",
-            "buildidfs containers --all --sort -size",
         ],
         {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
     ),
@@ -251,7 +247,6 @@ def containers(
         [
             "buildidfs add ./a.out",
             "buildidfs add --build-id 8e9fd827446c2406 firmware.elf",
-            "buildidfs add --kallsyms --build-id 8e9fd827446c2406 kallsyms.txt",
         ],
         {
             2: "wrong usage: a build ID for several files",
@@ -295,7 +290,6 @@ def add(
         [
             "buildidfs get 8e9f -o libc.so.6",
             "buildidfs get /app/server --container web -o server",
-            "buildidfs get --kind debuginfo 8e9fd827446c24067541ac5390e6f527fb5947bb > libc.debug",
         ],
         {
             2: "a prefix that several build IDs share",

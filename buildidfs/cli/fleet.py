@@ -186,7 +186,6 @@ def filter_(session: Session, rebuild: bool, json_: bool) -> None:
         [
             "buildidfs push --all",
             "buildidfs push --watch --rate 10MiB",
-            "buildidfs push 5d8f",
         ],
         {
             2: "no bucket is configured, or the extra for it is not installed",
@@ -283,8 +282,6 @@ _SHOWN: Final = 10
     epilog=exit_status(
         [
             "buildidfs fetch --for perf.data",
-            "buildidfs fetch --for core",
-            "buildidfs fetch 8e9fd827446c24067541ac5390e6f527fb5947bb",
             "DEBUGINFOD_URLS=https://debuginfod.debian.net buildidfs fetch --for core",
         ],
         {

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     epilog=exit_status(
         [
             "buildidfs check",
-            "buildidfs check --verify-data",
             "buildidfs check --repair --verify-data",
-            "buildidfs check --json | jq -r 'select(.state == \"lost\").sha256'",
         ],
         {
             12: "--repair needs a new index, but the store is in use (run buildidfs down)",
@@ -142,7 +140,6 @@ _COLOURS: Final = {"ok": "green", "degraded": "yellow", "failed": "red"}
     epilog=exit_status(
         [
             "buildidfs doctor",
-            "buildidfs -q doctor",
             "buildidfs doctor --json | jq 'select(.state == \"failed\")'",
         ],
         {

@@ -69,8 +69,6 @@ _COLUMNS: Final = _columns(lost=False)
         [
             "buildidfs journal --since 10m",
             "buildidfs journal --since 1h --lost",
-            "buildidfs journal --path '*/libc.so.6' --container docker:0f5c3e8d1b2a",
-            "buildidfs journal --since 2026-11-22 --namespaces pid,uts --json",
         ],
         {
             2: "not a time, or no such namespace",
@@ -253,7 +251,7 @@ _BUILD_IDS: Final = 10
     "report",
     short_help="Report coverage, missing files, growth and health.",
     epilog=exit_status(
-        ["buildidfs report", "buildidfs report --html report.html", "buildidfs report --json"],
+        ["buildidfs report", "buildidfs report --html report.html"],
         {
             2: "FILE cannot be written, or --html without the extra buildidfs[serve]",
             11: "no store at that place; 13 unknown format",

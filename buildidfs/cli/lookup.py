@@ -77,7 +77,6 @@ _MAPPERS: Final[tuple[Column[MappedFile], ...]] = (
     epilog=exit_status(
         [
             "buildidfs which /usr/lib/x86_64-linux-gnu/libc.so.6",
-            "buildidfs which /app/server --container docker:0f5c3e8d1b2a",
             "buildidfs which --glob '*/libssl.so*' --json",
         ],
         {11: "no store at that place; 13 unknown format", 30: "no file was seen there"},
@@ -132,10 +131,7 @@ def which(
     epilog=exit_status(
         [
             "buildidfs where 8e9f",
-            "buildidfs where /usr/lib/x86_64-linux-gnu/libcrypto.so.3",
             "buildidfs where --live --path '*/libcrypto.so*'",
-            "buildidfs where --live --deleted",
-            "buildidfs where --live --json 8e9f | jq .pid",
         ],
         {
             2: "a prefix that several build IDs share",
@@ -243,8 +239,6 @@ _INDENT: Final = 11
         [
             "buildidfs show 8e9f",
             "buildidfs show /usr/lib/x86_64-linux-gnu/libc.so.6",
-            "buildidfs show --json 8e9fd827446c24067541ac5390e6f527fb5947bb",
-            "buildidfs show --namespaces mnt,pid 8e9f",
         ],
         {
             2: "a prefix that several build IDs share, or no such namespace",

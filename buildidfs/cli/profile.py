@@ -75,10 +75,7 @@ def _columns(whole: int) -> tuple[Column[CoverageRow], ...]:
     epilog=exit_status(
         [
             "buildidfs coverage perf.data",
-            "buildidfs coverage perf.data --container shop/cart-7d9f",
-            "buildidfs coverage perf.data libc.so.6+0x26d90 --comm nginx",
             "buildidfs coverage --live",
-            "buildidfs coverage --fail-under 95 --json perf.data | jq .coverage",
         ],
         {
             2: "neither a perf.data nor a core file",
@@ -242,11 +239,7 @@ _SINGULAR: Final = {"binaries": "binary"}
     epilog=exit_status(
         [
             "buildidfs why perf.data",
-            "buildidfs why perf.data 0x7f3c5a1e2f40",
-            "buildidfs why perf.data '*/libcrypto.so*' --comm nginx",
             "buildidfs why perf.data /usr/lib/x86_64-linux-gnu/libc.so.6+0x26d90",
-            "buildidfs why 8e9f",
-            "buildidfs why /usr/lib/x86_64-linux-gnu/libc.so.6 --json | jq .findings",
         ],
         {
             2: "neither a profile, nor a core file, nor a build ID",
@@ -399,7 +392,6 @@ _MOST_UNRESOLVED: Final = 20  # files that are named one by one
     epilog=exit_status(
         [
             "buildidfs repair perf.data -o repaired.data",
-            "buildidfs repair --assign /app/run=8e9f perf.data -o repaired.data",
             "perf --buildid-dir /buildid/perf report -i repaired.data",
         ],
         {

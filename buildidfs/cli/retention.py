@@ -58,12 +58,8 @@ _COLUMNS: Final[tuple[Column[_ListedPin], ...]] = (
     short_help="Exempt build IDs from all limits.",
     epilog=exit_status(
         [
-            "buildidfs pin 8e9fd827446c24067541ac5390e6f527fb5947bb",
             "buildidfs pin perf.data core.4711",
             "buildidfs pin --name incident-42 8e9f perf.data",
-            "buildidfs pin --container shop/cart-7d9f --name incident-42",
-            "buildidfs pin --cores /var/lib/systemd/coredump",
-            "buildidfs pin --list",
         ],
         {
             2: "neither a build ID nor a file that names one",
@@ -140,8 +136,6 @@ def pin(
     epilog=exit_status(
         [
             "buildidfs unpin 8e9fd827446c24067541ac5390e6f527fb5947bb",
-            "buildidfs unpin perf.data",
-            "buildidfs unpin shop/cart-7d9f",
             "buildidfs unpin --name incident-42",
         ],
         {11: "no store at that place", 30: "nothing is known of it, or it was not pinned"},
@@ -348,7 +342,6 @@ def remove(
         [
             "buildidfs prune --dry-run",
             "buildidfs prune --max-size 20G --max-age 90d",
-            "buildidfs prune --dry-run -v --json | jq 'select(.goes == false)'",
         ],
         {
             2: "not a size, or not an age",

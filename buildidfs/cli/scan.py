@@ -69,7 +69,6 @@ def scan() -> None:
         [
             "buildidfs scan proc",
             "buildidfs scan proc --pid 4711",
-            "buildidfs scan proc --container docker:0f5c3e8d1b2a",
         ],
         _statuses("processes or files"),
     ),
@@ -233,7 +232,6 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
         [
             "buildidfs scan kernel",
             "buildidfs scan kernel --all",
-            "buildidfs scan kernel --root /mnt/image",
         ],
         _statuses("files"),
     ),
@@ -419,7 +417,6 @@ def scan_package(
         [
             "buildidfs scan image alpine:3.19 registry.example.org/app@sha256:0f5c3e8d1b2a",
             "buildidfs scan image ./layout saved.tar.gz /var/lib/docker",
-            "buildidfs scan image --root /mnt/var/lib/containerd sha256:0f5c3e8d1b2a",
         ],
         {
             2: "no such image, or no such platform",

@@ -29,8 +29,6 @@ _URL: Final = re.compile(r"[\x21-\x7e]{1,2000}")
     epilog=exit_status(
         [
             "buildidfs serve",
-            "buildidfs serve --listen :8002 --workers 2",
-            "buildidfs serve --listen unix:/run/buildidfs.sock",
             "DEBUGINFOD_URLS=http://127.0.0.1:8002 gdb -c core",
         ],
         {
@@ -130,12 +128,7 @@ def _server_agent(session: Session) -> Callable[[], Agent] | None:
     epilog=exit_status(
         [
             "buildidfs mount /buildid",
-            "buildidfs mount --foreground -o allow_other ~/buildid",
-            "buildidfs mount --fetch /buildid",
             "buildidfs mount --bundle crash.tar.zst /mnt",
-            "gdb -iex 'set debug-file-directory /buildid/debug' -c core",
-            "perf --buildid-dir /buildid/perf report",
-            "DEBUGINFOD_URLS=file:///buildid debuginfod-find executable ID",
         ],
         {
             2: "wrong usage: --fetch, and no upstream is configured",

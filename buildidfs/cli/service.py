@@ -59,7 +59,7 @@ _INDENT = 9
     "up",
     short_help="Capture programs that run or start, and mount the store.",
     epilog=exit_status(
-        ["buildidfs up", "buildidfs up /srv/buildid", "buildidfs up --foreground --no-mount"],
+        ["buildidfs up", "buildidfs up /srv/buildid"],
         {
             2: "this store is up already, with another mount point or other options",
             3: "up, but not all starting programs are followed; the reason is named",
@@ -481,7 +481,6 @@ _COLUMNS: Final[tuple[Column[ActivityRow], ...]] = (
         [
             "buildidfs top",
             "buildidfs top --sort -captured --limit 10",
-            "buildidfs top --once",
         ],
         {11: "no store at that place; 13 unknown format"},
     ),

@@ -120,9 +120,6 @@ _FILES: Final[dict[str, Callable[[str, bool, Session], list[_File]]]] = {
         [
             "buildidfs setup gdb",
             "buildidfs setup gdb --write",
-            "buildidfs setup perf --system --write",
-            "buildidfs setup coredump --write",
-            "buildidfs setup gdb --undo",
         ],
         {2: "other users may change the file, or it is not text", 60: "only root may write it"},
     ),

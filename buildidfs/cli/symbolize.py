@@ -54,7 +54,6 @@ class _Program(click.types.StringParamType):
         [
             "buildidfs symbolize 8e9f+0x1139",
             "perf script --show-mmap-events --show-task-events | buildidfs symbolize --perf-script",
-            "buildidfs symbolize --file-offset --json < frames",
         ],
         {
             2: "not ID+0xADDR, a prefix that several build IDs share, or no symbolizer installed",

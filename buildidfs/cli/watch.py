@@ -55,9 +55,7 @@ _LOST = (
     epilog=exit_status(
         [
             "buildidfs watch",
-            "buildidfs watch --exclude '/tmp/*'",
             "buildidfs watch --metrics 127.0.0.1:9481",
-            "buildidfs watch --json --no-scan --container docker:0f5c3e8d1b2a",
         ],
         {
             3: "not all programs could be followed: the kernel refused events, or hides processes;"

@@ -211,7 +211,8 @@ def test_help_has_examples_and_exit_status(path: str) -> None:
     done = CliRunner().invoke(cli, [*path.split(), "--help"])
     assert done.exit_code == 0, done.output
     examples, _, statuses = done.output.partition("EXIT STATUS:")
-    assert re.search(r"EXAMPLES:\n +\S", examples), done.output
+    shown = re.findall(r"^ +\S", examples.partition("EXAMPLES:\n")[2], re.MULTILINE)
+    assert 1 <= len(shown) <= (2 if path else 3), "the manual pages have room for others"
     assert re.search(r"^ +0 +\S", statuses, re.MULTILINE), done.output
 
 
