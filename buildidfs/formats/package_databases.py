@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of the package managers dpkg and apk on installed files; see also `rpm_database`.
+"""The records of dpkg and apk on installed files, and the package in the note of an ELF file.
 
 Sources: dpkg, lib/dpkg/dump.c and dpkg-query(1) (status, info/PACKAGE.list), lib/dpkg/log.c
 (dpkg.log); distroless, private/pkg (status.d); apk-tools, src/database.c (installed); for

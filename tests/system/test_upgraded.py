@@ -138,3 +138,19 @@ def test_version_in_the_note_of_a_program(directory: Path) -> None:
         root.install("9:8", _program(directory, "new"))
         os.truncate(root.path / "var/log/dpkg.log", 0)
         assert _text(buildidfs, pid) == f"{_NAME} 9:7-noted (now {_NAME} 9:8)"
+
+
+def test_package_without_a_database(directory: Path) -> None:
+    """Distributions with rpm name the package in each program."""
+    root, buildidfs = _Root(directory), BuildIdFs(directory)
+    programs = [
+        _program(directory, version, note=_NOTE.replace("deb", "rpm").replace("9:7-noted", version))
+        for version in ("1-1.fc42", "1-2.fc42")
+    ]
+    at = root.path / f"usr/bin/{_NAME}"
+    at.parent.mkdir(parents=True)
+    programs[0].rename(at)
+    with root.runs() as pid:
+        assert _text(buildidfs, pid) == f"{_NAME} 1-1.fc42"
+        programs[1].rename(at)
+        assert _text(buildidfs, pid) == f"{_NAME} 1-1.fc42 (now {_NAME} 1-2.fc42)"

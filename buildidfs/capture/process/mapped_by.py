@@ -16,7 +16,7 @@ import msgspec
 
 from buildidfs.capture import base
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.process.package_databases import PackageDatabases
+from buildidfs.capture.process.package_databases import PackageDatabases, noted
 from buildidfs.capture.process.process import (
     Moved,
     PinnedProcess,
@@ -27,9 +27,6 @@ from buildidfs.capture.process.process import (
 )
 from buildidfs.capture.process.silent_processes import NoAnswer
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
-from buildidfs.formats import package_databases
-from buildidfs.formats.elf import identify as elf_identify
-from buildidfs.formats.elf import other_ids
 from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import inodes, mounts, namespaces, procfs
 from buildidfs.linux.file_ops import closing_fd
@@ -205,26 +202,28 @@ class Mappers:
             return NamelessMapping(process.pid, container, path, cgroup)
         package, successor = UNKNOWN, None
         if self._packages is not None:
-            package = self._packages.owner(process, path)
+            owner = self._packages.owner(process, path)
             if mapping.deleted:
-                successor = Successor(self._packages.build_id_at(process, path), package)
-                package = self._replaced(self._packages, process, mapping, package)
+                present_id, present = self._packages.file_at(process, path)
+                successor = Successor(present_id, present if owner == UNKNOWN else owner)
+            package = self._package(self._packages, process, mapping, owner)
         return Mapper(
             build_id, process.pid, comm, container, path, mapping.deleted, cgroup, package,
             successor,
         )  # fmt: skip
 
-    def _replaced(
+    def _package(
         self, packages: PackageDatabases, process: PinnedProcess, mapping: Mapping, owner: Package
     ) -> Package:
-        """Return the package of a deleted file that a process maps, of the version that it runs;
-        `UNKNOWN` if it is in doubt. ``owner`` is the package that has its path now.
+        """Return the package of a file that a process maps, of the version that it runs; `UNKNOWN`
+        if it is in doubt. ``owner`` is the package that has its path now.
         """
+        if owner != UNKNOWN and not mapping.deleted:
+            return owner
         try:
-            note, changed_ns = self._ask(mapping, lambda: _note_of(process, mapping))
+            package, changed_ns = self._ask(mapping, lambda: _note_of(process, mapping))
         except (OSError, Moved):
             return UNKNOWN
-        package = package_databases.from_note(note)
         return packages.before(process, owner, changed_ns / 1e9) if package == UNKNOWN else package
 
     def _ask(self, mapping: Mapping, look: Callable[[], _T]) -> _T:
@@ -254,13 +253,9 @@ def _look_into(process: PinnedProcess, mapping: Mapping) -> BuildId | None:
     return answer if isinstance(answer, BuildId) else None
 
 
-def _note_of(process: PinnedProcess, mapping: Mapping) -> tuple[bytes, int]:
-    """Return the text of the package note of a mapped file, and the time in nanoseconds of its last
+def _note_of(process: PinnedProcess, mapping: Mapping) -> tuple[Package, int]:
+    """Return the package in the note of a mapped file, and the time in nanoseconds of its last
     change: that of its replacement, if it has lost its last name. Raises `Moved`, OSError.
     """
     with _opened(process, mapping) as fd:
-        if fd is None:
-            return b"", 0
-        status, read_at = os.fstat(fd), base.reader(fd)
-        head = read_at(0, elf_identify.HEAD_SIZE)
-        return other_ids.package_note(head, read_at, status.st_size), status.st_ctime_ns
+        return (UNKNOWN, 0) if fd is None else (noted(fd), os.fstat(fd).st_ctime_ns)

@@ -3,7 +3,8 @@
 
 The author of the container wrote these databases, so they are claims, shown to people only. They
 are read below the root of the process only, in bounded amounts, and skipped if their filesystem
-does not answer. A confined process reads those of rpm.
+does not answer. The databases of rpm are not read: the binaries of distributions that use rpm have
+a note on their package.
 
 A file that was replaced while a process runs it belongs to an earlier version of its package: the
 one in a note of the file itself, or else the one that dpkg's log says was replaced then.
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from buildidfs import names
 from buildidfs.capture import base
-from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats import package_databases
+from buildidfs.formats.elf import identify as elf_identify
+from buildidfs.formats.elf import other_ids
 from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import inodes, procfs
 from buildidfs.linux.file_ops import closing_fd
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 _DPKG_LISTS: Final = b"/var/lib/dpkg/info"
 _DPKG_STATUS: Final = b"/var/lib/dpkg/status"
 _DPKG_PARTS: Final = b"/var/lib/dpkg/status.d"
-_RPM: Final = (b"/var/lib/rpm/rpmdb.sqlite", b"/usr/lib/sysimage/rpm/rpmdb.sqlite")
 _APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
 
 _DPKG_LOGS: Final = (b"/var/log/dpkg.log.1", b"/var/log/dpkg.log")
@@ -125,17 +126,17 @@ class PackageDatabases:
             self._logs[root] = known
         return known
 
-    def build_id_at(self, process: PinnedProcess, path: bytes) -> BuildId | None:
-        """Return the build ID of the file that is at a path in the root of a process now; None if
-        it has none. Does not raise.
+    def file_at(self, process: PinnedProcess, path: bytes) -> tuple[BuildId | None, Package]:
+        """Return the build ID of the file that is at a path in the root of a process now, None if
+        it has none, and the package in its note. Does not raise.
         """
         try:
             device = (0, process.mount_namespace)
             return self._patience.ask_about(
-                device, process.root_fd, functools.partial(_build_id_at, path=path)
+                device, process.root_fd, functools.partial(_file_at, path=path)
             )
         except (OSError, TimeoutError, RuntimeError):
-            return None
+            return None, UNKNOWN
 
     def _read(self, root_fd: int, root: _Root) -> list[_Owner]:
         notes = self._roots.get(root)
@@ -166,15 +167,23 @@ def _dpkg_log(root_fd: int) -> tuple[bytes, float]:
     return b"".join(_content(root_fd, path) for path in _DPKG_LOGS), written
 
 
-def _build_id_at(root_fd: int, path: bytes) -> BuildId | None:
+def _file_at(root_fd: int, path: bytes) -> tuple[BuildId | None, Package]:
     with closing_fd(inodes.open_regular_in_root(root_fd, path)) as fd:
-        answer = base.identify(fd)
-    return answer if isinstance(answer, BuildId) else None
+        answer, package = base.identify(fd), noted(fd)
+    return answer if isinstance(answer, BuildId) else None, package
+
+
+def noted(fd: int) -> Package:
+    """Return the package in the note of an open file; `UNKNOWN` without one. Raises OSError."""
+    read_at = base.reader(fd)
+    head = read_at(0, elf_identify.HEAD_SIZE)
+    text = other_ids.package_note(head, read_at, os.fstat(fd).st_size)
+    return package_databases.from_note(text)
 
 
 def _all(root_fd: int) -> list[_Owner]:
     """Read the databases of all package managers below a root."""
-    return [*_dpkg(root_fd), *_apk(root_fd), *_rpm(root_fd)]
+    return [*_dpkg(root_fd), *_apk(root_fd)]
 
 
 def _dpkg(root_fd: int) -> Iterator[_Owner]:
@@ -203,15 +212,6 @@ def _apk(root_fd: int) -> Iterator[_Owner]:
         installed = _content(root_fd, path)
         if installed:
             yield functools.partial(package_databases.apk_owner, installed)
-
-
-def _rpm(root_fd: int) -> Iterator[_Owner]:
-    """Copy the databases of rpm, which a confined process reads."""
-    for path in _RPM:
-        with contextlib.suppress(OSError):
-            with closing_fd(inodes.open_regular_in_root(root_fd, path)) as fd:
-                reader = RpmReader(fd)
-            yield reader.owner
 
 
 def _first(owners: list[_Owner], paths: list[bytes]) -> Package:
