@@ -71,6 +71,18 @@ def _have_ended(pidfds: list[int]) -> None:
         os.close(pidfd)
 
 
+def test_pip_is_heard_only_if_it_fails(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    python = 'case "$*" in *"import "*) exit 0 ;; esac; echo "WARNING: ignored" >&2; exit $FAILS'
+    (venv / "bin").mkdir(parents=True)
+    script(venv / "bin/python", python)
+    words = [ROOT / "scripts/make-venv", sys.executable, venv, "all"]
+    done = run(words, env={"FAILS": "0"})
+    assert (done.rc, done.out, done.err) == (0, "", "")
+    failed = run(words, env={"FAILS": "1"})
+    assert (failed.rc, failed.err) == (1, "WARNING: ignored\n")
+
+
 @pytest.mark.fuse
 def test_clean_refuses_while_something_runs(checkout: Path, environ: dict[str, str]) -> None:
     pidfds = _up(checkout, environ)
