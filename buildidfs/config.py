@@ -290,12 +290,15 @@ def limit(value: int | str) -> Limit:
 def seconds(value: int | str) -> int:
     """Return seconds from a number, or from text such as ``30d``, ``12h``, ``90m``, ``2w``.
 
-    Raises `UsageError`.
+    Text needs a unit unless it is ``0``: the writer of ``3`` may have meant days. Raises
+    `UsageError`.
     """
     text = str(value).strip().lower()
     found = _AGE.fullmatch(text)
     if found is None or len(text) > 20:
         raise UsageError(f"not an age: {text[:20]!r}; try 30d or 12h")
+    if isinstance(value, str) and not found[2] and float(found[1]):
+        raise UsageError(f"an age needs a unit: {text!r}; try {text}d, {text}h, {text}m or {text}s")
     return int(float(found[1]) * _SECONDS[found[2]])
 
 

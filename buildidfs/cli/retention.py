@@ -500,7 +500,7 @@ def gc(session: Session, json_: bool) -> None:
 @click.option(
     "--unused-for",
     metavar="AGE",
-    help="Compress files unused for this time: 30d.  [default: compress-after, or 30d]",
+    help="Compress files unused for this time: 30d, 12h.  [default: compress-after, or 30d]",
 )
 @json_option()
 @click.pass_obj
@@ -515,11 +515,12 @@ def compress(session: Session, unused_for: str | None, json_: bool) -> None:
     after = upkeep.compress_after(session.settings)
     if unused_for is not None or after is None:
         after = config.seconds(unused_for or _DEFAULT)
-    with session.open_store() as store:
-        blobs, before, now = upkeep.compress(store, after)
+    with session.open_store() as store, session.progress("Compressing", "blob") as show:
+        blobs, before, now = upkeep.compress(store, after, progress=show)
     if json_:
         json_line({"blobs": blobs, "before": before, "after": now})
     elif blobs and not session.is_quiet:
-        click.echo(f"compressed {counted(blobs, 'blob')}, from {size(before)} to {size(now)}")
+        what = f"{counted(blobs, 'blob')} unused for {age(after)}"
+        click.echo(f"compressed {what}, from {size(before)} to {size(now)}")
     elif not blobs:
         session.explain_empty(f"no uncompressed blob was unused for {age(after)}")

@@ -26,6 +26,7 @@ from buildidfs.model import Absence, BuildId, Kind, Origin, Sighting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from buildidfs.capture.base import Progress
     from buildidfs.config import RetentionSettings, Settings
     from buildidfs.linux.child import Child
     from buildidfs.model import Digest
@@ -64,16 +65,23 @@ def compress_after(settings: Settings) -> int | None:
 
 
 def compress(
-    store: Store, after: int, enough: Callable[[], bool] = lambda: False
+    store: Store,
+    after: int,
+    enough: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
 ) -> tuple[int, int, int]:
     """Compress blobs that were unused for a number of seconds; ``enough`` ends it early.
+
+    ``progress`` gets the digest of each blob, and the size so far before compression.
 
     Returns the number of compressed blobs, and the bytes they took before and take now. Raises
     `StoreError`.
     """
     count = before = now = 0
-    for _, done in store.compress(int(time.time()) - after, enough):
+    for digest, done in store.compress(int(time.time()) - after, enough):
         count, before, now = count + 1, before + done.before, now + done.after
+        if progress is not None:
+            progress(count, digest.hex(), size=before)
     if count:
         _log.info("compressed %d blobs, from %d to %d bytes", count, before, now)
     return count, before, now

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.store import Store
+from tests.support.clients.commands import COMMAND
+from tests.support.clients.terminals import on_terminal
 from tests.support.elf import elfwriter
+from tests.support.harness.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.harness.mounts import BuildIdFs
@@ -33,6 +36,22 @@ def test_the_command(directory: Path, buildidfs: BuildIdFs) -> None:
         assert len(list(store.compress(int(time.time()) + 10))) + later["blobs"] == 2
         assert list(store.check()) == []
     assert buildidfs("compress", "--unused-for", "never", check=False).rc == 2
+    refused = buildidfs("compress", "--unused-for", "3", check=False)
+    assert (refused.rc, "needs a unit: '3'; try 3d" in refused.err) == (2, True), refused
+
+
+def test_progress_and_the_age_that_was_understood(buildidfs: BuildIdFs, directory: Path) -> None:
+    data = elfwriter.elf_file(
+        [elfwriter.Section(b".rodata", bytes(1 << 20), flags=2)], build_id=_ID
+    )
+    (directory / "file").write_bytes(data)
+    buildidfs("scan", "tree", directory / "file")
+    seen = int(time.time())
+    until(lambda: int(time.time()) > seen, "another second than that of the scan")
+    shown = on_terminal(*COMMAND, "--store", buildidfs.store, "compress", "--unused-for", "0s")
+    assert shown.rc == 0
+    assert b"Compressing  1 blob  " in shown.raw
+    assert "compressed 1 blob unused for 0s, from 1" in shown.lines[-1]
 
 
 def test_reading_through_the_mount(directory: Path, buildidfs: BuildIdFs) -> None:

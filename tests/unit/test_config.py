@@ -145,7 +145,7 @@ def test_what_is_no_limit(value: int | str) -> None:
     [
         (0, 0),
         (90, 90),
-        ("90", 90),
+        ("0", 0),
         ("90s", 90),
         ("1.5h", 5400),
         ("30 d", 30 * 86_400),
@@ -160,6 +160,12 @@ def test_ages(value: int | str, expected: int) -> None:
 @pytest.mark.parametrize("value", ["", "-1d", -1, "d", "1y", "1d2h", "9" * 40])
 def test_what_is_no_age(value: int | str) -> None:
     with pytest.raises(UsageError, match="not an age"):
+        config.seconds(value)
+
+
+@pytest.mark.parametrize("value", ["3", "90", " 1.5 "])
+def test_text_of_an_age_needs_a_unit(value: str) -> None:
+    with pytest.raises(UsageError, match=f"needs a unit: '{value.strip()}'; try {value.strip()}d"):
         config.seconds(value)
 
 
