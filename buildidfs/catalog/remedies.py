@@ -93,13 +93,21 @@ class Remedy(msgspec.Struct, frozen=True):
     helps.
 
     A command may contain ``{file}`` (the profile or core file), ``{scan}`` (the scan command for
-    it), ``{path}``, ``{id}``, and ``{pinned}`` (the file, or else the ID).
+    it), ``{path}``, ``{id}``, and ``{wanted}`` (``--for`` and the file, or else the ID).
     """
 
     code: str
     text: str
     command: str = ""
 
+
+# If the file is still at its path, a finding of its own says so, with a command that captures it.
+_BACK: Final = (
+    "they come back from a debuginfod server (buildidfs fetch), from the package, debug package or"
+    " image (scan package, scan image), from a process that still runs it (scan proc), or from a"
+    " host that has it (buildidfs bundle there, mount --bundle here)"
+)
+_FETCH: Final = "buildidfs fetch {wanted}"
 
 _OF_REASON: Final = {
     NO_BUILD_ID: Remedy("no-build-id", NOTHING_RECORDED, "buildidfs scan {scan} {file}"),
@@ -254,32 +262,32 @@ _OF_REASON: Final = {
     ),
     NO_ROOM: Remedy(
         "no-room",
-        "make room (buildidfs prune --dry-run --max-size SIZE shows what would go), or pin what"
-        " has to stay; then capture it where it still is",
-        "buildidfs scan proc",
+        "for the next time make room (buildidfs prune --dry-run --max-size SIZE shows what would"
+        f" go); its bytes were never here: {_BACK}",
+        _FETCH,
     ),
     NOT_KEPT: Remedy(
         "not-kept",
-        "a limit or remove took its bytes, or they were gone before they could be copied: capture"
-        " it again where it still is, and pin what has to stay (buildidfs pin)",
-        "buildidfs scan proc",
+        "a limit or remove took its bytes, or they were gone before they could be copied:"
+        f" {_BACK}",
+        _FETCH,
     ),
     REMOVED: Remedy(
         "removed",
-        "pin what has to stay (buildidfs pin) or set a larger limit ([retention] max-size in"
-        " buildidfs.toml(5)), then capture it again where it still is",
-        "buildidfs pin {pinned}",
+        f"its bytes are gone: {_BACK}; for the next time set a larger limit ([retention] max-size"
+        " in buildidfs.toml(5)), or pin what has to stay while it is here (buildidfs pin)",
+        _FETCH,
     ),
     AGED: Remedy(
         "aged",
-        "pin what has to stay (buildidfs pin) or set a larger max-age (buildidfs.toml(5)), then"
-        " capture it again where it still is",
-        "buildidfs pin {pinned}",
+        f"its bytes are gone: {_BACK}; for the next time set a larger max-age (buildidfs.toml(5)),"
+        " or pin what has to stay while it is here (buildidfs pin)",
+        _FETCH,
     ),
     DAMAGED: Remedy(
         "damaged",
         "look for errors of the disk and the memory in the kernel log; what is left of it is in the"
-        " quarantine of the store; capture it again where it still is",
+        f" quarantine of the store; its bytes are gone: {_BACK}",
         "buildidfs check",
     ),
     NOT_SERVED: Remedy(

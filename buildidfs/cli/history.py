@@ -88,7 +88,7 @@ _COLUMNS: Final = _columns(lost=False)
     help="Only files seen at a path of this pattern.",
 )
 @namespaces_option
-@click.option("--lost", is_flag=True, help="Only lost files, with the reason.")
+@click.option("--lost", is_flag=True, help="Only lost files, with the reason; not removed ones.")
 @table.options(_COLUMNS)
 @click.pass_obj
 def journal(
@@ -105,7 +105,8 @@ def journal(
 
     A line without bytes in the store says missing, removed if a limit has removed them, or omitted
     if there was no room and the host still had the file at that path. A line says lost, with the
-    reason, if the watch saw a file and could not capture it.
+    reason, if the watch saw a file and could not capture it. So a removed file is not lost: it was
+    captured, and a limit took it later.
     """
     labels = set[str]()
     with session.open_store() as store:
@@ -113,7 +114,13 @@ def journal(
         wanted = history.journal_filter(store, globs, container, names)
         rows = _wanted(history.journal_rows(store, since, lost), wanted, names, labels)
         entries = (history.journal_entry(store, row, names, called) for row in rows)
-        if not layout.print(_columns(lost=lost), entries):
+        is_any = layout.print(_columns(lost=lost), entries)
+        if lost and any(True for _ in store.journal.removed()):
+            session.explain_empty(
+                "files that a limit removed were captured, so they are not lost: buildidfs journal"
+                " has them as removed"
+            )
+        if not is_any:
             session.explain_empty(
                 _why_empty(store, since, lost, {called.short(label) for label in labels})
             )
@@ -221,7 +228,7 @@ def _print_host(found: Stats) -> None:
         f" {counted(found.host_build_ids, 'distinct build ID')}",
     )
     for reason, count in found.host_without_build_id.items():
-        _print_line(" ", f"{count} without a build ID: {reason}")
+        _print_line(" ", f"{count} skipped: {reason}")
     spot = machine.blind_spot()
     if spot is not None:
         _print_line(" ", f"{spot.unseen}: {spot.remedy}")

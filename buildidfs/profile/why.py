@@ -240,7 +240,7 @@ class Explainer:
             scan=self._scan,
             path=_word(path or row.path),
             id=row.build_id or "ID",
-            pinned=_word(os.fsencode(file)) if file else row.build_id,
+            wanted=f"--for {_word(os.fsencode(file))}" if file else row.build_id or "ID",
         )
         known = None if package == UNKNOWN else package
         return Finding(remedy.code, reason or why, text, command or None, known, unknown or None)

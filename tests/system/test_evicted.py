@@ -75,7 +75,7 @@ def test_command_states_the_removal(evicted: BuildIdFs, command: str, build_id: 
         assert re.search(AT, out), out
     assert not [text for text in FALSE if text in out]
     if command == "why":
-        assert "buildidfs pin" in out
+        assert re.search(rf"^run     buildidfs .*fetch {build_id}$", out, re.MULTILINE)
         assert "max-size" in out
 
 
@@ -105,9 +105,17 @@ def test_containers_count_what_was_removed(evicted: BuildIdFs) -> None:
 def test_report_counts_what_was_removed(evicted: BuildIdFs) -> None:
     report = evicted("report").out
     assert "11 build IDs: removed to make room" in report
-    assert "buildidfs pin ID" in report
+    assert "buildidfs fetch ID" in report
     said = evicted("containers").err
     assert len(re.findall(rf"all files of container docker:\w+ were {AT}", said)) == 3
+
+
+def test_removed_file_is_not_lost_and_the_journal_says_so(evicted: BuildIdFs) -> None:
+    assert evicted("journal").out.count("removed") == len(PROGRAMS)
+    lost = evicted("journal", "--lost")
+    assert lost.out == ""
+    assert "no watch on this store has lost a file" in lost.err
+    assert "a limit removed were captured, so they are not lost: buildidfs journal" in lost.err
 
 
 def test_removed_place_has_the_time_of_its_removal(evicted: BuildIdFs) -> None:

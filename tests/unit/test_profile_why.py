@@ -161,7 +161,10 @@ def test_file_that_there_was_no_room_for(store: Store) -> None:
 
 def test_file_whose_bytes_are_gone(store: Store) -> None:
     store.note_seen([NewSeen(sighting(b"/gone"), ID)])
-    assert reasons(store) == ["not-kept"]
+    (finding,) = Explainer(store).build_id(ID).findings
+    assert (finding.reason, finding.command) == ("not-kept", f"buildidfs fetch {ID}")
+    for way in ("buildidfs fetch", "scan package", "scan image", "buildidfs bundle"):
+        assert way in finding.remedy
 
 
 def test_file_that_is_still_there(store: Store, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def _finding(why: str) -> answers.Finding:
     """Return a reason of `remedies` that is about no particular file."""
     remedy = remedies.of_reason(why)
     command = remedy.command.format(
-        file="FILE", scan="perf-data", path="PATH", id="ID", pinned="ID"
+        file="FILE", scan="perf-data", path="PATH", id="ID", wanted="ID"
     )
     return answers.Finding(remedy.code, why, remedy.text, command or None)
 
