@@ -198,7 +198,7 @@ def _summary_text(summary: ScanSummary, *, quiet: bool) -> None:
             f" {counted(summary.new_ids, 'new build ID')}), {summary.held} already held"
         )
         for reason, count in summary.absent.most_common():
-            click.echo(f"{count} without a build ID: {reason}")
+            click.echo(f"{count} skipped: {reason}")
         if summary.omitted:
             terminal.print_text(
                 f"{summary.omitted} omitted ({size(summary.omitted_bytes)}) for lack of"

@@ -219,7 +219,7 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
                 terminal.complain(f"{printable(path)}: {answer}")
     sys.stdout.flush()
     for reason, count in absent.most_common():
-        click.echo(f"{count} without a build ID: {reason}", err=True)
+        click.echo(f"{count} skipped: {reason}", err=True)
     if not found and not unreadable and not absent:
         session.explain_empty("there is no regular file below the given paths")
     return IncompleteError.exit_code if unreadable else 0

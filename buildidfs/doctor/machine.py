@@ -26,6 +26,7 @@ from buildidfs.linux import (
     procfs,
 )
 from buildidfs.linux.file_ops import closing_fd
+from buildidfs.names import printable
 from buildidfs.wording import abridged
 
 PRIVILEGES = "privileges"
@@ -201,7 +202,8 @@ def kernel_probes() -> list[Probe]:
 
 
 def _processes() -> ProbeOutcome:
-    refused, seen, gate = [], 0, ProcessGate()
+    refused: list[str] = []
+    seen, gate = 0, ProcessGate()
     for pid in procfs.pids():
         try:
             pid_fd = procfs.open_pid(pid)
@@ -211,14 +213,15 @@ def _processes() -> ProbeOutcome:
             try:
                 os.close(gate.ask(pid_fd, pid, procfs.open_maps, os.close))
                 seen += 1
-            except PermissionError:
-                refused.append(pid)
+            except PermissionError as error:
+                name = printable(procfs.comm(pid_fd))
+                refused.append(f"{pid} ({name}: {error.strerror})")
             except OSError:
                 continue
     if not refused:
         return ok(f"all {seen} may be looked at")
-    pids = abridged(list(map(str, refused)), _SHOWN)
-    found = f"{len(refused)} of {seen + len(refused)} may not be looked at: {pids}"
+    which = abridged(refused, _SHOWN)
+    found = f"{len(refused)} of {seen + len(refused)} may not be looked at: {which}"
     lacking = credentials.missing_for_scan()
     if lacking:
         return failed(found, credentials.how_to_get(*lacking))

@@ -171,6 +171,8 @@ class Site:
             return answer
         if path == b"/":
             return text(200, f"buildidfs {__version__}", kind="/")
+        if b"text/html" in request.header(b"accept") and not _is_json(path):
+            return self._pages.no_such_page()
         return self._refusal(path, 404, "no such page")
 
     def _metadata(self, request: Request) -> Response:

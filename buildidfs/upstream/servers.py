@@ -163,7 +163,10 @@ class Directory:
             if refused is not None:
                 # A mount of this store would wait for us.
                 raise Unavailable(
-                    f"is on a filesystem of type {os.fsdecode(refused)}", lasting=True
+                    f"is on a filesystem of type {os.fsdecode(refused)}, whose server may wait for"
+                    " this command: let buildidfs serve offer that store, and give its URL"
+                    " (http://HOST:8002)",
+                    lasting=True,
                 )
             for path in _paths(wanted.build_id, wanted.kind):
                 found = _opened(root_fd, path)

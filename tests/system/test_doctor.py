@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -167,6 +168,7 @@ def test_nobody_is_told_what_to_ask_for(kept: Path) -> None:
         assert report.state(name) == "failed"
         assert name in report[name]["remedy"]
     assert report.state("processes") == "failed"
+    assert re.search(r": 1 \(.+: Permission denied\)", report["processes"]["found"])
     assert report.state("mapped files") == "failed"
     assert report.state("directory") == "failed"
     assert report.state("real-time scheduling") == "degraded"

@@ -134,6 +134,17 @@ def test_page_is_well_formed_and_nothing_in_it_runs(site: Site, target: str) -> 
     assert not {each for each in text if not each.isprintable()} - set("\n")
 
 
+def test_browser_gets_a_page_for_an_address_without_one(site: Site) -> None:
+    reply = site.server.ask("/nope", Accept=BROWSER)
+    assert reply.status == 404
+    page = reply.body.decode()
+    assert "No such page" in read(page).text
+    assert 'action="/search"' in page
+    assert '<a href="/">' in page
+    plain = site.server.ask("/nope")
+    assert (plain.status, plain.body) == (404, b"no such page\n")
+
+
 def test_names_of_strangers_are_shown_as_they_are(site: Site) -> None:
     page = read(site.html(f"/id/{HOSTILE.hex()}"))
     assert "/app/<script>alert(1)</script>\"'&\\x1b[31m" in page.text

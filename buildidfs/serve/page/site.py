@@ -127,6 +127,10 @@ class Page:
 
     # --- answers -----------------------------------------------------------------------------
 
+    def no_such_page(self) -> Response:
+        """Return the answer to a browser that asks for a path without a page."""
+        return _problem("No such page", "this server has no page at that address", 404, False)
+
     def _overview(self, *, as_json: bool) -> Response:
         with self._making:
             if self._kept is None or time.monotonic() > self._kept_until:
