@@ -254,7 +254,7 @@ _DAMAGE: dict[str, tuple[Damage, str]] = {
         "variant 1/1/7 says that it is another",
     ),
     "artifact without blob": (_without_ref, "artifact 1/1/0 has no blob"),
-    "blob without artifacts": (_without_ref, "has 0 artifacts in its row, and 0 in others"),
+    "blob without artifacts": (_without_ref, "has no artifact"),
     "row of a blob lost": (
         lambda store, env: _delete(env, "digests", _best(store).digest),
         "artifact 1/1/0 has no blob",

@@ -33,7 +33,7 @@ from buildidfs.model import Absence, AdoptedId, BuildId, Digest, Kind, Quality
 from buildidfs.store import coordination, schema
 from buildidfs.store.blobs.files import BlobFile
 from buildidfs.store.blobs.verify import Blob
-from buildidfs.store.fsck.rules import RULES, Rows, StoreFault, faults_of, wrong_counts
+from buildidfs.store.fsck.rules import RULES, Rows, StoreFault, fault_of, wrong_counts
 from buildidfs.store.index.queries import DAMAGE, batches, digest_row, rows_from
 from buildidfs.store.write import provenance
 
@@ -252,23 +252,21 @@ def _differences(
         build_id = named.build_id
         if described.build_id not in (build_id, GIVEN) and not moment.is_marked("adopted", ordinal):
             text = f"is of build ID {described.build_id}, and the index says {build_id}"
-            yield StoreFault(f"blob {digest} {text}", digest, build_id)
         elif 1 << kind & _ELF_KINDS & ~kinds:
             text = f"is not {Kind(kind).name.lower()}, as the index says of {build_id}"
-            yield StoreFault(f"blob {digest} {text}", digest, build_id)
-        elif (
-            _quality(artifact, described) != artifact.quality
-            or artifact.scripts != described.scripts
+        elif (_quality(artifact, described), described.scripts) != (
+            artifact.quality,
+            artifact.scripts,
         ):
             text = f"has other sections than the index says of {build_id}"
-            yield StoreFault(f"blob {digest} {text}", digest, build_id)
         elif artifact.truncated != bool(described.truncated):
             state = "whole" if described.truncated else "truncated"
             text = f"is not {state}, as the index says of {build_id}"
-            yield StoreFault(f"blob {digest} {text}", digest, build_id)
         elif artifact.segments != described.segments:
             text = f"is loaded at other addresses than the index says of {build_id}"
-            yield StoreFault(f"blob {digest} {text}", digest, build_id)
+        else:
+            continue
+        yield StoreFault(f"blob {digest} {text}", digest, build_id)
 
 
 class _Results:
@@ -341,10 +339,11 @@ class Checker:
             check = partial(self._suspicious, name)
             for rows, suspicious in batches(self.env, table, b"", b"", check):
                 progress(len(rows))
-                for key in suspicious:
-                    yield from self._recheck(name, key)
+                found = (self._recheck(name, key) for key in suspicious)
+                yield from (fault for fault in found if fault is not None)
         with self.env.read() as txn:
-            yield from list(wrong_counts(Rows(self.env, txn)))
+            counts = list(wrong_counts(Rows(self.env, txn)))
+        yield from map(StoreFault, counts)
 
     def count_rows(self) -> int:
         """Return the number of rows to check."""
@@ -354,14 +353,14 @@ class Checker:
     def _suspicious(self, table: str, txn: Txn, rows: list[tuple[bytes, bytes]]) -> list[bytes]:
         """Return the keys of rows with an apparent fault."""
         moment = Rows(self.env, txn)
-        return [key for key, value in rows if faults_of(RULES[table], table, moment, key, value)]
+        return [key for key, value in rows if fault_of(RULES[table], table, moment, key, value)]
 
-    def _recheck(self, table: str, key: bytes) -> list[StoreFault]:
-        """Check one row again, and return its faults."""
+    def _recheck(self, table: str, key: bytes) -> StoreFault | None:
+        """Check one row again, and return its fault."""
         with self.env.read() as txn:
             moment = Rows(self.env, txn)
             value = moment.get(table, key)
-            return [] if value is None else faults_of(RULES[table], table, moment, key, value)
+            return None if value is None else fault_of(RULES[table], table, moment, key, value)
 
     def files(
         self,
