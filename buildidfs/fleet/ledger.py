@@ -56,7 +56,8 @@ class Ledger:
         self._lock = threading.RLock()
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
-            # Without the lock, a process could replace a file that another one has just made.
+            # Two processes that make one file would fail: SQLite does not wait for the other one
+            # while it changes the file to WAL, whatever the timeout is.
             with closing_fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 self._db = self._opened()

@@ -36,23 +36,23 @@ def _ledger(store: Path) -> Iterator[Ledger]:
 
 
 @contextlib.contextmanager
-def _locked(store: Path, begin: str) -> Iterator[sqlite3.Connection]:
-    """Lend a connection of another user of the ledger, in a transaction."""
+def _locked(store: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """Lend a connection of another user of the ledger, in a transaction. The ``mode`` of the
+    journal is ``delete`` as long as a process is making the ledger, else ``wal``.
+    """
     (file,) = (store / "remote").glob("*.sqlite")
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as database:
-        if "exclusive" in begin:  # as of a process that is about to make the ledger
-            database.execute("pragma journal_mode = delete")
-        database.execute(begin)
+        database.execute(f"pragma journal_mode = {mode}")
+        database.execute("begin immediate")
         yield database
 
 
 def test_ledger_that_another_process_has_locked_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(ledgers, "_BUSY_S", 0.1)
     with _ledger(tmp_path) as ledger:
         ledger.recognise(BUCKET)
-    with _locked(tmp_path, "begin exclusive") as other:
+    with _locked(tmp_path, "delete") as other:
         with pytest.raises(StoreError, match="database is locked"), _ledger(tmp_path):
             pass
         other.execute("insert into about values ('told', '7')")
@@ -68,7 +68,7 @@ def test_change_that_must_wait_too_long_is_an_error_of_the_store(
     monkeypatch.setattr(ledgers, "_BUSY_S", 0.1)
     with _ledger(tmp_path) as ledger:
         ledger.recognise(BUCKET)
-        with _locked(tmp_path, "begin immediate"):
+        with _locked(tmp_path, "wal"):
             with pytest.raises(StoreError, match="database is locked"):
                 ledger.token()
             with pytest.raises(StoreError, match="database is locked"):
