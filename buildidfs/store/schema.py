@@ -170,6 +170,7 @@ the most those last seen longest ago.
 
 from __future__ import annotations
 
+import functools
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -596,6 +597,7 @@ def pack_aliases(digest: bytes, aliases: Iterable[Alias]) -> bytes:
     return sealed(digest, b"".join(map(alias_prefix, aliases)))
 
 
+@functools.lru_cache(maxsize=64)  # a capture reads the same row six times
 def unpack_aliases(digest: bytes, value: bytes) -> tuple[Alias, ...]:
     """The inverse of `pack_aliases`; raises ValueError if the row does not belong to the key."""
     row, found, at = unsealed(digest, value), [], 0
