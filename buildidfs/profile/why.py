@@ -26,7 +26,7 @@ from buildidfs.profile.perf_data import Profile
 from buildidfs.profile.selection import Selection
 from buildidfs.store import run_files
 from buildidfs.store.permissions import may_see
-from buildidfs.symbolize import proof
+from buildidfs.symbolize import addresses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -154,7 +154,9 @@ class Explainer:
         if not is_named:
             return [self._finding(remedies.UNREPAIRED, row, file)]
         # For a viewer no program is started.
-        name = proof.unread(self._store, row.build_id) if self._viewer is None else ""
+        name = None
+        if self._viewer is None:
+            name = addresses.unreadable_for(self._store, row.build_id)
         why = remedies.UNREAD if name else remedies.COMPLETE
         return [self._finding(why, row, file, f"{why} ({name})" if name else "")]
 

@@ -8,7 +8,9 @@ functions.
 from __future__ import annotations
 
 import functools
+import logging
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -16,15 +18,16 @@ import msgspec
 from buildidfs.capture import base
 from buildidfs.capture.archive import stream
 from buildidfs.catalog.coverage import CoverageLookup
-from buildidfs.errors import StoreError, UsageError
+from buildidfs.errors import BuildIdFsError, StoreError, UsageError
 from buildidfs.formats.elf import code_file
 from buildidfs.formats.elf import header as elf_header
-from buildidfs.formats.elf.header import SHF_EXECINSTR, Segment
+from buildidfs.formats.elf.header import ET_DYN, ET_EXEC, SHF_EXECINSTR, Segment
 from buildidfs.formats.elf.identify import ElfFile
 from buildidfs.formats.elf.sections import Sections
+from buildidfs.formats.elf.units import AT_LOW_PC, AT_STMT_LIST, FORM_ADDRESS, Units
 from buildidfs.formats.symbolizer_output import Frame
 from buildidfs.linux import file_ops
-from buildidfs.model import Artifact, BuildId, ByteRange, Kind
+from buildidfs.model import Artifact, BuildId, ByteRange, Kind, Quality
 from buildidfs.store import chosen, is_withheld, naming_belief
 from buildidfs.store.permissions import PUBLIC, may_open
 from buildidfs.store.placement import ADDRESSES_DIFFER, OFFSETS_DIFFER, Placement
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from buildidfs.formats.elf.code_file import Instruction, Machine
+    from buildidfs.formats.elf.header import ReadAt
     from buildidfs.formats.symbolizer_output import Symbol
     from buildidfs.store import Store
     from buildidfs.store.permissions import Viewer
@@ -59,6 +63,12 @@ _MOST_KNOWN: Final = 1 << 16
 _MOST_FILES: Final = 1 << 12
 _TRIES: Final = 2
 _DISASSEMBLE_S: Final = 20.0
+_PROBED: Final = 8
+_PROBED_UNITS: Final = 1024
+_PROBE_WORK: Final = 1 << 16
+_HEADER_BYTES: Final = 64
+
+log = logging.getLogger(__name__)
 
 
 class NamedFrames(msgspec.Struct, frozen=True):
@@ -437,6 +447,45 @@ def _merged(first: list[Frame], second: list[Frame]) -> list[Frame]:
             msgspec.structs.replace(last, function=named.function, start=named.start),
         ]
     return best
+
+
+def unreadable_for(store: Store, build_id: BuildId) -> str | None:
+    """Return the name of the symbolizer of this host if it cannot read the DWARF of a file; else
+    None.
+
+    A store knows that a file has DWARF. The symbolizer may still not read its form: a kind of
+    compression, a version, or the name of a section. So it is asked for some addresses whose units
+    have line tables, and has to find one line.
+    """
+    ordinal = store.index.ordinal(build_id) or 0
+    artifact = store.index.artifact(ordinal, Kind.DEBUGINFO)
+    if artifact is None or artifact.quality < Quality.DEBUGINFO:
+        return None
+    try:
+        with store.open_blob(artifact.digest) as blob:
+            addresses = list(islice(_addresses(blob.read_at, blob.size), _PROBED))
+        if not addresses:
+            return None
+        with Symbolizer(store) as symbolizer:
+            answers = [symbolizer.at_address(build_id, each) for each in addresses]
+            is_read = any(frame.line for each in answers for frame in each.frames)
+            is_tried = any(each.why != NOT_LOADED for each in answers)
+            return symbolizer.name if is_tried and not is_read else None
+    except (BuildIdFsError, OSError) as error:
+        log.info("the symbolizer cannot be tried: %s", error)
+        return None
+
+
+def _addresses(read_at: ReadAt, size: int) -> Iterator[int]:
+    """Yield addresses at which code of units with line tables begins, in a linked file."""
+    parsed = elf_header.parse_header(read_at(0, _HEADER_BYTES))
+    if parsed is None or parsed[1][0] not in (ET_EXEC, ET_DYN):
+        return
+    units = Units(Sections(read_at, size), read_at, size, _PROBE_WORK)
+    for entry in units.entries(_PROBED_UNITS, lambda version, kind: True):
+        form, address = entry.numbers.get(AT_LOW_PC, (0, 0))
+        if form == FORM_ADDRESS and address and entry.number(AT_STMT_LIST) is not None:
+            yield address
 
 
 class PublicSymbolizer(Symbolizer):
