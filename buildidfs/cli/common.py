@@ -36,6 +36,10 @@ _ANYWHERE: Final = (
 )
 
 
+NO_STORE: Final = {11: "no store at that place; 13 unknown format"}
+"""The exit statuses of commands that need a store."""
+
+
 def exit_status(
     examples: Sequence[str], codes: Mapping[int, str], *, of_program: bool = False
 ) -> str:

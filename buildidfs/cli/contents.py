@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import sys
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from buildidfs.cli import table
 from buildidfs.cli.common import (
+    NO_STORE,
     AnyPath,
     BuildIdArgument,
     ContainerArgument,
@@ -28,9 +29,17 @@ from buildidfs.errors import UsageError
 from buildidfs.wording import abridged, counted, moment, size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from buildidfs.catalog.artifacts import Conflict, ListedArtifact
     from buildidfs.catalog.containers import ContainerSummary
     from buildidfs.store import CapturedContainer
+
+
+def _kind_option(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command the option ``--kind``."""
+    kinds = click.Choice(["executable", "debuginfo", "vdso", "kallsyms"])
+    return click.option("--kind", type=kinds, help=help_)
 
 
 class _Listed(NamedTuple):
@@ -69,7 +78,7 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
             "buildidfs list --path '*/libc.so.6'",
             "buildidfs list --container web --since 2h --json",
         ],
-        {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
+        {**NO_STORE, 30: "no such container was seen"},
     ),
 )
 @click.option(
@@ -81,11 +90,7 @@ _COLUMNS: Final[tuple[Column[_Listed], ...]] = (
 )
 @container_option()
 @since_option
-@click.option(
-    "--kind",
-    type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
-    help="Only artifacts of this kind.",
-)
+@_kind_option("Only artifacts of this kind.")
 @click.option(
     "--conflicts", is_flag=True, help="Only artifacts with several variants, with all of them."
 )
@@ -163,7 +168,7 @@ _CONTAINER_COLUMNS: Final[tuple[Column[ContainerSummary], ...]] = (
             "buildidfs containers",
             "buildidfs containers shop/cart-7d9f",
         ],
-        {11: "no store at that place; 13 unknown format", 30: "no such container was seen"},
+        {**NO_STORE, 30: "no such container was seen"},
     ),
 )
 @click.argument("names", metavar="[NAME ...]", nargs=-1, type=ContainerArgument())
@@ -300,11 +305,7 @@ def add(
 )
 @click.argument("id_", metavar="ID|PATH", type=BuildIdArgument())
 @container_option("PATH means the file that was seen there in this container.")
-@click.option(
-    "--kind",
-    type=click.Choice(["executable", "debuginfo", "vdso", "kallsyms"]),
-    help="Write the file of this kind.  [default: the executable, else any other]",
-)
+@_kind_option("Write the file of this kind.  [default: the executable, else any other]")
 @click.option("-o", "--output", metavar="FILE", type=AnyPath(), help="Write to FILE.")
 @click.pass_obj
 def get(

@@ -13,6 +13,7 @@ from buildidfs.catalog import history
 from buildidfs.catalog.containers import Names
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
+    NO_STORE,
     AnyPath,
     SeenPath,
     Session,
@@ -72,7 +73,7 @@ _COLUMNS: Final = _columns(lost=False)
         ],
         {
             2: "not a time, or no such namespace",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             20: "a row of the journal is damaged",
         },
     ),
@@ -170,7 +171,7 @@ def _why_empty(store: Store, since: int, lost: bool, labels: set[str]) -> str:
     short_help="Show the size of the store and its coverage of this host.",
     epilog=exit_status(
         ["buildidfs stats", "buildidfs stats --json | jq .coverage"],
-        {11: "no store at that place; 13 unknown format"},
+        NO_STORE,
     ),
 )
 @json_option()
@@ -261,7 +262,7 @@ _BUILD_IDS: Final = 10
         ["buildidfs report", "buildidfs report --html report.html"],
         {
             2: "FILE cannot be written, or --html without the extra buildidfs[serve]",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
         },
     ),
 )

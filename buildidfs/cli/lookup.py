@@ -11,6 +11,7 @@ import click
 
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
+    NO_STORE,
     BuildIdArgument,
     SeenPath,
     Session,
@@ -79,7 +80,7 @@ _MAPPERS: Final[tuple[Column[MappedFile], ...]] = (
             "buildidfs which /usr/lib/x86_64-linux-gnu/libc.so.6",
             "buildidfs which --glob '*/libssl.so*' --json",
         ],
-        {11: "no store at that place; 13 unknown format", 30: "no file was seen there"},
+        {**NO_STORE, 30: "no file was seen there"},
     ),
 )
 @click.argument("path", metavar="PATH", type=SeenPath())
@@ -136,7 +137,7 @@ def which(
         {
             2: "a prefix that several build IDs share",
             3: "--live: some processes could not be inspected",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             30: "nothing is known of that build ID",
         },
     ),

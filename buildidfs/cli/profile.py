@@ -16,6 +16,7 @@ from buildidfs.catalog import remedies
 from buildidfs.catalog.containers import Names
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
+    NO_STORE,
     AnyPath,
     BuildIdArgument,
     Session,
@@ -80,7 +81,7 @@ def _columns(whole: int) -> tuple[Column[CoverageRow], ...]:
         {
             2: "neither a perf.data nor a core file",
             3: "some of the file, or some processes, could not be read",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             30: "less than --fail-under per cent have symbols, or no sample is there",
         },
     ),
@@ -244,7 +245,7 @@ _SINGULAR: Final = {"binaries": "binary"}
         {
             2: "neither a profile, nor a core file, nor a build ID",
             3: "some of the file could not be read",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             30: "nothing is known of that path or build ID, or no sample is there",
         },
     ),
@@ -397,7 +398,7 @@ _MOST_UNRESOLVED: Final = 20  # files that are named one by one
         {
             2: "not a perf.data file, OUT cannot be written, or --assign does not fit FILE",
             3: "written, but some files have no build ID, or FILE is not whole",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
         },
     ),
 )

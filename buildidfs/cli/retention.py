@@ -15,6 +15,7 @@ import click
 from buildidfs.answers import PinOf
 from buildidfs.cli import table, terminal
 from buildidfs.cli.common import (
+    NO_STORE,
     AnyPath,
     BuildIdArgument,
     Session,
@@ -292,7 +293,7 @@ _REMOVED: Final[tuple[Column[Chosen], ...]] = (
         ],
         {
             2: "a prefix that several build IDs share, or something is pinned",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             30: "nothing is known of that build ID, or was seen at such a path",
         },
     ),
@@ -345,7 +346,7 @@ def remove(
         ],
         {
             2: "not a size, or not an age",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             14: "the limits cannot be met: no other file may be removed",
         },
     ),
@@ -459,9 +460,7 @@ def _choice(choice: Choice) -> _Choice:
 @click.command(
     "gc",
     short_help="Remove the remains of killed processes.",
-    epilog=exit_status(
-        ["buildidfs gc", "buildidfs gc --json"], {11: "no store at that place; 13 unknown format"}
-    ),
+    epilog=exit_status(["buildidfs gc", "buildidfs gc --json"], NO_STORE),
 )
 @json_option()
 @click.pass_obj

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.common import AnyPath, Session, exit_status
+from buildidfs.cli.common import NO_STORE, AnyPath, Session, exit_status
 from buildidfs.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _URL: Final = re.compile(r"[\x21-\x7e]{1,2000}")
         ],
         {
             2: "not an address, or the extra buildidfs[serve] is not installed",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             40: "cannot listen at that address",
         },
     ),
@@ -132,7 +132,7 @@ def _server_agent(session: Session) -> Callable[[], Agent] | None:
         ],
         {
             2: "wrong usage: --fetch, and no upstream is configured",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             40: "cannot mount: busy, missing, not empty, no /dev/fuse, no fusermount3",
         },
     ),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import AnyPath, Session, exit_status, json_option
+from buildidfs.cli.common import NO_STORE, AnyPath, Session, exit_status, json_option
 from buildidfs.cli.output import evicted_line, eviction, json_line, limits, printable, report_scan
 from buildidfs.cli.table import Cell, Column
 from buildidfs.cli.watch import MODES, one_line
@@ -320,7 +320,7 @@ def _name_others(stores: list[bytes]) -> None:
             3: "down: no process runs, or one that should run does not run or answer",
             4: "degraded: all parts work, but some starting programs may be missed",
             5: "losing: files were lost in the last ten minutes, or no program is followed",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
         },
     ),
 )
@@ -482,7 +482,7 @@ _COLUMNS: Final[tuple[Column[ActivityRow], ...]] = (
             "buildidfs top",
             "buildidfs top --sort -captured --limit 10",
         ],
-        {11: "no store at that place; 13 unknown format"},
+        NO_STORE,
     ),
 )
 @click.option("--once", is_flag=True, help="Print the present state, and end.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 import click
 
 from buildidfs.cli import terminal
-from buildidfs.cli.common import AnyPath, Session, exit_status, json_option
+from buildidfs.cli.common import NO_STORE, AnyPath, Session, exit_status, json_option
 from buildidfs.cli.output import json_line, printable
 from buildidfs.errors import ArtifactMissing, UsageError
 from buildidfs.formats.perf import script_output
@@ -57,7 +57,7 @@ class _Program(click.types.StringParamType):
         ],
         {
             2: "not ID+0xADDR, a prefix that several build IDs share, or no symbolizer installed",
-            11: "no store at that place; 13 unknown format",
+            **NO_STORE,
             30: "nothing is known of a build ID, or none of the addresses has a name",
             60: "the symbolizer would have kept a privilege, and was not started",
         },

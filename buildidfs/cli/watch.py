@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from buildidfs.cli import table, terminal
-from buildidfs.cli.common import Session, container_option, exit_status, json_option
+from buildidfs.cli.common import NO_STORE, Session, container_option, exit_status, json_option
 from buildidfs.cli.output import json_line, path_fields
 from buildidfs.cli.table import Column
 from buildidfs.located import InContainer
@@ -265,7 +265,7 @@ _COLUMNS: Final[tuple[Column[_KeptMap], ...]] = (
     short_help="List the processes whose JIT code can be named.",
     epilog=exit_status(
         ["buildidfs jit", "buildidfs jit --container shop/cart-7d9f --json"],
-        {11: "no store at that place; 13 unknown format"},
+        NO_STORE,
     ),
 )
 @container_option("Only processes of this container: its name, pod, label, or start of its ID.")
