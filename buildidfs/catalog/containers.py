@@ -6,6 +6,7 @@ a name.
 from __future__ import annotations
 
 import heapq
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _MOST_LABELS = 5
 _USER: Final = "uid "
+_AGAIN: Final = "~"  # before the token of a container whose label another one had first
 
 
 class Names:
@@ -162,13 +164,30 @@ def is_bare(container: CapturedContainer) -> bool:
     return is_namespace(container.label) and not container.called.shown
 
 
+def shown_label(container: CapturedContainer) -> str:
+    """Return the label for a person. That of a namespace is its name in the mount, because the
+    kernel reuses the numbers: the second `mnt:4026532177` is ``mnt:4026532177~8589934592``.
+    """
+    return utf8(container.name) if is_namespace(container.label) else reported(container)
+
+
+def chosen(store: Store, text: str) -> Callable[[CapturedContainer], bool]:
+    """Return a function that is true for a container that the user means: by its `shown_label`, or
+    as in `meant`.
+    """
+    number = store.containers.number(os.fsencode(text)) if _AGAIN in text else None
+    if number is not None:
+        return lambda each: each.number == number
+    is_meant = meant(store, text)
+    return lambda each: is_meant(reported(each))
+
+
 def find(store: Store, text: str) -> list[CapturedContainer]:
-    """Return the containers that a user means, see `meant`, the one seen last first.
+    """Return the containers that a user means, see `chosen`, the one seen last first.
 
     Raises `ArtifactMissing`.
     """
-    is_meant = meant(store, text)
-    found = [each for each in store.containers.every() if is_meant(reported(each))]
+    found = list(filter(chosen(store, text), store.containers.every()))
     held = [each for each in found if not each.is_empty]
     if not held:
         why = Removals(store).why_gone(text, found)
@@ -228,6 +247,11 @@ class ContainerSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_removed: int | None
     bytes: int
     coverage: IdShares
+
+    @property
+    def shown_label(self) -> str:
+        """Return the label for a person, see `shown_label`."""
+        return self.mount_name if is_namespace(self.container) else self.container
 
     @property
     def shown(self) -> str | None:

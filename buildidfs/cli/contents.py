@@ -147,7 +147,7 @@ _GONE: Final = 5  # containers without any file left that are named
 
 _CONTAINER_COLUMNS: Final[tuple[Column[ContainerSummary], ...]] = (
     Column("name", "NAME", table.LABEL, value=lambda row: row.shown),
-    Column("container", "CONTAINER", table.LABEL),
+    Column("container", "CONTAINER", table.LABEL, value=lambda row: row.shown_label),
     Column("image", "IMAGE", table.LABEL, 100),
     Column("first_seen", "FIRST SEEN", table.AGE, 120),
     Column("last_seen", "SEEN", table.AGE),
@@ -190,25 +190,26 @@ def containers(
     a container, its pod (NAMESPACE/POD), its label, or the beginning of its ID. The names are those
     that Docker, Podman, CRI-O or containerd had for it. A namespace without a container, such as
     that of a service of systemd, is listed with --all, with --json, or if NAME is its label
-    (mnt:4026532177). Three columns show the shares of a container's build IDs that have an
-    executable, symbols, and debuginfo.
+    (mnt:4026532177). The kernel reuses the number of such a label; a later namespace with it is
+    listed, and named, as it is in the mount (mnt:4026532177~8589934592). Three columns show the
+    shares of a container's build IDs that have an executable, symbols, and debuginfo.
     """
     from buildidfs.catalog import containers as known
     from buildidfs.errors import ArtifactMissing
 
     with session.open_store() as store:
-        tests = [known.meant(store, name) for name in names]
-        unnamed, removals = 0, known.Removals(store)
+        tests = [known.chosen(store, name) for name in names]
+        unnamed, emptied, removals = 0, 0, known.Removals(store)
 
         def is_wanted(each: CapturedContainer) -> bool:
-            nonlocal unnamed
-            if each.last_seen_ns < since or (
-                tests and not any(t(known.reported(each)) for t in tests)
-            ):
+            nonlocal unnamed, emptied
+            if each.last_seen_ns < since or (tests and not any(test(each) for test in tests)):
                 return False
-            is_hidden = not (all_ or layout.is_json or tests) and known.is_bare(each)
-            unnamed += is_hidden
-            return not is_hidden
+            if layout.is_json or tests or not known.is_bare(each):
+                return True
+            unnamed += not all_
+            emptied += all_ and each.is_empty
+            return all_ and not each.is_empty
 
         found, count = known.last_seen(store, is_wanted, 0 if all_ else _SHOWN, removals)
         rows = [known.summary(each) for each in found]
@@ -216,6 +217,8 @@ def containers(
         hidden = [counted(count - len(rows), "more container")] if count > len(rows) else []
         if unnamed:
             hidden.append(counted(unnamed, "namespace") + " without a container")
+        if emptied:
+            session.explain_empty(f"{counted(emptied, 'namespace')} without files left, see --json")
         if hidden:
             session.explain_empty(f"{' and '.join(hidden)}, see --all")
         for each in [each.container for each in found if not each.build_ids][:_GONE]:

@@ -132,6 +132,17 @@ def test_namespaces_without_a_container_are_counted(buildidfs: BuildIdFs) -> Non
     assert (services[0] in done.out, services[1] in done.out, done.err) == (True, False, "")
 
 
+def test_namespace_with_a_reused_number_is_listed_as_in_the_mount(buildidfs: BuildIdFs) -> None:
+    with Store.create(buildidfs.store) as store:
+        for number in (4, 5):
+            seen = sighting(b"/app/server", container="mnt:1", mnt_ns_id=number)
+            commit(store, capture(store, elf_file(build_id=SERVER), SERVER, at=seen))
+    rows = buildidfs("containers", "--all").out.splitlines()
+    assert sorted(row.split("\t")[1] for row in rows) == ["mnt:1", "mnt:1~5"]
+    (row,) = buildidfs("containers", "mnt:1~5").out.splitlines()
+    assert row.split("\t")[1] == "mnt:1~5"
+
+
 def test_names_are_completed(filled: BuildIdFs) -> None:
     environment = {
         **os.environ,

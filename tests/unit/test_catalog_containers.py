@@ -102,6 +102,20 @@ def test_containers_of_one_name_are_named_once(store: Store) -> None:
     assert containers.last_ones(store).count("mnt:1") == 1
 
 
+def test_namespaces_with_a_reused_number_are_told_apart(store: Store) -> None:
+    for number in (4, 5):
+        build_id = bytes([number]) * 20
+        seen = sighting(b"/bin/app", container="mnt:1", mnt_ns_id=number, seen_ns=NOW + number)
+        commit(store, capture(store, build_id, build_id, at=seen))
+    each = [one for one in store.containers.every() if one.label == "mnt:1"]
+    assert [containers.shown_label(one) for one in each] == ["mnt:1", "mnt:1~5"]
+    assert containers.find(store, "mnt:1~5") == [each[1]]
+    assert list(containers.build_ids(store, "mnt:1~5")) == [b"\x05" * 20]
+    assert len(containers.find(store, "mnt:1")) == 2
+    with pytest.raises(ArtifactMissing):
+        containers.find(store, "mnt:1~6")
+
+
 def test_contents_of_containers(store: Store) -> None:
     (web, cart), count = containers.last_seen(
         store, lambda each: True, 0, containers.Removals(store)

@@ -110,8 +110,9 @@ def container(
     its = row.container
     label = containers.reported(its)
     called = group_name(its)
+    unnamed = called == label and is_namespace(label)
     return answers.Container(
-        name=text(called),
+        name=text(containers.shown_label(its) if unnamed else called),
         label=text(label),
         mount_name=text(its.name),
         image=text(image_of(its)),
@@ -121,7 +122,7 @@ def container(
         removed=row.removed,
         coverage=msgspec.structs.replace(row.shares, build_ids=row.build_ids),
         trend=_trend_of(known, 0, called),
-        unnamed=called == label and is_namespace(label),
+        unnamed=unnamed,
         last_removed=row.last_removed,
     )
 
