@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from buildidfs.catalog.containers import Names
     from buildidfs.reports import WatchFacts
     from buildidfs.store.jit_maps import JitMap
-    from buildidfs.watch.state import Event, WatchState
+    from buildidfs.watch.state import Event
 
 
 _LIVE_S = 1.0
@@ -141,8 +141,8 @@ def watch(
     )
     presenter = Presenter(json_=json_, quiet=session.is_quiet)
     opened = partial(session.open_store, create=True)
-    state = run(opened, session.settings, options, metrics or defaults.metrics, presenter)
-    return IncompleteError.exit_code if state.mode in PARTIAL else 0
+    facts = run(opened, session.settings, options, metrics or defaults.metrics, presenter)
+    return IncompleteError.exit_code if facts.mode in PARTIAL else 0
 
 
 def one_line(facts: WatchFacts) -> str:
@@ -167,9 +167,6 @@ class Presenter:
     """
 
     def __init__(self, *, json_: bool, quiet: bool) -> None:
-        from buildidfs.watch.state import as_facts
-
-        self._facts = as_facts
         self._json = json_
         self._quiet = quiet
         self._live = not json_ and not quiet and sys.stdout.isatty()
@@ -196,36 +193,36 @@ class Presenter:
         except Exception as error:  # `turn` raises it: captures go on without the output
             self._failure = error
 
-    def turn(self, state: WatchState, now: float) -> None:
+    def turn(self, facts: WatchFacts, now: float) -> None:
         """Print the state if the time for it has come. Raises errors of the output."""
         if self._failure is not None:
             raise self._failure
         if self._live and now - self._shown_at >= _LIVE_S:
             self._shown_at = now
             # A longer line would stay on the screen each time, above the next one.
-            line = terminal.cut(self.line(state), terminal.width(sys.stdout) - 1)
+            line = terminal.cut(self.line(facts), terminal.width(sys.stdout) - 1)
             click.echo(f"\r\x1b[K{line}", nl=False)
             self._is_open = True
         elif now >= self._minute_at:
             self._minute_at = now + _MINUTE_S
-            self._counts("counts", state)
+            self._counts("counts", facts)
 
-    def line(self, state: WatchState) -> str:
+    def line(self, facts: WatchFacts) -> str:
         """Describe the state in one line."""
-        return one_line(self._facts(state))
+        return one_line(facts)
 
-    def end(self, state: WatchState) -> None:
+    def end(self, facts: WatchFacts) -> None:
         """Print the last counts."""
         if self._is_open:
             click.echo()
-        self._counts("stopped", state)
+        self._counts("stopped", facts)
 
-    def _counts(self, name: str, state: WatchState) -> None:
+    def _counts(self, name: str, facts: WatchFacts) -> None:
         if self._json:
-            facts = msgspec.to_builtins(self._facts(state))
-            self._print_json({"event": name, "time": time.time(), **facts})
+            values = msgspec.to_builtins(facts)
+            self._print_json({"event": name, "time": time.time(), **values})
         elif not self._quiet:
-            click.echo(self.line(state))
+            click.echo(self.line(facts))
             sys.stdout.flush()
 
     def _print_json(self, values: dict[str, object]) -> None:

@@ -124,13 +124,13 @@ class WatchObserver(Protocol):
     def event(self, event: Event) -> None:
         """Called when something was captured, or could not be captured."""
 
-    def turn(self, state: WatchState, now: float) -> None:
+    def turn(self, facts: WatchFacts, now: float) -> None:
         """Called every second or two; ``now`` is monotonic time. An exception ends the watch."""
 
-    def line(self, state: WatchState) -> str:
+    def line(self, facts: WatchFacts) -> str:
         """Describe the state in one line."""
 
-    def end(self, state: WatchState) -> None:
+    def end(self, facts: WatchFacts) -> None:
         """Called at the end of the watch, with its last state."""
 
 
@@ -140,7 +140,7 @@ def run(
     options: WatchOptions,
     metrics: str,
     observer: WatchObserver,
-) -> WatchState:
+) -> WatchFacts:
     """Watch until SIGTERM or SIGINT, with the upkeep of the store that ``opened`` opens.
 
     ``metrics`` is a target of `metrics.target`, empty for none. Returns the state at the end.
@@ -172,14 +172,14 @@ def run(
                 _exporting(metrics, store, settings, watch),
             ):
                 watch.start()
-                notifier.ready(observer.line(watch.state()))
+                notifier.ready(observer.line(as_facts(watch.state())))
                 _follow(watch, stop, woken, observer, presence, notifier)
                 notifier.stopping()
         finally:
             watch.close()
-        state = watch.state()
-        observer.end(state)
-    return state
+        facts = as_facts(watch.state())
+        observer.end(facts)
+    return facts
 
 
 def _end_in_time(watch: Watch, stop: threading.Event) -> threading.Event:
@@ -232,13 +232,12 @@ def _follow(
     while True:
         watch.tend()
         now = time.monotonic()
-        state = watch.state()
-        observer.turn(state, now)
-        facts = as_facts(state)
+        facts = as_facts(watch.state())
+        observer.turn(facts, now)
         if now - reported_at >= (_ALIVE_S if facts == reported else _REPORT_S):
             reported_at, reported = now, facts
             presence.update(reported_at=now, **msgspec.to_builtins(facts))
-            notifier.status(observer.line(state))
+            notifier.status(observer.line(facts))
         if notifier.watchdog_s is not None and now - alive >= notifier.watchdog_s:
             alive = now
             notifier.alive()

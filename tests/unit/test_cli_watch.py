@@ -23,29 +23,31 @@ from buildidfs.watch.state import Event, WatchState, as_facts
 from tests.support.harness.captures import NOW, sighting
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = WatchState("following", (), Counts(), WatchCounters(), 0, 0, 1, 0, True)
-BUSY = WatchState(
-    "interrupted",
-    ("half blind",),
-    Counts(records=1001, caught=1002, missed=1003, unpinned=1004, lost=1005),
-    WatchCounters(
-        captured=1006,
-        held=1007,
-        copied_bytes=5 << 20,
-        new_ids=1008,
-        absent=1009,
-        unreadable=1010,
-        let_go=1011,
-        retried=1012,
-        journaled=1013,
-        unjournaled=1014,
-        store_error="the disk is full",
-    ),
-    1015,
-    3 << 20,
-    1016,
-    1017,
-    False,
+QUIET = as_facts(WatchState("following", (), Counts(), WatchCounters(), 0, 0, 1, 0, True))
+BUSY = as_facts(
+    WatchState(
+        "interrupted",
+        ("half blind",),
+        Counts(records=1001, caught=1002, missed=1003, unpinned=1004, lost=1005),
+        WatchCounters(
+            captured=1006,
+            held=1007,
+            copied_bytes=5 << 20,
+            new_ids=1008,
+            absent=1009,
+            unreadable=1010,
+            let_go=1011,
+            retried=1012,
+            journaled=1013,
+            unjournaled=1014,
+            store_error="the disk is full",
+        ),
+        1015,
+        3 << 20,
+        1016,
+        1017,
+        False,
+    )
 )
 
 
@@ -57,18 +59,14 @@ def objects(capture: Capture) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capture.readouterr().out.splitlines()]
 
 
-def shown(state: WatchState) -> str:
-    return one_line(as_facts(state))
-
-
 def test_one_line_says_what_is_well() -> None:
-    assert one_line(as_facts(QUIET)) == (
+    assert one_line(QUIET) == (
         "following, 0 captured (0 B, 0 new build IDs), 0 already held, 0 waiting (0 B)"
     )
 
 
 def test_one_line_says_what_is_amiss() -> None:
-    assert one_line(as_facts(BUSY)) == (
+    assert one_line(BUSY) == (
         "interrupted, 1006 captured (5.0 MiB, 1008 new build IDs), 1007 already held, "
         "1015 waiting (3.0 MiB), 1011 let go uncopied, 1004 not opened, 1003 missed, "
         "1010 unreadable, 1005 events lost, 1017 restarts, the disk is full"
@@ -76,7 +74,7 @@ def test_one_line_says_what_is_amiss() -> None:
 
 
 def test_facts_are_all_there_is() -> None:
-    facts = msgspec.to_builtins(as_facts(BUSY))
+    facts = msgspec.to_builtins(BUSY)
     numbers = [value for value in facts.values() if isinstance(value, int) and value > 1000]
     assert {x for x in numbers if x < 2000} == set(range(1001, 1018))
     assert facts["copied_bytes"] == 5 << 20
@@ -85,7 +83,7 @@ def test_facts_are_all_there_is() -> None:
     assert facts["degraded"] == ["half blind"]
     assert facts["store_error"] == "the disk is full"
     assert facts["idle"] is False
-    assert as_facts(QUIET).idle is True
+    assert QUIET.idle is True
 
 
 def test_facts_are_those_of_the_manual() -> None:
@@ -94,7 +92,7 @@ def test_facts_are_those_of_the_manual() -> None:
     item = section.partition("\n.It Cm watch\n")[2].partition("\n.It ")[0]
     of_counts = item.partition("\n.Ql counts ,\n")[2]
     named = set(re.findall(r"^\.Li (\w+)", of_counts, re.MULTILINE))
-    assert set(msgspec.to_builtins(as_facts(QUIET))) == named
+    assert set(msgspec.to_builtins(QUIET)) == named
 
 
 def test_events_for_programs(capsysbinary: Capture) -> None:
@@ -127,7 +125,7 @@ def test_counts_once_a_minute_and_at_the_end(capsysbinary: Capture) -> None:
     assert [each["event"] for each in (first, second, last)] == ["counts", "counts", "stopped"]
     assert 60 <= first["scans"] <= 61
     assert 60 <= second["scans"] - first["scans"] <= 61
-    facts = msgspec.to_builtins(as_facts(BUSY))
+    facts = msgspec.to_builtins(BUSY)
     assert {key: last[key] for key in facts} == facts
     assert abs(last["time"] - time.time()) < 60
 
@@ -138,7 +136,7 @@ def test_lines_for_people(capsysbinary: Capture) -> None:
     assert capsysbinary.readouterr().out == b""
     presenter.turn(QUIET, time.monotonic() + 61)
     presenter.end(BUSY)
-    assert capsysbinary.readouterr().out.decode() == f"{shown(QUIET)}\n{shown(BUSY)}\n"
+    assert capsysbinary.readouterr().out.decode() == f"{one_line(QUIET)}\n{one_line(BUSY)}\n"
 
 
 def test_terminal_shows_one_line_that_changes(
@@ -152,8 +150,8 @@ def test_terminal_shows_one_line_that_changes(
         presenter.turn(QUIET, start + tenth / 10)
     presenter.end(BUSY)
     monkeypatch.undo()
-    live = f"\r\x1b[K{shown(QUIET)}"
-    assert capsysbinary.readouterr().out.decode() == f"{live * 3}\n{shown(BUSY)}\n"
+    live = f"\r\x1b[K{one_line(QUIET)}"
+    assert capsysbinary.readouterr().out.decode() == f"{live * 3}\n{one_line(BUSY)}\n"
 
 
 def test_line_is_cut_to_the_width_of_the_terminal(
@@ -165,7 +163,7 @@ def test_line_is_cut_to_the_width_of_the_terminal(
     presenter.turn(BUSY, time.monotonic())
     line = capsysbinary.readouterr().out.decode().removeprefix("\r\x1b[K")
     assert len(line) == 59, "a longer one leaves its first part on the screen"
-    assert line.endswith(shown(BUSY)[-20:])
+    assert line.endswith(one_line(BUSY)[-20:])
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -51,6 +51,9 @@ from tests.support.harness.children import cat_program, running
 from tests.support.harness.scans import open_descriptors, own_namespaces
 from tests.support.harness.unable import unable
 from tests.support.harness.waiting import lines, until
+
+if TYPE_CHECKING:
+    from buildidfs.reports import WatchFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"sixteen bytes ab"
@@ -410,12 +413,12 @@ def test_without_events_it_scans_again_and_again(
 class _Observer:
     def event(self, event: Event) -> None: ...
 
-    def turn(self, state: WatchState, now: float) -> None: ...
+    def turn(self, facts: WatchFacts, now: float) -> None: ...
 
-    def line(self, state: WatchState) -> str:
+    def line(self, facts: WatchFacts) -> str:
         return ""
 
-    def end(self, state: WatchState) -> None: ...
+    def end(self, facts: WatchFacts) -> None: ...
 
 
 class _Turns(threading.Event):
