@@ -205,7 +205,7 @@ class Status(Limits, frozen=True, kw_only=True):
 class Stats(Limits, frozen=True, kw_only=True):
     """The size of a store, the limits in effect, and the coverage of this host.
 
-    ``host_*`` are counts of `inventory.Census`; ``coverage`` is the share of the build IDs in use
+    ``host_*`` are counts of `running.IdsInUse`; ``coverage`` is the share of the build IDs in use
     that the store has.
     """
 
@@ -224,13 +224,8 @@ class Stats(Limits, frozen=True, kw_only=True):
     jit_maps: int
     jit_bytes: int
     host_processes: int
-    host_refused: int
     host_unseen: int
     host_silent: str
-    host_references: int
-    host_files: int
-    host_elf_files: int
-    host_without_build_id: dict[str, int]
     host_build_ids: int
     host_build_ids_held: int
     coverage: float

@@ -216,28 +216,22 @@ def _print_store(found: Stats) -> None:
 
 
 def _print_host(found: Stats) -> None:
-    """Print how many files running processes have open or mapped, and the share that the
-    store has.
-    """
+    """Print how many build IDs running processes have mapped, and the share that the store has."""
     from buildidfs.linux import credentials, machine
 
     processes = counted(found.host_processes, "process")
     _print_line(
         "host",
-        f"{processes} with {counted(found.host_files, 'file')} open or mapped"
-        f" ({counted(found.host_references, 'reference')}); ELF files: {found.host_elf_files},"
-        f" {counted(found.host_build_ids, 'distinct build ID')}",
+        f"{processes} with code of {counted(found.host_build_ids, 'distinct build ID')}",
     )
-    for reason, count in found.host_without_build_id.items():
-        _print_line(" ", f"{count} skipped: {reason}")
     spot = machine.blind_spot()
     if spot is not None:
         _print_line(" ", f"{spot.unseen}: {spot.remedy}")
-    if found.host_refused:
+    if found.host_unseen:
         lacking = credentials.missing_for_scan()
         why = f"; {credentials.how_to_get(*lacking)}" if lacking else ""
-        refused = counted(found.host_refused, "process")
-        _print_line(" ", f"{refused} could not be looked at, or only in part{why}")
+        unseen = counted(found.host_unseen, "process")
+        _print_line(" ", f"{unseen} could not be looked at{why}")
     if found.host_silent:
         _print_line(" ", found.host_silent)
     seen = found.host_processes - found.host_unseen

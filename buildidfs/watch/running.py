@@ -13,6 +13,8 @@ from buildidfs.capture.base import Unreadable
 from buildidfs.capture.origin import container_names
 from buildidfs.capture.origin.builder import fits, shown
 from buildidfs.capture.process.mapped_by import Mapper, Mappers
+from buildidfs.capture.process.process import Ways
+from buildidfs.capture.process.silent_processes import described
 from buildidfs.catalog.containers import Names
 from buildidfs.errors import InvalidBuildId
 from buildidfs.located import InContainer, path_fields
@@ -22,6 +24,7 @@ from buildidfs.names import is_hex, merged, printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from buildidfs.capture.base import Progress
     from buildidfs.capture.process.mapped_by import Successor
     from buildidfs.config import Settings
     from buildidfs.model import Mapping
@@ -71,6 +74,36 @@ class MappedFile(InContainer, frozen=True, kw_only=True):
     package: str | None
     package_version: str | None
     now: FileNow | None
+
+
+class IdsInUse(msgspec.Struct):
+    """The ``build_ids`` of the files that ``processes`` have mapped executable.
+
+    ``unseen`` processes, which are among them, could not be examined. ``silent`` is a clause that
+    names the processes that do not answer, empty if there are none.
+    """
+
+    processes: int
+    unseen: int
+    silent: str
+    build_ids: set[BuildId]
+
+
+def ids_in_use(progress: Progress | None = None) -> IdsInUse:
+    """Return the build IDs whose code the processes of this host have mapped."""
+    ways = Ways()
+    build_ids, seen, unseen = set[BuildId](), set[int](), 0
+    for item in Mappers(lambda build_id, mapping: True, nameless=True, ways=ways):
+        if isinstance(item, Unreadable):
+            unseen += item.path != b"/proc"
+            continue
+        if isinstance(item, Mapper):
+            build_ids.add(item.build_id)
+        seen.add(item.pid)
+        if progress is not None:
+            progress(len(seen), f"/proc/{item.pid}")
+    silent = described(ways.gate.silent.rows(), ways.gate.silent.unasked())
+    return IdsInUse(len(seen) + unseen, unseen, silent, build_ids)
 
 
 def who_maps(settings: Settings, asked: MappingFilter) -> tuple[list[MappedFile], list[Unreadable]]:

@@ -176,16 +176,16 @@ def _named_losses(lost_since: Callable[[int], Iterator[LostFiles]]) -> int:
 
 
 def stats(store: Store, retention: RetentionSettings, progress: Progress | None) -> Stats:
-    """Count the files of a store, and those of them that running processes have open or mapped.
+    """Count the files of a store, and those of them whose code running processes have mapped.
 
     Takes seconds on a host with many processes.
     """
-    from buildidfs.capture.process import inventory
+    from buildidfs.watch import running
 
     held, (jit_maps, jit_bytes) = store.stats(), store.jit_maps.totals()
     watches = [_process(WATCH, None, each) for each in run_files.present(store.path, WATCH)]
     limits = _limits_of_watch(watches) or Limits.of(upkeep.policy(retention, store.path))
-    host = inventory.take(progress)
+    host = running.ids_in_use(progress)
     covered = sum(store.index.ordinal(build_id) is not None for build_id in host.build_ids)
     return Stats(
         store=utf8(store.path),
@@ -204,13 +204,8 @@ def stats(store: Store, retention: RetentionSettings, progress: Progress | None)
         jit_bytes=jit_bytes,
         **msgspec.structs.asdict(limits),
         host_processes=host.processes,
-        host_refused=host.refused,
         host_unseen=host.unseen,
         host_silent=host.silent,
-        host_references=host.references,
-        host_files=host.files,
-        host_elf_files=host.elf,
-        host_without_build_id={str(why): count for why, count in host.absent.most_common()},
         host_build_ids=len(host.build_ids),
         host_build_ids_held=covered,
         coverage=covered / len(host.build_ids) if host.build_ids else 1.0,

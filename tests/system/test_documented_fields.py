@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.support.harness.mounts import BuildIdFs
 
 # Keys that are data: reasons, kinds, namespaces.
-_COUNTS = {"absent", "artifacts", "host_without_build_id", "namespaces"}
+_COUNTS = {"absent", "artifacts", "namespaces"}
 
 
 @pytest.fixture(scope="module")

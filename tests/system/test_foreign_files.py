@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from buildidfs.capture.origin.container_names import EngineNames
-from buildidfs.capture.process import inventory
 from buildidfs.capture.process.jit_files import JitFinder
 from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.capture.process.process import PinnedProcess, Ways
@@ -25,6 +24,7 @@ from buildidfs.capture.unresponsive.filesystems import SlowMounts
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import NO_NAMES, BuildId
 from buildidfs.store import Store
+from buildidfs.watch.running import ids_in_use
 from tests.support.clients.commands import ROOT
 from tests.support.clients.tools import run, tool
 from tests.support.elf import echo
@@ -141,7 +141,7 @@ def test_no_foreign_file_but_a_stored_one_is_opened(place: Path, app: Path, way:
         assert not noticed.any(), "scan proc"
         _read_as_why_and_watch_do(pid)
         assert not noticed.any(), "why, watch"
-        inventory.take()
+        ids_in_use()
         assert not noticed.any(), "where --live"
         path = os.fsencode(root)
         list(identify_tree([path]))

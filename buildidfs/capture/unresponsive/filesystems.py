@@ -35,11 +35,6 @@ def is_slow_type(fstype: bytes) -> bool:
     return fstype != mounts.FILESYSTEM_TYPE and mounts.needs_server(fstype)
 
 
-def slow_devices(text: bytes) -> set[Device]:
-    """Return the (major, minor) of the filesystems in a mountinfo text that depend on a server."""
-    return {mount.dev for mount in proc_text.mounts_in(text) if is_slow_type(mount.fstype)}
-
-
 def fuse_devices(text: bytes) -> set[Device]:
     """Return the (major, minor) of the FUSE filesystems in a mountinfo text, without ours.
 

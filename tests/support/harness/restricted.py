@@ -15,7 +15,7 @@ from tests.support.harness.mounts import COMMAND
 _AS_NOBODY = """
 import codecs, ctypes, difflib, os, sys
 import buildidfs.cli.health, buildidfs.doctor, buildidfs.log, buildidfs.mount.session
-import buildidfs.capture.process.inventory, buildidfs.cli.history, buildidfs.cli.serve
+import buildidfs.watch.running, buildidfs.cli.history, buildidfs.cli.serve
 import buildidfs.catalog.coverage
 import buildidfs.cli.service, buildidfs.cli.output, buildidfs.watch.up
 import buildidfs.store.store, buildidfs.mount.daemonize
