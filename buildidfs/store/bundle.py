@@ -454,7 +454,7 @@ def open_bundle(file: BundleFile, access: Access) -> BundleStore:
         cleaned = Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         fcntl.flock(cleaned, fcntl.LOCK_EX)
         path = os.fsencode(directory)
-        environment.make(path, None)
+        environment.make(path)
         return BundleStore(path, file, access, cleaned)
     except OSError as error:
         raise StoreError(f"no place for the index of a bundle: {error.strerror}") from error

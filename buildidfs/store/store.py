@@ -111,23 +111,15 @@ class Store:
         return cls.open(path, create=True)
 
     @classmethod
-    def open(
-        cls,
-        path: StorePath,
-        *,
-        create: bool = False,
-        read_only: bool = False,
-        map_size: int | None = None,
-    ) -> Store:
+    def open(cls, path: StorePath, *, create: bool = False, read_only: bool = False) -> Store:
         """Open a store; with ``create``, make it if it does not exist.
 
-        ``map_size`` is for tests: the initial address space of the index in bytes. Raises
-        `StoreMissing`, `StoreVersionError`, `StoreFull`, `StoreDamaged`, `StoreError`.
+        Raises `StoreMissing`, `StoreVersionError`, `StoreFull`, `StoreDamaged`, `StoreError`.
         """
         root = os.path.abspath(os.fsencode(path))
         if create and not read_only and not os.path.exists(os.path.join(root, b"format")):
-            environment.make(root, map_size)
-        env = environment.acquire_present(root, read_only=read_only, map_size=map_size)
+            environment.make(root)
+        env = environment.acquire_present(root, read_only=read_only)
         with on_error(partial(environment.release, env)):
             with env.read() as txn:
                 load_counters(env, txn)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """buildidfs.store.index.environment
 
-The map grows, other processes are seen, the dead are forgotten.
+The map has its limit, other processes are seen, the dead are forgotten.
 """
 
 from __future__ import annotations
@@ -56,66 +56,7 @@ def _other_process(program: str, *arguments: str) -> Iterator[subprocess.Popen[b
             child.kill()
 
 
-def test_the_map_grows_by_itself(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store", create=True, map_size=_SMALL) as store:
-        for first in range(0, 20_000, 5000):
-            store.remember(_absent(first, 5000))
-        commit(store, capture(store, b"x"))
-        assert store.stats().remembered == 20_000
-        assert store.stats().index_bytes > 4 * _SMALL
-        assert store.index.recall(identity(ino=19_999)) is not None
-    with Store.open(tmp_path / "store", map_size=_SMALL) as store:
-        assert store.stats().remembered == 20_000
-
-
-def test_readers_go_on_while_the_map_grows(tmp_path: Path) -> None:
-    """LMDB would unmap the memory below them."""
-    with Store.open(tmp_path / "store", create=True, map_size=_SMALL) as store:
-        commit(store, capture(store, b"x"))
-        done = threading.Event()
-        wrong: list[object] = []
-
-        def read() -> None:
-            while not done.is_set():
-                if (
-                    store.index.build_id(1) != BuildId(b"\xab\xcd\xef\x01")
-                    or len(store.index.origins(1)) != 1
-                ):
-                    wrong.append(store.index.origins(1))
-
-        readers = [threading.Thread(target=read) for _ in range(4)]
-        for reader in readers:
-            reader.start()
-        for first in range(0, 40_000, 1000):
-            store.remember(_absent(first, 1000))
-        done.set()
-        for reader in readers:
-            reader.join()
-        assert not wrong
-        assert store.stats().remembered == 40_000
-
-
-def test_growth_by_another_process_is_adopted(tmp_path: Path) -> None:
-    program = """
-import sys
-from buildidfs.store import Store
-from tests.unit.test_store_index_environment import _absent
-with Store.open(sys.argv[1]) as store:
-    store.remember(_absent(0, 20_000))
-print("ready", flush=True)
-"""
-    with Store.open(tmp_path / "store", create=True, map_size=_SMALL) as store:
-        for read_only in (False, True):
-            with Store.open(tmp_path / "store", read_only=read_only):
-                pass
-        with _other_process(program, str(tmp_path / "store")):
-            assert store.index.recall(identity(ino=19_999)) is not None
-            assert store.stats().remembered == 20_000
-            store.remember(_absent(20_000, 1000))
-            assert store.stats().remembered == 21_000
-
-
-def test_a_process_with_little_address_space_starts_smaller(tmp_path: Path) -> None:
+def test_a_process_with_little_address_space_has_a_smaller_map(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from buildidfs.store import Store
@@ -126,7 +67,6 @@ with Store.create(sys.argv[1]) as store:
     store.remember(_absent(0, 5000))
     assert store.stats().remembered == 5000
     (env,) = environment._open.values()
-    assert env._gate is not None
     assert env._lmdb.info()["map_size"] == 1 << 30
 print("ready", flush=True)
 """
@@ -137,30 +77,40 @@ print("ready", flush=True)
         assert store.stats().remembered == 5000
 
 
-def test_no_more_address_space_is_a_clear_error(tmp_path: Path) -> None:
-    program = """
-import resource, sys
-from buildidfs.errors import StoreError
-from buildidfs.store import Store; from buildidfs.store.index import environment
-with Store.open(sys.argv[1], create=True, map_size=16 << 20) as store:
-    used = int(open("/proc/self/statm").read().split()[0]) * 4096
-    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), used + (8 << 20)))
-    (env,) = environment._open.values()
-    try:
-        for number in range(20):
-            env.write(lambda txn: txn.put(b"%d" % number, bytes(1 << 20), db=env.tables["meta"]))
-    except StoreError as error:
-        assert "no address space for an index of more than 16777216 bytes" in str(error), error
-    try:
-        store.index.ordinal(b"after")
-    except StoreError as error:
-        assert "closed" in str(error), error
-        print("ready", flush=True)
-"""
-    with _other_process(program, str(tmp_path / "store")):
-        pass
+def test_an_index_that_outgrows_the_map_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as small:
+        small.setattr(environment, "MAP_SIZES", (_SMALL,))
+        with Store.create(tmp_path / "store") as store:
+            commit(store, capture(store, b"x"))
+            with pytest.raises(StoreError, match="address space"):
+                store.remember(_absent(0, 20_000))
+            assert store.stats().remembered == 1  # all or nothing, and reads go on
+            assert store.index.build_id(1) == BuildId(b"\xab\xcd\xef\x01")
     with Store.open(tmp_path / "store") as store:
-        commit(store, capture(store, b"x"))
+        store.remember(_absent(0, 20_000))
+        assert store.stats().remembered == 20_000
+
+
+def test_an_index_that_another_process_made_too_large_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import sys
+from buildidfs.store import Store
+from tests.unit.test_store_index_environment import _absent
+with Store.open(sys.argv[1]) as store:
+    store.remember(_absent(0, 20_000))
+print("ready", flush=True)
+"""
+    monkeypatch.setattr(environment, "MAP_SIZES", (_SMALL,))
+    path = tmp_path / "store"
+    with Store.create(path) as store, _other_process(program, str(path)):
+        with pytest.raises(StoreError, match="address space"):
+            store.index.recall(identity(ino=19_999))
+        with pytest.raises(StoreError, match="address space"):
+            store.remember(_absent(20_000, 1))
 
 
 def test_slots_of_killed_readers_are_freed(tmp_path: Path) -> None:

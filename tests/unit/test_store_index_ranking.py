@@ -388,7 +388,7 @@ def test_a_floor_that_is_damaged_is_found_and_mended(tmp_path: Path) -> None:
     with Store.create(tmp_path / "store") as store:
         _commit(store, [Variant(b"names", Trust.CONTAINER)])
         _note(store)
-    env = environment.acquire(bytes(tmp_path / "store"), read_only=False, map_size=None)
+    env = environment.acquire(bytes(tmp_path / "store"), read_only=False)
     try:
         env.write(lambda txn: txn.put(key, b"\3\4....", db=env.tables["meta"]))
     finally:

@@ -306,10 +306,10 @@ def rebuild(
 def _begin(root: bytes) -> Environment:
     """Return the new index, or the unfinished one of an earlier attempt."""
     try:
-        env = Environment(root, read_only=False, create=True, map_size=None, directory=_NEW)
+        env = Environment(root, read_only=False, create=True, directory=_NEW)
     except StoreDamaged:
         _to_quarantine(root, os.path.join(root, _NEW, b"data.mdb"))
-        env = Environment(root, read_only=False, create=True, map_size=None, directory=_NEW)
+        env = Environment(root, read_only=False, create=True, directory=_NEW)
     env.write(lambda txn: environment.begin(env, txn))
     return env
 
@@ -326,7 +326,7 @@ def _old(root: bytes | None) -> Iterator[OldIndex]:
     env = None
     with contextlib.suppress(StoreError):
         if root is not None:
-            env = Environment(root, read_only=True, create=False, map_size=None, lock=False)
+            env = Environment(root, read_only=True, create=False, lock=False)
     try:
         yield OldIndex(env)
     finally:

@@ -6,8 +6,8 @@ processes at once and keeps no old pages alive. One thread at a time writes; LMD
 other processes.
 
 The map is 1 TiB of address space, so that it never has to grow: LMDB cannot move a map while a
-transaction is alive. If this much address space is not available (RLIMIT_AS, 32 bits), the map
-starts smaller and grows on demand, and each access takes a lock.
+transaction is alive. If this much address space is not available (RLIMIT_AS), the map is smaller,
+and an index that outgrows it is an error in this process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Environment:
         *,
         read_only: bool,
         create: bool,
-        map_size: int | None,
         directory: bytes = b"index",
         lock: bool = True,
     ) -> None:
@@ -82,31 +81,27 @@ class Environment:
         self.path = os.path.join(root, directory)
         self._writing = threading.Lock()
         with self._translated():
-            self._lmdb = self._map(map_size, create)
+            self._lmdb = self._map(create)
             with on_error(self._lmdb.close):
                 self.tables = self._open_tables(create)
                 if self._lock:
                     self._lmdb.reader_check()  # frees the slots of killed readers
-        self._gate = None if map_size is None and self._roomy else threading.RLock()
 
-    def _map(self, map_size: int | None, create: bool) -> lmdb.Environment:
+    def _map(self, create: bool) -> lmdb.Environment:
         data = os.path.join(self.path, b"data.mdb")
         if not create and (not os.path.exists(data) or os.path.getsize(data) < 2 * 4096):
             raise damaged(self.root, "is missing")
         if self._lock:
             self._allocate_lock_file()
-        sizes = MAP_SIZES if map_size is None else (map_size,)
-        for size in sizes:
+        for size in MAP_SIZES:
             try:
                 env = self._open_lmdb(size)
+                break
             except (lmdb.MemoryError, MemoryError):
-                if size == sizes[-1]:
+                if size == MAP_SIZES[-1]:
                     raise
-                continue
-            self._roomy = size == MAP_SIZES[0]
-            self._check_length(env, data)
-            return env
-        raise AssertionError("no map size given")
+        self._check_length(env, data)
+        return env
 
     def _allocate_lock_file(self) -> None:
         """Allocate all blocks of lock.mdb.
@@ -212,14 +207,11 @@ class Environment:
     def get(self, table: Table, key: bytes) -> bytes | None:
         """Return the current value of a key."""
         try:
-            if self._gate is None:
-                txn = self._lmdb.begin(table)  # its context manager costs a sixth of the call
-                try:
-                    return txn.get(key)
-                finally:
-                    txn.abort()
-            with self.read() as txn:
-                return txn.get(key, db=table)
+            txn = self._lmdb.begin(table)  # its context manager costs a sixth of the call
+            try:
+                return txn.get(key)
+            finally:
+                txn.abort()
         except lmdb.Error as error:
             raise self.failure(error) from error
 
@@ -230,18 +222,13 @@ class Environment:
         ``at`` on.
         """
         try:
-            if self._gate is None:
-                txn = self._lmdb.begin(table)
-                try:
-                    value = txn.get(key)
-                    link = value[at:] if value else None
-                    return value, txn.get(link, None, other) if link else None
-                finally:
-                    txn.abort()
-            with self.read() as txn:
-                value = txn.get(key, None, table)
+            txn = self._lmdb.begin(table)
+            try:
+                value = txn.get(key)
                 link = value[at:] if value else None
                 return value, txn.get(link, None, other) if link else None
+            finally:
+                txn.abort()
         except lmdb.Error as error:
             raise self.failure(error) from error
 
@@ -251,11 +238,7 @@ class Environment:
         meanwhile.
         """
         try:
-            if self._gate is None:
-                with self._lmdb.begin() as txn:
-                    yield txn
-                return
-            with self._gate, self._begin_adopting(write=False) as txn:
+            with self._lmdb.begin() as txn:
                 yield txn
         except lmdb.Error as error:
             raise self.failure(error) from error
@@ -263,38 +246,12 @@ class Environment:
     def write(self, work: Callable[[Txn], T]) -> T:
         """Run ``work`` in a write transaction and commit it durably.
 
-        ``work`` runs again after the map grew, so it must take all state from the transaction.
         Raises `StoreFull` or `StoreError`; then nothing was written.
         """
         if self.read_only:
             raise not_to_be_written(self.root)
-        with self._writing, self._translated(), self._gate or contextlib.nullcontext():
-            while True:
-                try:
-                    with self._begin_adopting(write=True) as txn:
-                        return work(txn)
-                except lmdb.MapFullError:
-                    self._grow()
-
-    def _begin_adopting(self, *, write: bool) -> Txn:
-        try:
-            return self._lmdb.begin(write=write)
-        except lmdb.MapResizedError:  # another process grew it
-            self._lmdb.set_mapsize(0)
-            return self._lmdb.begin(write=write)
-
-    def _grow(self) -> None:
-        if self._gate is None:
-            raise StoreError(f"store {printable(self.root)}: its index has reached 1 TiB")
-        size = self._lmdb.info()["map_size"]
-        try:
-            self._lmdb.set_mapsize(size * 2)
-        except (lmdb.Error, MemoryError, OverflowError) as error:
-            self._lmdb.close()  # the map is lost: any use would crash the process
-            raise StoreError(
-                f"store {printable(self.root)}: no address space for an index of more than {size}"
-                " bytes"
-            ) from error
+        with self._writing, self._translated(), self._lmdb.begin(write=True) as txn:
+            return work(txn)
 
     # --- errors ----------------------------------------------------------------------------
 
@@ -313,6 +270,11 @@ class Environment:
             return full(self.root, code)
         if code == errno.EIO and (found := self._probe()):
             return full(self.root, found)  # LMDB reports a short write as EIO
+        if isinstance(error, lmdb.MapFullError | lmdb.MapResizedError):
+            return StoreError(
+                f"store {printable(self.root)}: its index has outgrown the address space of this"
+                " process: raise its limit (ulimit -v)"
+            )
         if isinstance(error, lmdb.LockError):
             return StoreLocked(f"store {printable(self.root)}: its index is locked: {reason}")
         if isinstance(
@@ -358,9 +320,7 @@ class Environment:
         self._lmdb.close()
 
 
-def acquire(
-    root: bytes, *, read_only: bool, create: bool = False, map_size: int | None = None
-) -> Environment:
+def acquire(root: bytes, *, read_only: bool, create: bool = False) -> Environment:
     """Return the environment of the store at ``root``, which a process can open only once.
 
     Raises `StoreError` if the process has it open for reading and now wants to write.
@@ -369,7 +329,7 @@ def acquire(
     with _open_lock:
         found = _open.get(key)
         if found is None:
-            found = Environment(root, read_only=read_only, create=create, map_size=map_size)
+            found = Environment(root, read_only=read_only, create=create)
             _open[key] = found
             return found
         if found.read_only and not read_only:
@@ -505,7 +465,7 @@ _PARTS = (
 _FORMAT = b"format"
 
 
-def make(root: bytes, map_size: int | None) -> None:
+def make(root: bytes) -> None:
     """Lay out a store; the file ``format`` is written last. Raises `StoreError`.
 
     In a store that lacks only this file, the file is written anew, and all content stays.
@@ -522,7 +482,7 @@ def make(root: bytes, map_size: int | None) -> None:
         for part in (b"index", b"blobs", b"listeners"):
             os.makedirs(os.path.join(root, part), 0o700, exist_ok=True)
 
-    env = acquire(root, read_only=False, create=True, map_size=map_size)
+    env = acquire(root, read_only=False, create=True)
     try:
         env.write(lambda txn: begin(env, txn))
     finally:
@@ -569,7 +529,7 @@ def read_format(root: bytes) -> int:
     return int(digits)
 
 
-def acquire_present(root: bytes, *, read_only: bool, map_size: int | None) -> Environment:
+def acquire_present(root: bytes, *, read_only: bool) -> Environment:
     """Do the same as `acquire` for a store of the present format only. Raises `StoreMissing`, and
     `StoreVersionError` for another format.
     """
@@ -581,7 +541,7 @@ def acquire_present(root: bytes, *, read_only: bool, map_size: int | None) -> En
             " (--store), or have buildidfs"
             " check --repair make a new index, which loses pins, journal and history"
         )
-    env = acquire(root, read_only=read_only, map_size=map_size)
+    env = acquire(root, read_only=read_only)
     with on_error(partial(release, env)):
         with env.read() as txn:
             value = txn.get(schema.FORMAT_KEY, db=env.tables["meta"])

@@ -122,8 +122,7 @@ class Compressor:
         """Replace the file and record the new one in one transaction, so that no other writer comes
         in between.
         """
-        if draft.name is not None:  # else this is done again after the map has grown
-            self._blobs.replace(digest, draft)
+        self._blobs.replace(digest, draft)
         rows = IndexRows(self._env, txn)
         row, file = rows.digest_row(digest), self._blobs.file(digest)
         if row is None or file is None or file.inode != os.fstat(draft.fd).st_ino:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One write transaction: captures and sightings become rows.
 
-All state comes from the transaction, so that it can run again after the map grew, and several
+All state comes from the transaction, so that it can run again after room was made, and several
 processes can write to one store.
 """
 
