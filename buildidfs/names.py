@@ -180,10 +180,14 @@ def package_owner(build_id: BuildId) -> BuildId | None:
 _DEL: Final = 0x7F
 
 
-def printable(raw: bytes) -> str:
+def printable(raw: bytes | str) -> str:
     """Return a path for a person: control characters and bytes that are not UTF-8 become
     ``\\xNN``.
+
+    In a text these bytes are surrogates, as in an argument of the command line (PEP 383).
     """
+    if isinstance(raw, str):
+        raw = raw.encode("utf-8", "surrogateescape")
     return one_line(raw.decode("utf-8", "backslashreplace"))
 
 

@@ -134,7 +134,7 @@ def unless_file(store: Store, text: str) -> BuildId | None:
     except (ArtifactMissing, InvalidBuildId):
         if not is_path(text):
             raise
-        shown = printable(os.fsencode(text))
+        shown = printable(text)
         raise UsageError(
             f"{shown} is no file, no build ID, and nothing was ever seen there"
         ) from None
@@ -170,7 +170,7 @@ def _at_path(store: Store, text: str, container: str | None) -> BuildId:
     name = os.path.basename(text)
     raise ArtifactMissing(
         f"nothing was ever seen at {printable(path)}{where}; for a part of a path try"
-        f" buildidfs which --glob '*/{printable(os.fsencode(name))}'"
+        f" buildidfs which --glob '*/{printable(name)}'"
     )
 
 

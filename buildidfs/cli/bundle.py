@@ -212,8 +212,7 @@ def _print_manifest(manifest: Manifest) -> None:
     for why, count in reasons.most_common():
         terminal.print_text(f"{count} absent: {one_line(why)}", err=True)
         lines = [
-            f"{each.build_id[: table.SHORT_ID]}"
-            f"  {printable(each.path.encode('utf-8', 'surrogateescape')) or '-'}"
+            f"{each.build_id[: table.SHORT_ID]}  {printable(each.path) or '-'}"
             for each in manifest.absent
             if remedies.without_time(each.why) == why
         ]

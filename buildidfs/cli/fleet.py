@@ -390,6 +390,6 @@ def _complain(lacking: Sequence[Fetched]) -> None:
     for each in lacking:
         kinds.setdefault((each.build_id, each.why), []).append(each.kind.name.lower())
     for (build_id, why), named in islice(kinds.items(), _SHOWN):
-        terminal.complain(f"no {' or '.join(named)} of {build_id}: {printable(os.fsencode(why))}")
+        terminal.complain(f"no {' or '.join(named)} of {build_id}: {printable(why)}")
     if (more := len(kinds) - _SHOWN) > 0:
         terminal.complain(f"nor of {counted(more, 'more build ID')}, see --json")

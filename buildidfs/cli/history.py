@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -198,7 +197,7 @@ def stats(session: Session, json_: bool) -> None:
 
 def _print_store(found: Stats) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.artifacts.items() if count)
-    _print_line("store", printable(os.fsencode(found.store)))
+    _print_line("store", printable(found.store))
     _print_line("build IDs", f"{found.build_ids} ({kinds or 'nothing yet'})")
     if found.adopted:
         _print_line(" ", f"{found.adopted} adopted: of programs without a build ID")

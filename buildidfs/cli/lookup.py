@@ -122,7 +122,7 @@ def which(
         if places:
             hint = f" since {moment(since / 1e9)}; the last time was {moment(places[0].last_seen)}"
         ever = "" if places else "ever "
-        text = printable(os.fsencode(f"nothing was {ever}seen at {path}{where}{hint}"))
+        text = printable(f"nothing was {ever}seen at {path}{where}{hint}")
         raise ArtifactMissing(text)
 
 

@@ -250,7 +250,7 @@ def report_nameless(path: bytes, named: NamedIds) -> bool:
     lines = []
     for each in named.nameless:
         weight = "" if each.share is None else f"{each.share:.1f} % of the samples  "
-        label = printable(each.called.encode("utf-8", "surrogateescape"))
+        label = printable(each.called)
         where = f" in {label}" if label else ""
         lines.append(f"{weight}{printable(each.path)}{where}: {each.why}")
     print_first(lines, _SHOWN_NAMELESS)
@@ -315,7 +315,7 @@ class ProgressLine:
         line = "  ".join(parts)[:columns]
         room = columns - len(line) - 2
         if what and room >= _LEAST_PATH:
-            line += "  " + terminal.cut(printable(os.fsencode(what)), room)
+            line += "  " + terminal.cut(printable(what), room)
         return line
 
     def _write(self, text: str) -> None:

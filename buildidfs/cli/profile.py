@@ -467,7 +467,7 @@ def _text(done: Repaired, *, quiet: bool) -> None:
             whose = f" in {generated.container}" if generated.container else ""
             click.echo(
                 f"{printable(generated.name)}: generated code of"
-                f" {printable(generated.comm.encode())}{printable(whose.encode())},"
+                f" {printable(generated.comm)}{printable(whose)},"
                 f" {counted(generated.functions, 'function')}"
             )
         for note in done.notes:

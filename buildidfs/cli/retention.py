@@ -65,7 +65,7 @@ _COLUMNS: Final[tuple[Column[_ListedPin], ...]] = (
         {
             2: "neither a build ID nor a file that names one",
             3: "pinned, but some files of a FILE have no build ID, or a core file is unreadable",
-            11: "no store at that place",
+            **NO_STORE,
             30: "nothing is known of that build ID",
         },
     ),
@@ -139,7 +139,7 @@ def pin(
             "buildidfs unpin 8e9fd827446c24067541ac5390e6f527fb5947bb",
             "buildidfs unpin --name incident-42",
         ],
-        {11: "no store at that place", 30: "nothing is known of it, or it was not pinned"},
+        {**NO_STORE, 30: "nothing is known of it, or it was not pinned"},
     ),
 )
 @click.argument("what", metavar="ID|FILE|CONTAINER...", nargs=-1, type=BuildIdArgument())
@@ -170,7 +170,7 @@ def unpin(session: Session, what: tuple[str, ...], name: tuple[str, ...]) -> int
 
 def _unpinned(session: Session, what: str, count: int) -> bool:
     """Print the result of unpinning; return True if there was no pin."""
-    shown = printable(os.fsencode(what))
+    shown = printable(what)
     if not count:
         terminal.complain(f"{shown} was not pinned")
     elif not session.is_quiet:
@@ -218,7 +218,7 @@ def _pin_container(session: Session, store: Store, text: str, name: str | None) 
 def _report(session: Session, what: str, count: int, new: int) -> None:
     if not session.is_quiet:
         before = f", {count - new} of them before" if new < count else ""
-        shown = printable(os.fsencode(what))
+        shown = printable(what)
         click.echo(f"pinned {counted(count, 'build ID')}{before}: {shown}")
 
 
@@ -493,7 +493,7 @@ def gc(session: Session, json_: bool) -> None:
     short_help="Compress files that were not used for a long time.",
     epilog=exit_status(
         ["buildidfs compress", "buildidfs compress --unused-for 7d"],
-        {10: "the Python package zstandard is missing", 11: "no store at that place"},
+        {10: "the Python package zstandard is missing", **NO_STORE},
     ),
 )
 @click.option(

@@ -365,7 +365,7 @@ def _whose(dump: CoreDump, called: Mapping[str, str]) -> str:
             words += f", signal {dump.signal}"
     words += ")"
     labels = (called.get(label, label) for label in dump.containers)
-    names = [printable(label.encode("utf-8", "surrogateescape")) for label in labels]
+    names = [printable(label) for label in labels]
     if any(names):
         words += f" of {', '.join(name or 'the host' for name in names)}"
     return words

@@ -282,7 +282,7 @@ def down(session: Session, timeout: float) -> None:
                 " run as its owner to end what runs on it"
             )
         if not session.is_quiet:
-            shown = printable(os.fsencode(path))
+            shown = printable(path)
             others = up.elsewhere(path)
             hint = "." if others else "; --store names another store."
             terminal.print_text(f"Nothing runs that buildidfs up has started for {shown}{hint}")
@@ -294,7 +294,7 @@ def down(session: Session, timeout: float) -> None:
     if session.is_quiet:
         return
     click.echo(f"Ended {' and '.join(ended) or 'what was left'}.")
-    kept = f"the store in {printable(os.fsencode(os.path.abspath(path)))} is kept"
+    kept = f"the store in {printable(os.path.abspath(path))} is kept"
     if (point := supervisor.path("mountpoint")) and any(part.name == MOUNT for part in running):
         click.echo(f"Unmounted {printable(point)}; {kept}.")
     else:
@@ -574,8 +574,8 @@ def _head(view: StoreActivity) -> Iterator[tuple[str, str]]:
     mode = "" if facts is None else f", {_shown(MODES.get(facts.mode, facts.mode))}"
     yield "state", f"{found.verdict.value}{mode}, at {time.strftime('%H:%M:%S')}"
     for finding in found.findings[:_FINDINGS]:
-        reason = printable(finding.reason.encode(errors="replace"))
-        remedy = printable(finding.remedy.encode(errors="replace"))
+        reason = _shown(finding.reason)
+        remedy = _shown(finding.remedy)
         yield finding.verdict.value, f"{reason} -> {remedy}"
     if facts is not None:
         yield (

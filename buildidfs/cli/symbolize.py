@@ -166,7 +166,7 @@ def _answer(
 def _parsed(store: Store, text: str, known: dict[str, BuildId]) -> _Request:
     found = _REQUEST.fullmatch(text)
     if found is None:
-        shown = printable(text[:200].encode("utf-8", "surrogateescape"))
+        shown = printable(text[:200])
         raise UsageError(f"not ID+0xADDR: {shown!r}; an example is 8e9f+0x1139")
     build_id = known.get(found[1])
     if build_id is None:
@@ -194,12 +194,12 @@ def _text(request: _Request, answer: NamedFrames) -> None:
 
 
 def _function(frame: Frame) -> str:
-    return printable(frame.function.encode("utf-8", "surrogateescape")) or "??"
+    return printable(frame.function) or "??"
 
 
 def _place(frame: Frame) -> str:
     """Return file, line and column, as far as they are known."""
-    file = printable(frame.file.encode("utf-8", "surrogateescape")) or "??"
+    file = printable(frame.file) or "??"
     return f"{file}:{frame.line}" + (f":{frame.column}" if frame.column else "")
 
 

@@ -77,7 +77,7 @@ class Column(NamedTuple, Generic[RowIn]):
 
 
 def _label(text: str) -> str:
-    return printable(text.encode("utf-8", "surrogateescape"))
+    return printable(text)
 
 
 def _kinds(kinds: Iterable[Kind]) -> str:

@@ -324,7 +324,7 @@ def at_frame(
     found = [row for row in rows if selection.is_at(row.path)]
     if selection.text is not None and not found:
         raise ArtifactMissing(
-            f"no sample of {printable(path)} is at {printable(os.fsencode(selection.text))}; a"
+            f"no sample of {printable(path)} is at {printable(selection.text)}; a"
             " frame is an address (0x7f12ab34), an offset in a file (libc.so.6+0x26d90), or the"
             " path of a file, as perf prints them"
         )

@@ -109,7 +109,7 @@ def _named(
     shown = []
     # A sample on one line has room for one function, the one that it is in after all.
     for found in answer.frames if frame.chain else answer.frames[-1:]:
-        name = printable(found.function.encode("utf-8", "surrogateescape")) or "[unknown]"
+        name = printable(found.function) or "[unknown]"
         if found.inlined:
             shown.append(b"%s%s %s (inlined)" % (before, digits, name.encode()))
         else:

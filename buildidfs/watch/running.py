@@ -44,8 +44,8 @@ class MappingFilter(NamedTuple):
     deleted: bool = False
 
     def __str__(self) -> str:
-        what = "a file" if self.id_or_path is None else printable(os.fsencode(self.id_or_path))
-        where = "" if self.glob is None else f" at {printable(os.fsencode(self.glob))}"
+        what = "a file" if self.id_or_path is None else printable(self.id_or_path)
+        where = "" if self.glob is None else f" at {printable(self.glob)}"
         lost = " that was deleted" if self.deleted else ""
         inside = "" if self.container is None else f" in container {self.container}"
         return f"{what}{where}{lost}{inside}"
