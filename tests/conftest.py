@@ -91,6 +91,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByModule(config, log, config.stash[_TURNS])
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before the workers of a first whole run start, rewrite the assertions of all tests once.
+
+    pytest keeps the result beside the modules. Without it each worker does this when it collects,
+    for half of its time.
+    """
+    is_whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole and getattr(session.config.option, "numprocesses", None):
+        from tests.support.harness import distribution
+
+        root = session.config.rootpath
+        distribution.rewrite_assertions(root / each for each in session.config.getini("testpaths"))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove what the workers wrote."""
     if _TURNS in config.stash:

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pytest
 
 PLACE: Final = "buildidfs_pieces"
@@ -75,6 +79,21 @@ def prepare(items: list[pytest.Item], place: Path) -> None:
     pieces |= {item.nodeid: _TURNS for item in items if _takes_turns(item)}
     part.write_text(json.dumps(pieces))
     part.replace(place)
+
+
+def rewrite_assertions(directories: Iterable[Path]) -> None:
+    """Let pytest keep the modules below these directories as it runs them, if it has kept none.
+
+    One process for each directory collects its tests.
+    """
+    missing = [each for each in directories if not any(each.glob("__pycache__/test_*-pytest-*"))]
+    argv = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-n", "0"]
+    every = [
+        subprocess.Popen([*argv, each], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        for each in missing
+    ]
+    for process in every:
+        process.wait()  # the workers report what cannot be collected
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
