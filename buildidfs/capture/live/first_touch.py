@@ -113,6 +113,11 @@ class FirstTouch:
     def __init__(self, cgroup_fd: int = -1) -> None:
         self._fds = contextlib.ExitStack()
         self._lock = threading.Lock()
+        types = Btf()
+        # A kernel without the tracepoints has other structures, too, and before Linux 5.11 it
+        # counts maps against RLIMIT_MEMLOCK: look for the tracepoints first.
+        numbers = [(types.tracepoint(name), kind) for name, kind in _TRACEPOINTS]
+        places = _Places(types)
         with contextlib.ExitStack() as undo:
             undo.callback(self._fds.close)
             self._files = self._own(bpf.create_map(bpf.LRU_HASH, _KEY.size, 8, _FILES))
@@ -123,10 +128,6 @@ class FirstTouch:
                 self._groups = self._own(bpf.create_map(bpf.CGROUP_ARRAY, 4, 4, 1))
                 bpf.set_descriptor(self._groups, 0, cgroup_fd)
             self._slot = bpf.Slot(self._files, _KEY.size, 8)
-            types = Btf()
-            # A kernel without the tracepoints has other structures, too: look for these first.
-            numbers = [(types.tracepoint(name), kind) for name, kind in _TRACEPOINTS]
-            places = _Places(types)
             for number, kind in numbers:
                 self._attach(number, places, kind)
             undo.pop_all()
