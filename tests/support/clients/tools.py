@@ -146,15 +146,25 @@ def run(
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException as error:
+            waiting = _waiting(process.pid)
             os.killpg(process.pid, signal.SIGKILL)
             out, err = _left(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                pytest.fail(f"not done after {timeout} s: {Result(words, -1, out, err)}")
+                pytest.fail(f"not done after {timeout} s{waiting}: {Result(words, -1, out, err)}")
             raise
     result = Result(words, process.returncode, out, err)
     if check and result.rc != 0:
         pytest.fail(str(result))
     return result
+
+
+def _waiting(pid: int) -> str:
+    """What a process does and where in the kernel it waits, as far as this may be known."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        return f", state {state} in {Path(f'/proc/{pid}/wchan').read_text() or 'unknown'}"
+    except OSError:
+        return ""
 
 
 def _left(process: subprocess.Popen[str]) -> tuple[str, str]:
