@@ -6,5 +6,5 @@
 from ending, so FUSE filesystems are accessed by a helper process, `file_helper.FileHelper`.
 `file_helper.check_readable` tries a file that the operator named before a command reads it. Nothing
 here knows a store or a scanner. Processes that may never answer are the matter of
-`process.silent_processes`.
+`process.silent_processes`, which needs their owners, and so the layer `origin` above this one.
 """

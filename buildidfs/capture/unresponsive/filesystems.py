@@ -58,7 +58,12 @@ def memory_device() -> int:
 
 
 class Devices:
-    """The device numbers that may not answer, collected from mountinfo texts."""
+    """The device numbers that may not answer, collected from mountinfo texts.
+
+    For a scan, which reads the mounts of each namespace once, and must know of a mapped file before
+    it opens the file. `SlowMounts` is for the live capture: it has an open file, and no time to
+    read mountinfo, in which the mount may be missing by then.
+    """
 
     def __init__(self) -> None:
         self._slow: set[Device] = set()

@@ -23,7 +23,7 @@ from buildidfs.formats.elf.header import (
     Segment,
     parse_header,
 )
-from buildidfs.formats.elf.writer import BUILD_ID, build_id_note, header_forms, program_header
+from buildidfs.formats.elf.writer import BUILD_ID, build_id_note, program_header
 
 if TYPE_CHECKING:
     from buildidfs.formats.elf.header import ReadAt
@@ -61,7 +61,7 @@ def with_note(read_at: ReadAt, size: int, build_id: bytes) -> Stamped | None:
     if parsed is None:
         return None
     layout, header = parsed
-    shdr, phdr = header_forms(layout)
+    shdr, phdr = layout.section, layout.segment
     fields = list(header)
     phoff, shoff, phnum, shnum, names_index = (fields[i] for i in (4, 5, 9, 11, 12))
     segments = _table(read_at, size, phoff, phnum * phdr.size) if phoff else b""

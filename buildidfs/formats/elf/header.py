@@ -54,8 +54,12 @@ class ElfLayout(NamedTuple):
     - ``ehdr`` (at offset 16): type, machine, version, entry, phoff, shoff, flags, ehsize,
       phentsize, phnum, shentsize, shnum, shstrndx;
     - ``phdr``: type, offset, filesz, align;
-    - ``load``: other fields of the same entry: type, address, size in memory, flags;
-    - ``shdr``: name, type, flags, offset, size, link, info, addralign.
+    - ``load``: type of the same entry, then address, size in memory and flags, in its order;
+    - ``shdr``: name, type, flags, offset, size, link, info, addralign;
+    - ``section``: all fields of a section header, in the order of elf(5);
+    - ``segment``: all fields of a program header, whose order depends on ``bits``, see `segments`.
+
+    ``phdr`` and ``shdr`` have what `identify` needs of each file that is captured.
 
     Tables are walked in steps of the structure's own size, whatever e_phentsize and e_shentsize
     claim: BFD refuses other values, the kernel and elfutils do not look at them.
@@ -68,23 +72,18 @@ class ElfLayout(NamedTuple):
     phdr: struct.Struct
     load: struct.Struct
     shdr: struct.Struct
+    section: struct.Struct
+    segment: struct.Struct
 
 
 def _layout(bits: int, little_endian: bool) -> ElfLayout:
     order = "<" if little_endian else ">"
     if bits == 64:
-        forms = ("HHIQQQIHHHHHH", "I4xQ16xQ8xQ", "II8xQ16xQ8x", "IIQ8xQQIIQ8x", 64)
+        size, forms = 64, "HHIQQQIHHHHHH I4xQ16xQ8xQ II8xQ16xQ8x IIQ8xQQIIQ8x IIQQQQIIQQ IIQQQQQQ"
     else:
-        forms = ("HHIIIIIHHHHHH", "II8xI8xI", "I4xI8xII4x", "III4xIIIII4x", 52)
-    ehdr, phdr, load, shdr, size = forms
+        size, forms = 52, "HHIIIIIHHHHHH II8xI8xI I4xI8xII4x III4xIIIII4x IIIIIIIIII IIIIIIII"
     return ElfLayout(
-        little_endian,
-        bits,
-        size,
-        struct.Struct(order + ehdr),
-        struct.Struct(order + phdr),
-        struct.Struct(order + load),
-        struct.Struct(order + shdr),
+        little_endian, bits, size, *(struct.Struct(order + form) for form in forms.split())
     )
 
 
@@ -159,13 +158,6 @@ PF_R: Final = 4
 
 _HEAD_SIZE: Final = 4096
 
-# type, flags, offset, address, size in the file, size in memory, alignment; the skipped address is
-# the physical one.
-_FORMS: Final = {
-    64: ("IIQQ8xQQQ", (0, 1, 2, 3, 4, 5, 6)),
-    32: ("III4xIIII", (0, 5, 1, 2, 3, 4, 6)),
-}
-
 
 class Segment(NamedTuple):
     """One program header: ``size`` bytes from ``offset`` of the file are at ``address``.
@@ -185,10 +177,13 @@ class Segment(NamedTuple):
 
 def segments(layout: ElfLayout, table: bytes) -> Iterator[Segment]:
     """Yield the entries of a table of program headers."""
-    form, order = _FORMS[layout.bits]
-    packed = struct.Struct(("<" if layout.little_endian else ">") + form)
-    for fields in packed.iter_unpack(table[: len(table) - len(table) % packed.size]):
-        yield Segment(*[fields[index] for index in order])
+    size = layout.segment.size
+    for fields in layout.segment.iter_unpack(table[: len(table) - len(table) % size]):
+        if layout.bits == 64:
+            kind, flags, offset, address, _, in_file, memory, align = fields
+        else:
+            kind, offset, address, _, in_file, memory, flags, align = fields
+        yield Segment(kind, flags, offset, address, in_file, memory, align)
 
 
 def loaded(read_at: ReadAt, size: int) -> list[Segment]:

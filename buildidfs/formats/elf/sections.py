@@ -87,7 +87,7 @@ class Sections:
         self.little_endian = layout.little_endian
         order = "<" if layout.little_endian else ">"
         self.chdr = Struct(order + ("I4xQQ" if layout.bits == 64 else "III"))
-        self.form = Struct(order + ("IIQQQQIIQQ" if layout.bits == 64 else "IIIIIIIIII"))
+        self.form = layout.section
         self.table, count, names_index = header[5], header[11], header[12]
         source = FileBytes(head, read_at, size)
         first = source.read(self.table, self.form.size) if self.table else b""

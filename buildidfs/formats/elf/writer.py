@@ -42,8 +42,6 @@ Part = bytes | bytearray | BinaryIO
 BUILD_ID: Final = b".note.gnu.build-id"
 
 _NAMES: Final = b".shstrtab"
-# Section headers and program headers.
-_FORMS: Final = {64: ("IIQQQQIIQQ", "IIQQQQQQ"), 32: ("IIIIIIIIII", "IIIIIIII")}
 
 
 class NewSection(NamedTuple):
@@ -72,12 +70,6 @@ def byte_order(layout: ElfLayout) -> str:
     return "<" if layout.little_endian else ">"
 
 
-def header_forms(layout: ElfLayout) -> tuple[Struct, Struct]:
-    """The structures of section headers and of program headers, whole."""
-    shdr, phdr = (Struct(byte_order(layout) + form) for form in _FORMS[layout.bits])
-    return shdr, phdr
-
-
 def build_id_note(layout: ElfLayout, build_id: bytes) -> bytes:
     """Return the contents of a section `BUILD_ID`."""
     header = Struct(byte_order(layout) + "III").pack(4, len(build_id), NT_GNU_BUILD_ID)
@@ -93,7 +85,7 @@ def elf_file(
     flags are taken.
     """
     layout = LAYOUTS[head[4:6]]
-    shdr, phdr = header_forms(layout)
+    shdr, phdr = layout.section, layout.segment
     named, sections = _named(sections)
     at = layout.ehdr_size + len(segments) * phdr.size
     notes = (0, 0)
