@@ -129,7 +129,7 @@ class Commits:
             self._write_journal(txn, [*seen, *batch.entries()], keeper)
             changed = tuple(sorted(recorder.changed))
             size = sum(sizes[digest] for digest in added)
-            return CommitResult(outcomes, changed, len(added), size), recorder
+            return CommitResult(outcomes, changed, size), recorder
 
         def attempt() -> tuple[CommitResult, Recorder]:
             with coordination.naming(self._env.root) if staged else contextlib.nullcontext():
@@ -182,20 +182,11 @@ class Commits:
         staged: Sequence[Staged] = (),
         drop: Callable[[], None] = lambda: None,
     ) -> T:
-        if staged:
-            return self._with_room_for(work, staged, drop)
-        try:
-            return work()
-        except StoreFull:
-            return self._with_room_for(work, staged, drop)
-
-    def _with_room_for(
-        self, work: Callable[[], T], staged: Sequence[Staged], drop: Callable[[], None]
-    ) -> T:
+        if not staged:
+            with contextlib.suppress(StoreFull):
+                return work()
         keeper = self._keeper()
-        if keeper is None:
-            return work()
-        return keeper.writing(work, staged, drop)
+        return work() if keeper is None else keeper.writing(work, staged, drop)
 
     def _sealed(self, captures: Sequence[NewCapture], called: _Called) -> set[Digest]:
         staged = [new.content for new in captures if isinstance(new.content, Staged)]

@@ -109,7 +109,6 @@ class Outcome(msgspec.Struct, frozen=True):
     new_id: bool = False
     new_variant: bool = False
     new_blob: bool = False
-    new_origin: bool = False
     refused: str = ""
     gone: bool = False
     omitted: bool = False
@@ -123,7 +122,6 @@ class CommitResult(msgspec.Struct, frozen=True):
 
     outcomes: tuple[Outcome, ...] = ()
     changed: tuple[int, ...] = ()
-    blobs_added: int = 0
     bytes_added: int = 0
 
 

@@ -192,7 +192,7 @@ def test_a_capture_of_bytes_that_were_removed_says_so(store: Store) -> None:
     result = store.commit([gone, capture(store, b"other", OTHER)])
     assert result.outcomes == (
         Outcome(0, gone=True),
-        Outcome(2, new_id=True, new_variant=True, new_blob=True, new_origin=True),
+        Outcome(2, new_id=True, new_variant=True, new_blob=True),
     )
     assert store.index.ordinal(ID) is None
     assert list(store.check()) == []

@@ -336,7 +336,7 @@ def test_a_blob_left_by_a_crash_is_taken_over(path: Path) -> None:
         staged.close()
         assert store.held(staged.digest) is None
         result = commit(store, capture(store, b"left", b"\x01\x02"))
-        assert (result.blobs_added, result.outcomes[0].new_blob) == (0, True)
+        assert (result.bytes_added, result.outcomes[0].new_blob) == (0, True)
 
 
 def test_a_lost_blob_comes_back_with_the_next_capture(path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_lost_blob_comes_back_with_the_next_capture(path: Path) -> None:
         os.unlink(store.blobs.path(digest))
         assert list(store.check()) == [f"blob {digest} is missing"]
         result = store.commit([capture(store, b"lost", b"\x01\x02")])
-        assert result.blobs_added == 1
+        assert result.bytes_added == len(b"lost")
         assert list(store.check(digests=True)) == []
 
 

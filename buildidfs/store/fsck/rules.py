@@ -22,10 +22,10 @@ import lmdb
 import msgspec
 
 from buildidfs.errors import BuildIdFsError
-from buildidfs.model import Artifact, BuildId, Digest, Kind
+from buildidfs.model import Artifact, BuildId, Digest
 from buildidfs.store import location_rows, schema
 from buildidfs.store.index.locations import MAX_LABEL, NAMES, ROOT, link_key
-from buildidfs.store.index.queries import DAMAGE, IndexRows, floor_of, prefixed
+from buildidfs.store.index.queries import DAMAGE, IndexRows, prefixed
 from buildidfs.store.index.ranking import executable_in, executable_key, is_withheld, rank
 from buildidfs.store.location_rows import (
     ContainerRow,
@@ -34,8 +34,6 @@ from buildidfs.store.location_rows import (
     unpack_container,
     unpack_entry,
 )
-
-_KINDS: Final = tuple(int(kind) for kind in Kind)
 
 
 class StoreFault(msgspec.Struct, frozen=True):
@@ -89,28 +87,10 @@ class Rows(IndexRows):
         """Return True if a variant, served or not, has the blob."""
         return schema.is_variant(self.raw_variant(*ref), ref[2], digest)
 
-    def kinds(self, ordinal: int) -> int:
-        """Return the kinds that have an artifact, as a bitmask."""
-        mask, get, table = 0, self.txn.get, self.tables["artifacts"]
-        for kind in _KINDS:
-            if get(schema.ORDINAL_KIND.pack(ordinal, kind), db=table) is not None:
-                mask |= 1 << kind
-        if not mask and next(self.having("variants", schema.U64.pack(ordinal)), None) is not None:
-            return schema.WITHHELD
-        return mask
-
-    def is_marked(self, table: str, ordinal: int) -> bool:
-        """Return True if *ambiguous* or *adopted* has a build ID."""
-        return table in self.tables and self.get(table, schema.U64.pack(ordinal)) is not None
-
     def floor(self, ordinal: int) -> int:
-        """Return the belief below which debuginfo is withheld; 0 if there is none or its row is
-        damaged.
-        """
-        try:
-            return floor_of(self.txn, self.tables["ordinals"], self.tables["meta"], ordinal)
-        except (*DAMAGE, lmdb.BadValsizeError):
-            return 0
+        with contextlib.suppress(*DAMAGE):
+            return super().floor(ordinal)
+        return 0
 
     def is_there(self, ordinal: bytes) -> bool:
         """Return True if rows may refer to an ordinal: its build ID has artifacts, or is being

@@ -46,6 +46,7 @@ R = TypeVar("R")
 #: Rows read in one transaction of a listing: few at first, since a directory is read in pages.
 _FIRST_ROWS, _MOST_ROWS = 64, 2048
 _MOST_FLOORS: Final = 64
+_KINDS: Final = tuple(map(int, Kind))
 _NAME_AT: Final = schema.NAME_AT  # the most frequent key is first
 _name_in: Final = itemgetter(slice(_NAME_AT, None))
 
@@ -244,7 +245,7 @@ class Index:
             executable = executable_in(
                 ordinal, txn.get(executable_key(ordinal), db=self._artifacts)
             )
-            floor = floor_of(txn, self._ordinals, self._meta, ordinal)
+            floor = IndexRows(self._env, txn).floor(ordinal)
         found = [schema.unpack_artifact(ordinal, kind, row) for row in rows]
         return sorted(found, key=lambda artifact: rank(artifact, executable, floor))
 
@@ -578,6 +579,30 @@ class IndexRows:
         value = self.raw_variant(ordinal, kind, number)
         return None if value is None else schema.unpack_artifact(ordinal, kind, value)
 
+    def kinds(self, ordinal: int) -> int:
+        """Return the kinds that are served as a bitmask, as in a row of *ordinals*."""
+        mask, get, table = 0, self.txn.get, self.tables["artifacts"]
+        for kind in _KINDS:
+            if get(schema.ORDINAL_KIND.pack(ordinal, kind), db=table) is not None:
+                mask |= 1 << kind
+        if not mask and has_any(self.txn, self.tables["variants"], schema.U64.pack(ordinal)):
+            return schema.WITHHELD
+        return mask
+
+    def is_marked(self, table: str, ordinal: int) -> bool:
+        """Return True if *ambiguous* or *adopted* has a build ID. A store of an earlier version
+        that is open for reading only lacks both tables.
+        """
+        return table in self.tables and self.get(table, schema.U64.pack(ordinal)) is not None
+
+    def floor(self, ordinal: int) -> int:
+        """Return the `Index.floor` of an ordinal."""
+        named = self.get("ordinals", schema.U64.pack(ordinal))
+        if named is None:
+            return 0
+        key = schema.floor_key(named[_NAME_AT:])
+        return floor_in(key, self.get("meta", key))
+
 
 def digest_row(env: Environment, digest: bytes) -> schema.DigestRow | None:
     """Return a row of *digests*; None if it is missing."""
@@ -593,15 +618,6 @@ def has_any(txn: Txn, table: Table, prefix: bytes) -> bool:
 def floor_in(key: bytes, value: bytes | None) -> int:
     """Return the `belief` in a "floor" row of *meta*; 0 if there is none."""
     return 0 if value is None else belief_in(*schema.unpack_floor(key, value))
-
-
-def floor_of(txn: Txn, ordinals: Table, meta: Table, ordinal: int) -> int:
-    """Return the `Index.floor` of an ordinal within a transaction."""
-    named = txn.get(schema.U64.pack(ordinal), db=ordinals)
-    if named is None:
-        return 0
-    key = schema.floor_key(named[_NAME_AT:])
-    return floor_in(key, txn.get(key, db=meta))
 
 
 @whole

@@ -189,7 +189,7 @@ class _Remover:
         """Drop the floor of a build ID whose executable, or last artifact, was removed
         on purpose.
         """
-        if kind == Kind.EXECUTABLE or not self._variants.kinds(ordinal):
+        if kind == Kind.EXECUTABLE or not self._index.kinds(ordinal):
             self._variants.forget_floor(ordinal)
 
     def _lose(self, ordinal: int) -> None:
@@ -197,7 +197,7 @@ class _Remover:
         key = schema.U64.pack(ordinal)
         if (named := self._index.named(ordinal)) is None:
             return
-        named.kinds = self._variants.kinds(ordinal)
+        named.kinds = self._index.kinds(ordinal)
         self._index.put_named(ordinal, named)
         ids = self._tables["ids"]
         if not named.kinds and self._txn.get(named.build_id, db=ids) == key:

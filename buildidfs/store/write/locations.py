@@ -72,8 +72,8 @@ class PlaceWriter:
         sighting: Sighting,
         *,
         recognised: bool,
-    ) -> bool:
-        """Record a sighting of bytes; return True if the place is new.
+    ) -> None:
+        """Record a sighting of bytes.
 
         ``refs`` are the artifacts of one build ID with these bytes. Adds to the counts in
         ``named``, the row of the build ID. ``recognised`` is True if the access to the file was not
@@ -97,7 +97,6 @@ class PlaceWriter:
         self._add_dwz(ordinal, named, origin, old is None)
         if self._containers.see(sighting, min(refs), public=public):
             self.naming.add(digest)
-        return old is None
 
     def _as_mapped(self, ordinal: int, old: bytes | None, origin: Origin) -> Origin:
         """Return the new row of a place where one of several executables of a build ID was.

@@ -301,8 +301,7 @@ class Recorder:
                 self._see(digest, row, ordinal, named, sighting)
             return
         self._rows.put_digest_row(digest, row)
-        self._rows.put_named(ordinal, named)
-        named.kinds = self._variants.kinds(ordinal)
+        named.kinds = self._rows.kinds(ordinal)
         self._rows.put_named(ordinal, named)
         for origin, first, last in self._origins_of(digest, like.ordinal):
             for when in dict.fromkeys((first, last)):
@@ -381,9 +380,9 @@ class Recorder:
             self._places.refer(ordinal, *new.supplement, new.sighting.origin)
             if not new.truncated:
                 self.note(new.supplement[1], new.sighting.origin)
-        new_origin = self._see(digest, row, ordinal, named, new.sighting)
+        self._see(digest, row, ordinal, named, new.sighting)
         self._remember(new, digest)
-        return Outcome(ordinal, new_id, new_variant, new_blob, new_origin, refused)
+        return Outcome(ordinal, new_id, new_variant, new_blob, refused)
 
     def _remember(self, new: NewCapture, digest: Digest) -> None:
         """Record the identity of a captured file, unless its bytes may have changed meanwhile."""
@@ -626,22 +625,18 @@ class Recorder:
         sighting: Sighting,
         *,
         recognised: bool = False,
-    ) -> bool:
-        """Write a place and the rows that depend on it; return True if the place is new.
-
-        ``recognised`` as in `PlaceWriter.see`.
-        """
+    ) -> None:
+        """Write a place and the rows that depend on it; ``recognised`` as in `PlaceWriter.see`."""
         origin = sighting.origin
         if self._uses.note(digest, row, self._used(sighting), origin.trust):
             self._rows.put_digest_row(digest, row)
         before = named.pack()
-        named.kinds = self._variants.kinds(ordinal)
+        named.kinds = self._rows.kinds(ordinal)
         refs = [ref for ref in row.refs if ref[0] == ordinal]
-        new_origin = self._places.see(digest, refs, named, sighting, recognised=recognised)
+        self._places.see(digest, refs, named, sighting, recognised=recognised)
         after = named.pack()
         if after != before or self._txn.get(schema.U64.pack(ordinal), db=self._ordinals) != after:
             self._txn.put(schema.U64.pack(ordinal), after, db=self._ordinals)
-        return new_origin
 
     def _used(self, sighting: Sighting) -> int:
         """Return the stamp of the use that a sighting is.
@@ -703,21 +698,20 @@ class MemoWriter:
         if key is not None:
             self._txn.delete(key, db=self._seen)
 
-    def _forget_gone(self, place: bytes) -> None:
-        """Drop the rows of removed blobs among a few rows from ``place`` on."""
+    def _rows_at(self, place: bytes, most: int) -> list[tuple[bytes, bytes]]:
+        """Return a few rows from the random key ``place`` on (keys are hashes)."""
         with self._txn.cursor(self._seen) as cursor:
             found = cursor.set_range(place) or cursor.first()
-            rows = list(islice(cursor, _LOOKED_AT)) if found else []
-        for key, value in rows:
+            return list(islice(cursor, most)) if found else []
+
+    def _forget_gone(self, place: bytes) -> None:
+        """Drop the rows of removed blobs among a few rows from ``place`` on."""
+        for key, value in self._rows_at(place, _LOOKED_AT):
             digest = value[schema.SEEN.size :]
             if digest and self._txn.get(digest, db=self._digests) is None:
                 self._txn.delete(key, db=self._seen)
 
     def _forget_near(self, place: bytes) -> None:
-        """Drop the oldest of a few rows from the random key ``place`` on (keys are hashes)."""
-        with self._txn.cursor(self._seen) as cursor:
-            rows = []
-            if cursor.set_range(place) or cursor.first():
-                for key, value in islice(cursor, _CANDIDATES):
-                    rows.append((value[:4], key))
-        self._txn.delete(min(rows)[1], db=self._seen)
+        """Drop the oldest of a few rows from ``place`` on."""
+        rows = self._rows_at(place, _CANDIDATES)
+        self._txn.delete(min((value[:4], key) for key, value in rows)[1], db=self._seen)

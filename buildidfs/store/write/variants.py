@@ -11,7 +11,7 @@ import msgspec
 from buildidfs.errors import IntegrityError
 from buildidfs.model import Artifact, Kind, Origin, Standing, Trust, fingerprint
 from buildidfs.store import schema
-from buildidfs.store.index.queries import IndexRows, floor_in, floor_of, prefixed
+from buildidfs.store.index.queries import IndexRows, floor_in, prefixed
 from buildidfs.store.index.ranking import belief, belief_in, is_withheld, precedence, rank
 
 if TYPE_CHECKING:
@@ -63,15 +63,6 @@ class VariantWriter:
             raise IntegrityError(f"the index has no variant {ordinal}/{kind}/{variant}")
         return found
 
-    def kinds(self, ordinal: int) -> int:
-        """Return a bit mask of the kinds that are served, as in a row of *ordinals*."""
-        mask = 0
-        for kind in Kind:
-            key = schema.ORDINAL_KIND.pack(ordinal, kind)
-            if self._txn.get(key, db=self._artifacts) is not None:
-                mask |= 1 << kind
-        return self._or_withheld(ordinal, mask)
-
     def add(self, artifact: Artifact) -> None:
         """Record a variant that is not there yet."""
         self.altered.add(artifact.digest)
@@ -81,11 +72,11 @@ class VariantWriter:
 
     def is_ambiguous(self, ordinal: int) -> bool:
         """Return True if unrelated programs have the build ID, so that nothing is served."""
-        return self._txn.get(schema.U64.pack(ordinal), db=self._ambiguous) is not None
+        return self._rows.is_marked("ambiguous", ordinal)
 
     def is_adopted(self, ordinal: int) -> bool:
         """Return True if the build ID is the adopted ID of a file."""
-        return self._txn.get(schema.U64.pack(ordinal), db=self._adopted) is not None
+        return self._rows.is_marked("adopted", ordinal)
 
     def make_ambiguous(self, ordinal: int) -> None:
         """Stop serving any file of a build ID."""
@@ -167,8 +158,7 @@ class VariantWriter:
 
     def choose(self, ordinal: int, kind: int) -> None:
         """Serve the best variant, after a row that it depends on has changed."""
-        best, others = self.best(ordinal, kind), self._others(ordinal, kind)
-        kept = [artifact for artifact in (best, *others) if artifact is not None]
+        best, kept = self.best(ordinal, kind), list(self.every(ordinal, kind))
         executable = self._executable(kept[0]) if kept else None
         chosen = min(
             (each for each in kept if not self._is_withheld(each)),
@@ -229,16 +219,8 @@ class VariantWriter:
             return True
         if artifact.kind is not Kind.DEBUGINFO:
             return False
-        floor = floor_of(self._txn, self._ordinals, self._meta, artifact.ordinal)
+        floor = self._rows.floor(artifact.ordinal)
         return is_withheld(artifact, self._executable(artifact), floor)
-
-    def _or_withheld(self, ordinal: int, mask: int) -> int:
-        """Return the mask; if it is empty but there are withheld variants, the bit for these."""
-        mask &= ~schema.WITHHELD
-        if mask:
-            return mask
-        rows = prefixed(self._txn, self._variants, schema.U64.pack(ordinal))
-        return 0 if next(rows, None) is None else schema.WITHHELD
 
     def _place(self, artifact: Artifact, best: Artifact | None) -> None:
         """Write the row of a new variant; ``best`` is the one that is served."""
@@ -259,17 +241,13 @@ class VariantWriter:
             return None
         return self.best(artifact.ordinal, Kind.EXECUTABLE)
 
-    def _others(self, ordinal: int, kind: int) -> list[Artifact]:
-        rows = prefixed(self._txn, self._variants, schema.ORDINAL_KIND.pack(ordinal, kind))
-        return [schema.unpack_artifact(ordinal, kind, value) for _, value in rows]
-
     def _put_best(self, artifact: Artifact, before: Artifact | None) -> None:
         key = schema.ORDINAL_KIND.pack(artifact.ordinal, artifact.kind)
         self._txn.put(key, schema.pack_artifact(artifact), db=self._artifacts)
         self._changed.add(artifact.ordinal)
         if before is None:
             self._counters.artifacts[artifact.kind - 1] += 1
-            self._note(artifact, 1 << artifact.kind)
+            self._note(artifact.ordinal)
         if artifact.kind is Kind.EXECUTABLE and (
             before is None or _weight(before) != _weight(artifact)
         ):
@@ -288,24 +266,22 @@ class VariantWriter:
         key = schema.ORDINAL_KIND.pack(best.ordinal, best.kind)
         self._txn.delete(key, db=self._artifacts)
         self._counters.artifacts[best.kind - 1] -= 1
-        self._note(best, 0)
+        self._note(best.ordinal)
 
     def _withdraw(self, best: Artifact) -> None:
         """Move the served file to *variants*, so that it is not served any more."""
         self._put(best)
         self._drop_best(best)
 
-    def _note(self, artifact: Artifact, bit: int) -> None:
-        """Set or clear the bit of a kind in *ordinals*; the row of a new build ID is
-        written later.
+    def _note(self, ordinal: int) -> None:
+        """Record which kinds are served in *ordinals*; the row of a new build ID is written
+        later.
         """
-        key = schema.U64.pack(artifact.ordinal)
-        if (named := self._rows.named(artifact.ordinal)) is None:
+        if (named := self._rows.named(ordinal)) is None:
             return
-        before, mask = named.kinds, named.kinds & ~(1 << artifact.kind) | bit
-        named.kinds = self._or_withheld(artifact.ordinal, mask)
+        before, named.kinds = named.kinds, self._rows.kinds(ordinal)
         if named.kinds != before:
-            self._txn.put(key, named.pack(), db=self._ordinals)
+            self._rows.put_named(ordinal, named)
 
     def _put(self, artifact: Artifact) -> None:
         self._changed.add(artifact.ordinal)
