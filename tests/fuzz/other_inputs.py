@@ -298,8 +298,6 @@ def _check_package_databases(text: bytes) -> None:
         package_databases.from_note(text),
     ):
         _check_package(package)
-    before = package_databases.dpkg_version_before(text, 0.0, "coreutils", 0.0, 0.0)
-    _check_package(package_databases.Package("coreutils", before))
 
 
 def _check_package(package: package_databases.Package) -> None:

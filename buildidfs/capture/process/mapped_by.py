@@ -206,25 +206,22 @@ class Mappers:
             if mapping.deleted:
                 present_id, present = self._packages.file_at(process, path)
                 successor = Successor(present_id, present if owner == UNKNOWN else owner)
-            package = self._package(self._packages, process, mapping, owner)
+            package = self._package(process, mapping, owner)
         return Mapper(
             build_id, process.pid, comm, container, path, mapping.deleted, cgroup, package,
             successor,
         )  # fmt: skip
 
-    def _package(
-        self, packages: PackageDatabases, process: PinnedProcess, mapping: Mapping, owner: Package
-    ) -> Package:
+    def _package(self, process: PinnedProcess, mapping: Mapping, owner: Package) -> Package:
         """Return the package of a file that a process maps, of the version that it runs; `UNKNOWN`
         if it is in doubt. ``owner`` is the package that has its path now.
         """
         if owner != UNKNOWN and not mapping.deleted:
             return owner
         try:
-            package, changed_ns = self._ask(mapping, lambda: _note_of(process, mapping))
+            return self._ask(mapping, lambda: _note_of(process, mapping))
         except (OSError, Moved):
             return UNKNOWN
-        return packages.before(process, owner, changed_ns / 1e9) if package == UNKNOWN else package
 
     def _ask(self, mapping: Mapping, look: Callable[[], _T]) -> _T:
         """Return the result of ``look``, which may wait for the filesystem. Raises its errors."""
@@ -253,9 +250,7 @@ def _look_into(process: PinnedProcess, mapping: Mapping) -> BuildId | None:
     return answer if isinstance(answer, BuildId) else None
 
 
-def _note_of(process: PinnedProcess, mapping: Mapping) -> tuple[Package, int]:
-    """Return the package in the note of a mapped file, and the time in nanoseconds of its last
-    change: that of its replacement, if it has lost its last name. Raises `Moved`, OSError.
-    """
+def _note_of(process: PinnedProcess, mapping: Mapping) -> Package:
+    """Return the package in the note of a mapped file. Raises `Moved`, OSError."""
     with _opened(process, mapping) as fd:
-        return (UNKNOWN, 0) if fd is None else (noted(fd), os.fstat(fd).st_ctime_ns)
+        return UNKNOWN if fd is None else noted(fd)

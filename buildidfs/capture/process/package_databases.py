@@ -6,8 +6,8 @@ are read below the root of the process only, in bounded amounts, and skipped if 
 does not answer. The databases of rpm are not read: the binaries of distributions that use rpm have
 a note on their package.
 
-A file that was replaced while a process runs it belongs to an earlier version of its package: the
-one in a note of the file itself, or else the one that dpkg's log says was replaced then.
+A file that was replaced while a process runs it belongs to an earlier version of its package, which
+only a note of the file itself names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -26,7 +25,7 @@ from buildidfs.formats import package_databases
 from buildidfs.formats.elf import identify as elf_identify
 from buildidfs.formats.elf import other_ids
 from buildidfs.formats.package_databases import UNKNOWN, Package
-from buildidfs.linux import inodes, procfs
+from buildidfs.linux import inodes
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
 
@@ -40,13 +39,10 @@ _DPKG_STATUS: Final = b"/var/lib/dpkg/status"
 _DPKG_PARTS: Final = b"/var/lib/dpkg/status.d"
 _APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
 
-_DPKG_LOGS: Final = (b"/var/log/dpkg.log.1", b"/var/log/dpkg.log")
-
 _WAIT_S: Final = 5.0
 _MOST_LISTS: Final = 20_000
 _LIST_MAX: Final = 16 << 20
 _MOST_BYTES: Final = 64 << 20  # for all databases of a root
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _MOST_ROOTS: Final = 2
 _MOST_ANSWERS: Final = 1 << 16
 
@@ -61,7 +57,6 @@ class PackageDatabases:
         self._patience = Patience(_WAIT_S)
         self._roots: dict[_Root, list[_Owner]] = {}
         self._known: dict[tuple[_Root, bytes], Package] = {}
-        self._logs: dict[_Root, tuple[bytes, float]] = {}
 
     def owner(self, process: PinnedProcess, path: bytes) -> Package:
         """Return the package that has installed a file at ``path`` in the root of a process.
@@ -95,37 +90,6 @@ class PackageDatabases:
             self._known[root, path] = known
         return known
 
-    def before(self, process: PinnedProcess, package: Package, replaced: float) -> Package:
-        """Return the version of a package that a process runs, whose file an upgrade has replaced
-        at the time ``replaced`` (Unix time in seconds); `UNKNOWN` if that is in doubt. Does not
-        raise.
-        """
-        if package.manager != "dpkg":
-            return UNKNOWN
-        try:
-            log, written = self._log(process)
-            started = procfs.start_ticks(process.fd) / _TICKS + _boot_time()
-        except (OSError, TimeoutError, RuntimeError):
-            return UNKNOWN
-        version = package_databases.dpkg_version_before(
-            log, written, package.name, replaced, started
-        )
-        return Package(package.name, version, package.manager) if version else UNKNOWN
-
-    def _log(self, process: PinnedProcess) -> tuple[bytes, float]:
-        """Return dpkg's log in the root of a process, and the time when it was written.
-
-        Raises OSError, TimeoutError and RuntimeError.
-        """
-        root = _root(process.root_fd, process.mount_namespace)
-        known = self._logs.get(root)
-        if known is None:
-            while len(self._logs) >= _MOST_ROOTS:
-                del self._logs[next(iter(self._logs))]
-            known = self._patience.ask_about((0, root[2]), process.root_fd, _dpkg_log)
-            self._logs[root] = known
-        return known
-
     def file_at(self, process: PinnedProcess, path: bytes) -> tuple[BuildId | None, Package]:
         """Return the build ID of the file that is at a path in the root of a process now, None if
         it has none, and the package in its note. Does not raise.
@@ -154,17 +118,6 @@ class PackageDatabases:
 def _root(root_fd: int, namespace: int) -> _Root:
     status = os.fstat(root_fd)
     return status.st_dev, status.st_ino, namespace
-
-
-def _boot_time() -> float:
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _dpkg_log(root_fd: int) -> tuple[bytes, float]:
-    """Return the text of dpkg's log, and the time when it was written. Raises OSError."""
-    with closing_fd(inodes.open_regular_in_root(root_fd, _DPKG_LOGS[-1])) as fd:
-        written = os.fstat(fd).st_mtime
-    return b"".join(_content(root_fd, path) for path in _DPKG_LOGS), written
 
 
 def _file_at(root_fd: int, path: bytes) -> tuple[BuildId | None, Package]:
