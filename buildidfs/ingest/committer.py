@@ -5,6 +5,10 @@ A transaction of one row takes a disk as long as one of a hundred rows, so a sca
 batches. A file that was caught live is committed at once, because a user may wait for its name, or
 a moment later if more files are coming. While the store of a watch cannot be written, captures are
 returned, and sightings wait in memory.
+
+Why two, this and `store.commit`? The store commits one batch, all or nothing, for any caller, and
+forgets it. This module decides for one process when a batch is due, and what becomes of it if the
+store refuses it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 _DIRECTORY: Final = b"run"
 _SUFFIX = b".json"
-_MOUNT: Final = b"mount-"
+_MOUNT: Final = "mount"
 _MOST_BYTES = 64 << 10
 _TRIES = 20
 # The size, in bytes, of a run file with the losses of many containers.
@@ -192,7 +192,7 @@ class Presence(Fd):
 
 def mount_point(root: str | bytes | os.PathLike[str]) -> bytes:
     """Return the place where a store is mounted now; empty if it is not."""
-    places = (each.path("mountpoint") for each in present(root, "mount"))
+    places = (each.path("mountpoint") for each in present(root, _MOUNT))
     return next(filter(None, places), b"")
 
 
@@ -204,44 +204,36 @@ def present(
     A file that is still empty is read up to ``looks`` times, 10 ms apart. The list is empty if the
     store does not exist, or may not be read.
     """
+    found = (_look(path, of, pid, looks) for path, of, pid in _files(root) if role in (None, of))
+    there = (each for each in found if each is not None)
+    return sorted(there, key=lambda each: (each.since, each.pid))
+
+
+def _files(root: str | bytes | os.PathLike[str]) -> Iterator[tuple[bytes, str, int]]:
+    """Yield the path, the role and the pid of each file of a process, living or not."""
     directory = os.path.join(os.fsencode(root), _DIRECTORY)
     try:
         names = os.listdir(directory)
     except OSError:
-        return []
-    found = []
+        return
     for name in names:
         parts = name.removesuffix(_SUFFIX).split(b"-")
-        if not name.endswith(_SUFFIX) or len(parts) < 2 or not parts[1].isdigit():
-            continue
-        if role is not None and parts[0] != role.encode():
-            continue
-        path, of = os.path.join(directory, name), parts[0].decode(errors="replace")
-        one = _look(path, of, int(parts[1]), looks)
-        if one is not None:
-            found.append(one)
-    return sorted(found, key=lambda each: (each.since, each.pid))
+        if name.endswith(_SUFFIX) and len(parts) > 1 and parts[1].isdigit():
+            yield os.path.join(directory, name), parts[0].decode(errors="replace"), int(parts[1])
+
+
+def _open(path: bytes) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def abandoned_mounts(root: str | bytes | os.PathLike[str]) -> list[bytes]:
     """Return the mount points of mounts whose process has ended without unmounting them."""
-    directory = os.path.join(os.fsencode(root), _DIRECTORY)
     found = set()
-    try:
-        names = [name for name in os.listdir(directory) if name.startswith(_MOUNT)]
-    except OSError:
-        return []
-    for name in names:
-        try:
-            fd = os.open(
-                os.path.join(directory, name),
-                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-            )
-        except OSError:
-            continue
-        with closing_fd(fd):
-            if not _is_locked(fd):
-                found.add(_mount_left_by(fd))
+    for path, role, _ in _files(root):
+        with contextlib.suppress(OSError):
+            if role == _MOUNT:
+                with closing_fd(_open(path)) as fd:
+                    found.add(b"" if _is_locked(fd) else _mount_left_by(fd))
     return sorted(found - {b""})
 
 
@@ -277,7 +269,7 @@ def store_with_role(open_files: Iterable[bytes], role: str, pid: int) -> bytes |
 
 def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open(path)
     except OSError:
         return None
     with closing_fd(fd):
@@ -285,7 +277,7 @@ def _look(path: bytes, role: str, pid: int, looks: int) -> Present | None:
             if not _is_locked(fd):
                 # While we hold the lock, no process registers under this name. The file of a killed
                 # mount stays with the mount, see `abandoned_mounts`.
-                if _is_at(fd, path) and not (role == "mount" and _mount_left_by(fd)):
+                if _is_at(fd, path) and not (role == _MOUNT and _mount_left_by(fd)):
                     with contextlib.suppress(OSError):
                         os.unlink(path)
                 return None
@@ -333,11 +325,10 @@ def _crc(text: bytes) -> bytes:
 
 def _is_held(path: bytes) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with closing_fd(_open(path)) as fd:
+            return _is_locked(fd)
     except OSError:
         return False
-    with closing_fd(fd):
-        return _is_locked(fd)
 
 
 def _is_locked(fd: int) -> bool:

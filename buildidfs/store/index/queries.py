@@ -4,6 +4,10 @@
 A listing is a generator that reads some rows, closes the transaction, and continues beyond the last
 key, so no transaction is open while the caller works. Rows that are committed meanwhile may be
 missing; no row comes twice, and no older row is left out.
+
+Why two, `Index` and `IndexRows`? `Index` answers readers: a lookup of one row must cost a
+microsecond, so it has no transaction to share, and each answer checks what it returns. `IndexRows`
+has the rows of one transaction for writers, removals and `check`, which change or compare several.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ Step 1 follows *uses* from its old end. A blob may be filed there as recapturabl
 has lost the file; it is then treated as one of the others, and `Planner.lower` files it as such, so
 statx(2) is called only once for it. Step 2 reads all of the others, because it compares places. A
 caller that makes more room than it needs at the moment makes this rare.
+
+Why not `shares.Shares`? It divides whole entries of one owner. A blob belongs to several shares in
+equal parts, and bytes and inodes are two measures.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ class _Owner:
     """An owner of containers: ``counts`` are the numbers of all containers and their rows,
     ``others`` are the (last sighting, key) of those without a row in this transaction, the last
     ones first.
+
+    Why not `shares.Shares`? It has one number for each owner, and an eviction lowers both of these.
     """
 
     def __init__(self, name: bytes) -> None:
