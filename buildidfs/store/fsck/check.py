@@ -103,7 +103,7 @@ class Scrubber:
         if not from_start and self._mark:
             self._place = self._env.get(self._env.tables["meta"], self._mark) or b""
         try:
-            for digest, value in self._rows(self._place):
+            for digest, value in digest_rows(self._env, self._place):
                 file = self._blobs.file(digest)
                 untouched = file is not None and schema.is_file(value, *file)
                 if not untouched or whole(schema.DigestRow.unpack(value)):
@@ -112,17 +112,6 @@ class Scrubber:
             self._place = b""
         finally:
             self.note()
-
-    def digests(self) -> Iterator[tuple[Digest, schema.DigestRow]]:
-        """Yield all blobs in order; rows that do not decode are skipped."""
-        for digest, value in self._rows(b""):
-            yield digest, schema.DigestRow.unpack(value)
-
-    def _rows(self, after: bytes) -> Iterator[tuple[Digest, bytes]]:
-        start = after + b"\0" if after else b""
-        for key, value in rows_from(self._env, self._env.tables["digests"], start=start):
-            if schema.is_digest_row(key, value):
-                yield Digest(key), value
 
     def look(self, digest: Digest) -> list[StoreFault]:
         """Read one blob, and return its faults."""
@@ -213,6 +202,14 @@ class Scrubber:
             coordination.announce(self._env.root, announced, changed)
 
 
+def digest_rows(env: Environment, after: bytes = b"") -> Iterator[tuple[Digest, bytes]]:
+    """Yield the rows of *digests* beyond a key, in order; those that do not decode are skipped."""
+    start = after + b"\0" if after else b""
+    for key, value in rows_from(env, env.tables["digests"], start=start):
+        if schema.is_digest_row(key, value):
+            yield Digest(key), value
+
+
 def _file_in(row: schema.DigestRow) -> BlobFile:
     return BlobFile(row.stored, row.inode, row.ctime_ns)
 
@@ -285,8 +282,8 @@ class _Results:
         if row is None or _file_in(row) != seen.row:
             return
         if seen.file is None:
-            if schema.is_struck(row.pack()):
-                return
+            if not (row.inode or row.ctime_ns):
+                return  # it is struck already
             row.inode = row.ctime_ns = 0
             self._changed.update(ref[0] for ref in row.refs)
         elif self._blobs.file(digest) == seen.file:
@@ -390,8 +387,7 @@ class Checker:
 
     def damaged(self) -> list[Digest]:
         """Return the blobs that are known to be damaged or gone."""
-        scrubber = Scrubber(self.env, self.blobs, self.verified)
-        return [digest for digest, row in scrubber.digests() if schema.is_struck(row.pack())]
+        return [digest for digest, value in digest_rows(self.env) if schema.is_struck(value)]
 
     def is_struck(self, digest: Digest) -> bool:
         """Return True if a blob is known to be damaged or gone."""

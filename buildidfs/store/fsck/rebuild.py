@@ -46,7 +46,7 @@ from buildidfs.store import location_rows, schema
 from buildidfs.store.blobs.files import Blobs, Staged
 from buildidfs.store.blobs.verify import Blob, VerifiedBlobs
 from buildidfs.store.errors import translated
-from buildidfs.store.fsck.check import CHECK_MARK, GIVEN, SCRUB_MARK, Scrubber, describe
+from buildidfs.store.fsck.check import CHECK_MARK, GIVEN, SCRUB_MARK, describe, digest_rows
 from buildidfs.store.fsck.rules import Rows, read_journal, read_meta, read_pin
 from buildidfs.store.index import environment
 from buildidfs.store.index.aliases import AliasWriter
@@ -216,7 +216,7 @@ def name_blobs(checker: Checker) -> int:
     env, named = checker.env, 0
     missing = (
         digest
-        for digest, _ in Scrubber(env, checker.blobs, checker.verified).digests()
+        for digest, _ in digest_rows(env)
         if env.get(env.tables["identities"], digest) is None
     )
     while batch := list(islice(missing, _BATCH)):
