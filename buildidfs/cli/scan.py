@@ -195,15 +195,15 @@ def _identify(session: Session, paths: list[bytes], json_: bool) -> int:
     from collections import Counter
 
     from buildidfs.capture.base import Unreadable
+    from buildidfs.capture.scan.tree import identify_tree
     from buildidfs.cli.output import json_line, printable
-    from buildidfs.ingest import scans
     from buildidfs.model import Absence, BuildId
 
     absent: Counter[Absence] = Counter()
     unreadable = found = 0
     verbose = session.verbosity > 0
     write = sys.stdout.write
-    for path, answer in scans.identify_tree(paths):
+    for path, answer in identify_tree(paths):
         if isinstance(answer, BuildId):
             found += 1
             if json_:

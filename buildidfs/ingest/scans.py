@@ -132,13 +132,6 @@ def scan_tree(
     return Ingest(store).run(scanner, progress, lambda: scanner.share)
 
 
-def identify_tree(paths: Iterable[bytes]) -> Iterator[tuple[bytes, BuildId | Absence | Unreadable]]:
-    """Yield the build ID of every regular file below ``paths``; needs no store."""
-    from buildidfs.capture.scan import tree
-
-    return tree.identify_tree(paths)
-
-
 def believe(store: Store, settings: Settings) -> None:
     """From now on, apply the operator's rules of trust to all captures of a store."""
     if settings.trust.rules:

@@ -13,7 +13,7 @@ import msgspec
 from buildidfs.errors import StoreFull
 from buildidfs.store import coordination
 from buildidfs.store.blobs.files import Staged
-from buildidfs.store.values import CommitResult, Evictions, NewSeen, Outcome, claimed
+from buildidfs.store.values import CommitResult, Evictions, NewSeen, Outcome, claimed, timed
 from buildidfs.store.write.locations import JournalWriter
 from buildidfs.store.write.provenance import of_captures
 from buildidfs.store.write.transaction import Recorder
@@ -99,7 +99,7 @@ class Commits:
     ) -> CommitResult:
         """Commit all the captures, absences and journal entries, or nothing."""
         captures = [self._judged(new) for new in captures]
-        seen = [_timed(each) for each in seen]
+        seen = [timed(each, time.time_ns()) for each in seen]
         staged = [new.content for new in captures if isinstance(new.content, Staged)]
         sizes = {blob.digest: blob.size for blob in staged}
         added: set[Digest] = set()
@@ -245,8 +245,3 @@ class Commits:
     def _announce(self, count: int, ordinals: Sequence[int]) -> None:
         if ordinals:
             coordination.announce(self._env.root, count, ordinals)
-
-
-def _timed(new: NewSeen) -> NewSeen:
-    sighting = claimed(new.sighting, time.time_ns())
-    return new if sighting is new.sighting else msgspec.structs.replace(new, sighting=sighting)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from buildidfs.store.index.environment import Environment, Txn
 
 
+_New = TypeVar("_New", "NewCapture", "NewSeen")
+
+
 def claimed(sighting: Sighting, now_ns: int) -> Sighting:
     """Return a sighting with a time from 0 to ``now_ns``; the time may be a claim.
 
@@ -39,6 +42,12 @@ def claimed(sighting: Sighting, now_ns: int) -> Sighting:
     """
     seen_ns = min(max(sighting.seen_ns, 0), now_ns)
     return sighting if seen_ns == sighting.seen_ns else Sighting(sighting.origin, seen_ns)
+
+
+def timed(new: _New, now_ns: int) -> _New:
+    """Return a capture or journal entry whose sighting has passed through `claimed`."""
+    sighting = claimed(new.sighting, now_ns)
+    return new if sighting is new.sighting else msgspec.structs.replace(new, sighting=sighting)
 
 
 class NewCapture(msgspec.Struct, frozen=True):

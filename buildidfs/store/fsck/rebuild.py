@@ -53,7 +53,7 @@ from buildidfs.store.index.aliases import AliasWriter
 from buildidfs.store.index.environment import Environment
 from buildidfs.store.index.locations import label_of
 from buildidfs.store.index.queries import DAMAGE
-from buildidfs.store.values import NewCapture, claimed
+from buildidfs.store.values import NewCapture, claimed, timed
 from buildidfs.store.write import provenance
 from buildidfs.store.write.containers import NOTHING_CALLED, row_of
 from buildidfs.store.write.transaction import Recorder
@@ -510,14 +510,10 @@ def _record(
         assert isinstance(each.capture.content, Staged)
         now, used = now_ns // 10**9, old.used(each.capture.content.digest)
         used = now if used is None else min(used, now)
-        recorder.adopt(_timed(each.capture, now_ns), each.shown, each.form, used)
+        recorder.adopt(timed(each.capture, now_ns), each.shown, each.form, used)
         for other in each.others:
-            recorder.capture(_timed(other, now_ns))
+            recorder.capture(timed(other, now_ns))
     recorder.finish()
-
-
-def _timed(new: NewCapture, now_ns: int) -> NewCapture:
-    return msgspec.structs.replace(new, sighting=claimed(new.sighting, now_ns))
 
 
 def _called(adopted: list[Adopted]) -> dict[tuple[bytes, str], ContainerNames]:

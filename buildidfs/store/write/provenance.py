@@ -140,12 +140,10 @@ def _decoded(data: bytes) -> _Provenance:
 def aliases_in(data: bytes) -> tuple[Alias, ...]:
     """Return the aliases in packed data; none if it is damaged or of another type."""
     try:
-        found = _decoder.decode(data)
-        aliases = tuple(Alias(AliasType(kind), value) for kind, value in found.aliases)
-    except (msgspec.MsgspecError, ValueError):
+        aliases = tuple(Alias(AliasType(kind), value) for kind, value in _decoded(data).aliases)
+    except ValueError:
         return ()
-    sizes = all(0 < len(each.value) <= schema.MAX_ALIAS for each in aliases)
-    return aliases if found.version == _VERSION and sizes else ()
+    return aliases if all(0 < len(each.value) <= schema.MAX_ALIAS for each in aliases) else ()
 
 
 def of_captures(
