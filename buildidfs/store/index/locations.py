@@ -38,7 +38,15 @@ from buildidfs.model import (
 )
 from buildidfs.shares import Share, of_user
 from buildidfs.store import location_rows, schema
-from buildidfs.store.index.queries import DAMAGE, batches, damaged, prefixed, rows_from, whole
+from buildidfs.store.index.queries import (
+    DAMAGE,
+    batches,
+    damaged,
+    prefixed,
+    rows_after,
+    rows_from,
+    whole,
+)
 from buildidfs.store.location_rows import (
     KEY,
     CapturedContainer,
@@ -52,7 +60,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from buildidfs.store.index.environment import Environment, Table, Txn
-    from buildidfs.store.index.queries import Index
     from buildidfs.store.location_rows import JournalRecord, OriginRow, Removal
 
 
@@ -95,9 +102,8 @@ def components(path: bytes) -> list[bytes] | None:
 class PathTree:
     """The tree of paths at which files were seen, by number. Path 0 is the root."""
 
-    def __init__(self, environment: Environment, index: Index) -> None:
+    def __init__(self, environment: Environment) -> None:
         self._env = environment
-        self._index = index
         tables = environment.tables
         self._names = tables["names"]
         self._paths = tables["paths"]
@@ -129,7 +135,7 @@ class PathTree:
         """Yield (name, number) of the children in order of names, beyond ``after``."""
         prefix = schema.U32.pack(parent)
         start = None if after is None else prefix + after
-        for key, value in self._index.rows(self._names, prefix, start):
+        for key, value in rows_after(self._env, self._names, prefix, start):
             yield key[4:], schema.number_in(value)
 
     def parent(self, number: int) -> tuple[int, bytes] | None:
@@ -159,7 +165,7 @@ class PathTree:
     def hanging(self, table: Table, number: int, after: int) -> Iterator[int]:
         """Yield the ordinals that a table has for a path, beyond ``after``."""
         prefix = schema.U32.pack(number)
-        for key, _ in self._index.rows(table, prefix, schema.PATH_ORDINAL.pack(number, after)):
+        for key, _ in rows_after(self._env, table, prefix, schema.PATH_ORDINAL.pack(number, after)):
             try:
                 _, ordinal = schema.PATH_ORDINAL.unpack(key)
             except DAMAGE as error:
@@ -324,9 +330,8 @@ def as_bytes(text: str) -> bytes:
 class ContainerTree:
     """The containers of captured files, with a tree of files each."""
 
-    def __init__(self, environment: Environment, index: Index) -> None:
+    def __init__(self, environment: Environment) -> None:
         self._env = environment
-        self._index = index
         tables = environment.tables
         self._containers = tables["containers"]
         self._labels = tables["labels"]
@@ -375,7 +380,7 @@ class ContainerTree:
 
     def every(self, after: int = 0) -> Iterator[CapturedContainer]:
         """Yield all containers in order of numbers, beyond ``after``."""
-        for key, value in self._index.rows(self._containers, b"", schema.U32.pack(after)):
+        for key, value in rows_after(self._env, self._containers, b"", schema.U32.pack(after)):
             try:
                 container = unpack_container(int.from_bytes(key, "big"), value)[0]
             except DAMAGE as error:
@@ -395,7 +400,7 @@ class ContainerTree:
     def children(self, container: int, directory: int, after: int = 0) -> Iterator[ContainerEntry]:
         """Yield entries of a directory of a container, in order of offsets, beyond ``after``."""
         start = KEY.pack(container, directory, after)
-        for key, value in self._index.rows(self._contents, start[:8], start):
+        for key, value in rows_after(self._env, self._contents, start[:8], start):
             try:
                 entry = unpack_entry(key, value)
             except DAMAGE as error:

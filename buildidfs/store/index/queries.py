@@ -406,7 +406,7 @@ class Index:
         self, prefix: bytes, after: bytes | None = None
     ) -> Iterator[tuple[BuildId, int]]:
         """Yield (build ID, ordinal) in order of build IDs that start with ``prefix``."""
-        start = prefix if after is None or after < prefix else after + b"\0"
+        start = _beyond(prefix, after)
         linked = self._linked(self._ids, prefix, start, lambda value: value, self._ordinals)
         for (key, _), (value, back) in chain.from_iterable(linked):
             try:
@@ -421,7 +421,7 @@ class Index:
         self, prefix: bytes = b"", after: bytes | None = None
     ) -> Iterator[tuple[bytes, int]]:
         """Yield (name, ordinal) of the files under ``/.dwz/``."""
-        for key, value in self.rows(self._dwz, prefix, after):
+        for key, value in rows_after(self._env, self._dwz, prefix, after):
             try:
                 ordinal = self._supplement_in(key, value)
             except DAMAGE as error:
@@ -451,15 +451,6 @@ class Index:
         if not found:
             raise ArtifactMissing(f"nothing is known of build ID {digits}")
         return BuildId.from_hex(only(digits, found))
-
-    def rows(
-        self, table: Table, prefix: bytes, after: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows whose key starts with ``prefix``, beyond the key ``after``, in order of
-        keys.
-        """
-        start = prefix if after is None or after < prefix else after + b"\0"
-        yield from rows_from(self._env, table, prefix, start)
 
     def _linked(
         self,
@@ -494,6 +485,18 @@ def rows_from(
     """
     for rows, _ in batches(env, table, prefix, start, lambda txn, rows: None):
         yield from rows
+
+
+def rows_after(
+    env: Environment, table: Table, prefix: bytes, after: bytes | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows whose key starts with ``prefix``, beyond the key ``after``, as `rows_from`."""
+    return rows_from(env, table, prefix, _beyond(prefix, after))
+
+
+def _beyond(prefix: bytes, after: bytes | None) -> bytes:
+    """Return the first key with a prefix that comes after a key; None is before all keys."""
+    return prefix if after is None or after < prefix else after + b"\0"
 
 
 def batches(
