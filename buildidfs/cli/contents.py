@@ -218,7 +218,7 @@ def containers(
         if unnamed:
             hidden.append(counted(unnamed, "namespace") + " without a container")
         if emptied:
-            session.explain_empty(f"{counted(emptied, 'namespace')} without files left, see --json")
+            session.explain_empty(f"{counted(emptied, 'namespace')} with no file left, see --json")
         if hidden:
             session.explain_empty(f"{' and '.join(hidden)}, see --all")
         for each in [each.container for each in found if not each.build_ids][:_GONE]:
