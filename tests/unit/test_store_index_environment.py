@@ -68,6 +68,7 @@ with Store.create(sys.argv[1]) as store:
     assert store.stats().remembered == 5000
     (env,) = environment._open.values()
     assert env._lmdb.info()["map_size"] == 1 << 30
+    assert environment.is_readable(env.path)
 print("ready", flush=True)
 """
     assert resource.getrlimit(resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY

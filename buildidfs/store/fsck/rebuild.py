@@ -241,7 +241,6 @@ def _put_aliases(env: Environment, found: dict[Digest, tuple[Alias, ...]], txn: 
 
 
 _NEW: Final = b"index.new"
-_MAP_BYTES: Final = 1 << 40
 _PROGRAMS: Final = frozenset((ET_EXEC, ET_DYN))
 _UNKNOWN_FILE: Final = FileIdentity(0, 0, 0, 0, 0, 0o400, 0, 0)
 
@@ -317,7 +316,7 @@ def _begin(root: bytes) -> Environment:
 def is_readable(root: bytes) -> bool:
     """Return True if each row of the index of a store can be read, right or wrong."""
     directory = os.path.join(root, b"index")
-    return os.path.exists(directory) and environment.is_readable(directory, _MAP_BYTES)
+    return os.path.exists(directory) and environment.is_readable(directory)
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ class Environment:
         info, page = env.info(), env.stat()["psize"]
         if os.path.getsize(data) >= (info["last_pgno"] + 1) * page:
             return
-        if not is_readable(self.path, info["map_size"]):
+        if not is_readable(self.path):
             env.close()
             raise damaged(self.root, "was cut short")
 
@@ -408,8 +408,13 @@ def _on_read_only_filesystem(path: bytes) -> bool:
 _READ_ALL: Final = """
 import sys, lmdb
 def opened(lock):
-    size = int(sys.argv[1])
-    return lmdb.open(".", readonly=True, lock=lock, max_dbs=64, map_size=size, readahead=False)
+    how = dict(readonly=True, lock=lock, max_dbs=64, readahead=False)
+    for size in map(int, sys.argv[1].split(",")):
+        try:
+            return lmdb.open(".", map_size=size, **how)
+        except lmdb.MemoryError:
+            pass  # there is not so much address space
+    sys.exit(1)
 try:
     env = opened(True)
 except lmdb.Error:
@@ -432,11 +437,11 @@ for name in sys.argv[2:]:
 """
 
 
-def is_readable(directory: bytes, map_size: int) -> bool:
+def is_readable(directory: bytes) -> bool:
     """Read every record of the index in a directory; return True if all could be read."""
     import subprocess  # only for a store that looks damaged, or for a check
 
-    command = [sys.executable, "-I", "-c", _READ_ALL, str(map_size), *TABLES]
+    command = [sys.executable, "-I", "-c", _READ_ALL, ",".join(map(str, MAP_SIZES)), *TABLES]
     done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
     return done.returncode == 0
 
