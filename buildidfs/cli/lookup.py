@@ -174,8 +174,8 @@ def where(
     This includes places where the file could not be captured. With --live the command shows the
     processes that have the file mapped now, or any file that --path and --deleted select, with its
     package in the root of the process. So it finds the processes that still run an old libcrypto.
-    For a replaced file the command prints the version that is installed now, and the version that
-    runs if a note in the file names it.
+    For a replaced file the command prints the version that runs, from a note in the file or from
+    the log of dpkg, and the version that is installed now.
     """
     if live:
         if id_ is None and glob is None and not deleted:

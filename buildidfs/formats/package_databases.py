@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of dpkg and apk on installed files, and the package in the note of an ELF file.
+"""The records of the package managers dpkg and apk on installed files; see also `rpm_database`.
 
-Sources: dpkg, lib/dpkg/dump.c and dpkg-query(1) (status, info/PACKAGE.list); distroless,
-private/pkg (status.d); apk-tools, src/database.c (installed); for `from_note`, see
-`other_ids.package_note`.
+Sources: dpkg, lib/dpkg/dump.c and dpkg-query(1) (status, info/PACKAGE.list), lib/dpkg/log.c
+(dpkg.log); distroless, private/pkg (status.d); apk-tools, src/database.c (installed); for
+`from_note`, see `other_ids.package_note`.
 """
 
 from __future__ import annotations
 
+import calendar
 import re
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 
 _UNPRINTABLE: Final = re.compile(r"[^\w.:+~^-]", re.ASCII)
 _TEXT_MAX: Final = 128
+_TIME: Final = "%Y-%m-%d %H:%M:%S"
+_TIME_SIZE: Final = 19
+_QUARTER_S: Final = 900  # time zones differ by multiples of it
+_SEASONS_S: Final = (0, -3600, 3600)
+_SLACK_S: Final = 0.1  # the clock of files may be late
 _MANAGERS: Final = {"deb": "dpkg", "rpm": "rpm", "apk": "apk"}
 
 
@@ -114,6 +121,58 @@ def from_note(text: bytes) -> Package:
     version = f"{note.epoch}:{note.version}" if note.epoch not in ("", "0") else note.version
     name, version = (shown(each.encode("utf-8", "replace")) for each in (note.name, version))
     return Package(name, version, _MANAGERS.get(note.type, "")) if name else UNKNOWN
+
+
+def dpkg_version_before(
+    log: bytes, written: float, package: str, replaced: float, started: float
+) -> str:
+    """Return the version of a package that an upgrade has replaced; empty if the log leaves a
+    doubt.
+
+    ``log`` is dpkg.log, ``written`` its time of modification. The upgrade happened at the time
+    ``replaced``, or is the only one since a process ``started``. All times are Unix time in
+    seconds. The log has local times, so its last line and ``written`` give the time zone.
+    """
+    upgrades, last = _upgrades(log, package.encode())
+    zone = round((last - written) / _QUARTER_S) * _QUARTER_S
+    at = {
+        old
+        for begin, end, old in upgrades
+        for season in _SEASONS_S
+        if begin - _SLACK_S <= replaced + zone + season < end + 1  # the log has whole seconds
+    }
+    if not at:
+        at = {old for _, end, old in upgrades if end - zone > started}
+    return shown(at.pop()) if len(at) == 1 else ""
+
+
+def _upgrades(log: bytes, package: bytes) -> tuple[list[tuple[int, int, bytes]], int]:
+    """Return begin, end and old version of each upgrade of a package, and the last time in a log.
+
+    The times are local ones, as if they were UTC. An upgrade without an end has that of its begin.
+    """
+    found: list[tuple[int, int, bytes]] = []
+    for line in log.split(b"\n"):
+        if package not in line:
+            continue
+        match line.split(b" "):
+            case [_, _, b"upgrade", name, old, _] if name.partition(b":")[0] == package:
+                begin = _seconds(line)
+                found.append((begin, begin, old))
+            case [_, _, b"status", b"unpacked", name, _] if (
+                found and name.partition(b":")[0] == package
+            ):
+                begin, _, old = found[-1]
+                found[-1] = begin, max(begin, _seconds(line)), old
+    return found, _seconds(log[log.rstrip(b"\n").rfind(b"\n") + 1 :])
+
+
+def _seconds(line: bytes) -> int:
+    """Return the time at the start of a line of dpkg.log as if it were UTC; 0 without one."""
+    try:
+        return calendar.timegm(time.strptime(line[:_TIME_SIZE].decode("ascii"), _TIME))
+    except (UnicodeDecodeError, ValueError):
+        return 0
 
 
 def _paragraphs(text: bytes, line: bytes) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.catalog import remedies, requested_id
 from buildidfs.catalog.containers import Names
 from buildidfs.catalog.coverage import BinaryCoverage, CoverageLookup
-from buildidfs.formats.package_databases import UNKNOWN, Package, shown
+from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import machine
 from buildidfs.located import path_fields
 from buildidfs.model import BuildId, Kind, Quality
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _MOST_PATHS: Final = 8
 _APT_S: Final = 10.0
-_RPM_S: Final = 5.0
 _DEBUG_FILES: Final = "/usr/lib/debug/.build-id"
 _READ_PROFILE: Final = "perf --buildid-dir /buildid/perf report -i {file}"
 _READ_FILES: Final = "ls /buildid/{id}"
@@ -289,8 +288,6 @@ class Explainer:
         """Return the package that a file of this host belongs to, by its paths."""
         for path in paths:
             package = self._packages.owner_here(path)
-            if package == UNKNOWN:
-                package = _rpm_owner(path)
             if package != UNKNOWN:
                 return package
         return UNKNOWN
@@ -311,19 +308,6 @@ class Explainer:
             if each.startswith(b"/") and requested_id.id_at(each) == build_id:
                 return each
         return None
-
-
-def _rpm_owner(path: bytes) -> Package:
-    """Return the package of this host that has installed a file, from the program rpm."""
-    words = [b"rpm", b"-qf", b"--qf", rb"%{NAME}\t%{EVR}\n", b"--", path]
-    try:
-        done = subprocess.run(words, capture_output=True, timeout=_RPM_S)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return UNKNOWN
-    if done.returncode:
-        return UNKNOWN
-    name, _, version = done.stdout.partition(b"\n")[0].partition(b"\t")
-    return Package(shown(name), shown(version), "rpm") if version else UNKNOWN
 
 
 def _known_to_apt() -> frozenset[str] | None:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from buildidfs.formats import bzimage
+from buildidfs.formats import kernel_image
 from buildidfs.formats.elf import identify, loaded_names, minidebug, units
 from buildidfs.formats.elf.minidebug import DynamicSymbols
 from buildidfs.formats.elf.sections import Sections, functions
@@ -23,7 +23,7 @@ from tests.support.elf.elfwriter import (
     Section,
     elf_file,
 )
-from tests.support.elf.kernels import bzimage_file
+from tests.support.elf.kernels import bzimage_file, unified_file
 from tests.support.filesystems.filereader import FileReader
 
 # --- tables of Go --------------------------------------------------------------------------------
@@ -98,13 +98,27 @@ def _huge_go() -> Iterator[bytes]:
 
 
 def _check_bzimage(data: bytes) -> None:
-    found = bzimage.payload(data[: bzimage.HEAD_SIZE], len(data))
+    found = kernel_image.payload(data[: kernel_image.HEAD_SIZE], len(data))
     assert found is None or (found.size and found.offset + found.size <= len(data))
 
 
 def _seed_bzimage() -> Iterator[bytes]:
     yield bzimage_file(b"payload")
     yield bzimage_file(b"payload", sectors=0, offset=0)
+
+
+def _check_unified(data: bytes) -> None:
+    found = kernel_image.section(FileReader(data), len(data), kernel_image.KERNEL)
+    assert found is None or 0 < found.size <= found.offset + found.size <= len(data)
+
+
+def _seed_unified() -> Iterator[bytes]:
+    yield unified_file(bzimage_file(b"payload"))
+    yield unified_file(b"payload", b".other")
+
+
+def _huge_unified() -> Iterator[bytes]:
+    yield unified_file(bytes(MEGABYTE - 20_000))
 
 
 # --- lists of a dynamic linker -------------------------------------------------------------------
@@ -305,7 +319,7 @@ def _huge_sections() -> Iterator[bytes]:
 
 
 TARGETS: Final = {
-    "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("bzimage",)),
+    "bzimage": Target(_check_bzimage, _seed_bzimage, _huge_bzimage, ("kernel_image",)),
     "elfcontents": Target(_check_sections, _seed_minidebug, _huge_sections, ("elf.sections",)),
     "go_debug": Target(
         _check_go,
@@ -325,5 +339,6 @@ TARGETS: Final = {
         ),
     ),
     "splitdwarf": Target(_check_splitdwarf, _seed_splitdwarf, _huge_splitdwarf, ("elf.units",)),
+    "unified": Target(_check_unified, _seed_unified, _huge_unified, ("kernel_image",)),
     "linkmaps": Target(_check_links, _seed_links, _huge_links, ("elf.loaded_names",)),
 }

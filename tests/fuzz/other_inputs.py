@@ -9,6 +9,7 @@ import gzip
 import io
 import lzma
 import os
+import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,10 @@ from buildidfs.capture.base import Unreadable, memory_file
 from buildidfs.capture.debug_files import Companions
 from buildidfs.errors import BuildIdFsError, InvalidBuildId, UsageError
 from buildidfs.formats import package_databases
+from buildidfs.formats.budget import Budget, Spent
 from buildidfs.formats.elf.header import SHF_COMPRESSED
 from buildidfs.formats.elf.identify import AltLink, DebugLink, ElfFile
+from buildidfs.formats.rpm_database import RpmDatabase
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.mount import mountpoint
 from tests.fuzz import elf_mutation
@@ -298,12 +301,71 @@ def _check_package_databases(text: bytes) -> None:
         package_databases.from_note(text),
     ):
         _check_package(package)
+    before = package_databases.dpkg_version_before(text, 0.0, "coreutils", 0.0, 0.0)
+    _check_package(package_databases.Package("coreutils", before))
+    with contextlib.suppress(sqlite3.Error, Spent), opened(text) as connection:
+        database = RpmDatabase(connection, Budget(1 << 20))
+        _check_package(database.owner(_PACKAGED))
+
+
+@contextlib.contextmanager
+def opened(raw: bytes) -> Iterator[sqlite3.Connection]:
+    """A database in memory."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.deserialize(raw or b"\0")
+        yield connection
+    finally:
+        connection.close()
 
 
 def _check_package(package: package_databases.Package) -> None:
     for part in (package.name, package.version):
         assert not part or part.isprintable()
         assert len(part) <= 128
+
+
+def rpm_database(*more: str) -> bytes:
+    """A database as rpm has it, with one package of one file; ``more`` statements change it."""
+    strings = b"coreutils\x009.4\x001\0true\0/usr/bin/\0\0\0\0\0"
+    entries = [(1000, 6, 0, 1), (1001, 6, 10, 1), (1002, 6, 14, 1), (1117, 8, 16, 1),
+               (1118, 8, 21, 1), (1116, 4, 32, 1)]  # fmt: skip
+    header = struct.pack(">II", len(entries), 36) + b"".join(
+        struct.pack(">IIII", *entry) for entry in entries
+    )
+    connection = sqlite3.connect(":memory:")
+    connection.execute("PRAGMA page_size=512")
+    connection.execute("CREATE TABLE 'Packages' (hnum INTEGER PRIMARY KEY, blob BLOB NOT NULL)")
+    connection.execute("CREATE TABLE 'Basenames' (key 'TEXT', hnum INTEGER, idx INTEGER)")
+    connection.execute("CREATE INDEX 'Basenames_key_idx' ON 'Basenames'(key ASC)")
+    blob = header + strings.ljust(32, b"\0") + struct.pack(">I", 0)
+    connection.execute("INSERT INTO Packages VALUES (1, ?)", (blob,))
+    connection.execute("INSERT INTO Basenames VALUES ('true', 1, 0)")
+    for statement in more:
+        connection.execute(statement)
+    connection.commit()
+    raw = connection.serialize()
+    connection.close()
+    return raw
+
+
+# What makes one row cost much: names of one file in many rows, a view that does not end, and rows
+# without an index.
+_COUNTED: Final = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT {})"
+COSTLY: Final = (
+    (f"INSERT INTO Basenames {_COUNTED.format(20_000)} SELECT 'true', 1, 1 FROM n",),
+    (
+        "DROP TABLE Basenames",
+        f"CREATE VIEW Basenames(key, hnum, idx) AS {_COUNTED.format(1 << 40)}"
+        " SELECT 'x', x, x FROM n",
+    ),
+    (
+        "DROP INDEX Basenames_key_idx",
+        f"INSERT INTO Basenames {_COUNTED.format(50_000)} SELECT 'other', 1, 1 FROM n",
+    ),
+    (f"INSERT INTO Packages {_COUNTED.format(2)} SELECT x + 1, zeroblob(400000) FROM n",
+     "UPDATE Basenames SET hnum = 2"),
+)  # fmt: skip
 
 
 def _seed_package_databases() -> Iterator[bytes]:
@@ -314,6 +376,7 @@ def _seed_package_databases() -> Iterator[bytes]:
         b"Package: coreutils\nArchitecture: arm64\nVersion: 9.4-2\n\n"
         b"Package: coreutils\nArchitecture: amd64\nVersion: 9.4-3\n"
     )
+    yield rpm_database()
     yield b"C:Q1\nP:bash\nV:5\nF:bin\nR:bash\n\nC:Q1\nP:coreutils\nV:9.4-r1\nF:bin\nR:true\n"
 
 
@@ -325,6 +388,8 @@ def _huge_package_databases() -> Iterator[bytes]:
     ):
         yield filled(unit)
         yield filled(unit, MEGABYTE - 64) + b"\nF:bin\nR:true\n\nPackage: coreutils\nVersion: 1\n"
+    for statements in COSTLY:
+        yield rpm_database(*statements)
 
 
 TARGETS: Final = {
@@ -332,7 +397,7 @@ TARGETS: Final = {
         _check_package_databases,
         _seed_package_databases,
         _huge_package_databases,
-        ("package_databases",),
+        ("package_databases", "rpm_database"),
     ),
     "json": Target(_check_json, _seed_json, _huge_json, ()),
     "zstdsections": Target(_check_sections, _seed_sections, _huge_sections, ("elf.sections",)),

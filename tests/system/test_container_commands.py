@@ -14,7 +14,8 @@ import pytest
 from buildidfs.model import BuildId, ContainerNames, Kind, Quality
 from buildidfs.serve.page.overview import container_page
 from buildidfs.store import Store
-from tests.support.clients.tools import tool
+from tests.support.clients.tools import Argument, run, tool
+from tests.support.containers import packages
 from tests.support.elf.elfwriter import elf_file
 from tests.support.harness.captures import capture, commit, sighting
 from tests.support.harness.mounts import COMMAND, BuildIdFs
@@ -232,6 +233,26 @@ def test_package_of_a_mapped_file(
             (root / path).write_text(text)
     found = package_of_a_program(buildidfs, root)
     assert found == package
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["var/lib/rpm", "usr/lib/sysimage/rpm"])
+def test_package_in_the_database_of_rpm(
+    buildidfs: BuildIdFs, root: Path, tmp_path: Path, place: str
+) -> None:
+    made = packages.rpm(root, tmp_path / "made")
+    words: list[Argument] = [tool("rpm"), "--root", root, "--dbpath", f"/{place}"]
+    words += ["--define", "_db_backend sqlite"]
+    run([*words, "--initdb"], check=True)
+    run([*words, "-i", "--justdb", "--nodeps", "--nosignature", made], check=True)
+    assert (root / place / "rpmdb.sqlite").exists()
+    found = package_of_a_program(buildidfs, root)
+    assert found == (packages.NAME, packages.VERSION)
+    # A database that makes no sense is passed over.
+    with (root / place / "rpmdb.sqlite").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 65536)
+    assert package_of_a_program(buildidfs, root) == (None, None)
 
 
 def package_of_a_program(buildidfs: BuildIdFs, root: Path) -> tuple[str | None, str | None]:

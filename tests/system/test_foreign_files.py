@@ -60,6 +60,8 @@ NAMES = (
     "var/lib/dpkg/status",
     "var/lib/dpkg/info/app.list",
     "var/lib/dpkg/status.d/app.md5sums",
+    "var/lib/rpm/rpmdb.sqlite",
+    "usr/lib/sysimage/rpm/rpmdb.sqlite",
     "lib/apk/db/installed",
     "usr/lib/apk/db/installed",
     "etc/os-release",

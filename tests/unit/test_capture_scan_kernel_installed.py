@@ -28,7 +28,7 @@ from tests.support.elf.elfwriter import (
     build_id_note,
     elf_file,
 )
-from tests.support.elf.kernels import PACKERS, bzimage_file, packed_vmlinux
+from tests.support.elf.kernels import PACKERS, bzimage_file, packed_vmlinux, unified_file
 from tests.support.filesystems.filereader import FileReader
 from tests.support.harness.scans import (
     Memory,
@@ -162,6 +162,19 @@ def test_all_places(tmp_path: Path) -> None:
     result = installed(tmp_path)
     assert paths(result, tmp_path) == places.keys()
     assert result.unreadable == []
+
+
+@pytest.mark.parametrize("place", ["efi/EFI/Linux", "boot/EFI/Linux", f"lib/modules/{RELEASE}"])
+def test_kernels_inside_unified_images(tmp_path: Path, place: str) -> None:
+    image = bzimage_file(packed_vmlinux(VMLINUX, "zstd"))
+    write(tmp_path, f"{place}/linux.efi", unified_file(image))
+    write(tmp_path, f"{place}/shell.efi", unified_file(b"MZ another program"))
+    write(tmp_path, f"{place}/other.efi", unified_file(image, b".other"))
+    write(tmp_path, f"{place}/cut.efi", unified_file(image)[:0x500])
+    result = installed(tmp_path)
+    (seen,) = result.pinned
+    assert (seen.data, result.unreadable) == (VMLINUX, [])
+    assert paths(result, tmp_path) == {f"/{place}/linux.efi"}
 
 
 def test_kernels_of_nixos(tmp_path: Path) -> None:

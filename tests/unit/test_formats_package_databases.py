@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import calendar
+
 import pytest
 
 from buildidfs.formats.package_databases import (
@@ -12,6 +14,7 @@ from buildidfs.formats.package_databases import (
     dpkg_lists,
     dpkg_owner,
     dpkg_version,
+    dpkg_version_before,
     from_note,
     md5sums_as_list,
 )
@@ -69,6 +72,38 @@ def test_checksums_of_distroless() -> None:
 def test_apk_owner(path: bytes, package: Package, end: bytes) -> None:
     assert apk_owner(APK + end, [path]) == package
     assert apk_owner(b"\n".join([b"", b"R:busybox"] * 9) + b"\n", [path]) == UNKNOWN
+
+
+LOG = (
+    b"2026-03-01 10:00:00 upgrade libx:amd64 1 2\n"
+    b"2026-03-01 10:00:02 status unpacked libx:amd64 2\n"
+    b"2026-03-01 10:00:02 upgrade libx-dev:amd64 8 9\n"
+    b"2026-05-01 10:00:00 upgrade libx:amd64 2 3\n"
+    b"2026-05-01 10:00:01 status unpacked libx:amd64 3\n"
+    b"2026-05-01 10:30:00 status installed other:amd64 1\n"
+)
+END = calendar.timegm((2026, 5, 1, 10, 30, 0))
+FIRST, SECOND = (calendar.timegm((2026, month, 1, 10, 0, 1)) for month in (3, 5))
+
+
+@pytest.mark.parametrize("zone", [0, -5 * 3600, 20700])  # New York, Kathmandu
+@pytest.mark.parametrize(
+    ("replaced", "started", "version"),
+    [
+        (FIRST, 0, "1"),
+        (FIRST + 3600, 0, "1"),  # before the change of the season
+        (SECOND, 0, "2"),
+        (0, FIRST + 60, "2"),  # a layer of an image has times of its own
+        (0, FIRST - 60, ""),  # it may have mapped the library between the two
+        (0, SECOND + 60, ""),
+    ],
+)
+def test_version_that_an_upgrade_has_replaced(
+    zone: int, replaced: int, started: int, version: str
+) -> None:
+    moments = (each - zone if each else 0 for each in (END, replaced, started))
+    written, replaced, started = moments
+    assert dpkg_version_before(LOG, written + 0.4, "libx", replaced, started) == version
 
 
 def test_package_in_the_note_of_a_file() -> None:

@@ -18,8 +18,6 @@ from buildidfs.profile.reading import coverage
 from buildidfs.profile.why import Explainer
 from buildidfs.store import NewSeen, Store
 from buildidfs.store.run_files import LossLog, LostFiles, Presence, lost_text
-from tests.support.clients.tools import run, tool
-from tests.support.containers import packages
 from tests.support.elf.corewriter import Mapped, core_file
 from tests.support.elf.elfwriter import elf_file
 from tests.support.elf.perfwriter import PerfWriter
@@ -104,22 +102,6 @@ def test_debug_package_that_apt_does_not_know_is_not_installed(
     command, unknown = Explainer(store).install([finding.package, libc])
     assert command == "apt-get install libc6-dbg && buildidfs scan tree /usr/lib/debug"
     assert unknown == ["dash-dbgsym"]
-
-
-def test_package_of_a_file_that_rpm_has_installed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "root/opt").mkdir(parents=True)
-    (tmp_path / "root/opt/program").write_bytes(b"program")
-    made = packages.rpm(tmp_path / "root", tmp_path / "made")
-    monkeypatch.setenv("HOME", os.fspath(tmp_path))
-    (tmp_path / ".rpmmacros").write_text(f"%_dbpath {tmp_path}/rpm\n")
-    run([tool("rpm"), "--initdb"], check=True)
-    run([tool("rpm"), "-i", "--justdb", "--nodeps", "--nosignature", made], check=True)
-    see(store, Quality.DYNSYM, path=b"/opt/program")
-    (finding,) = Explainer(store).build_id(ID).findings
-    assert finding.package == Package(packages.NAME, packages.VERSION, "rpm")
-    assert (finding.command or "").startswith(f"dnf debuginfo-install {packages.NAME} && ")
 
 
 def test_file_of_this_host_that_no_package_has(store: Store) -> None:

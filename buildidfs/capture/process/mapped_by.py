@@ -16,7 +16,7 @@ import msgspec
 
 from buildidfs.capture import base
 from buildidfs.capture.base import Unreadable
-from buildidfs.capture.process.package_databases import PackageDatabases, noted
+from buildidfs.capture.process.package_databases import PackageDatabases
 from buildidfs.capture.process.process import (
     Moved,
     PinnedProcess,
@@ -27,6 +27,9 @@ from buildidfs.capture.process.process import (
 )
 from buildidfs.capture.process.silent_processes import NoAnswer
 from buildidfs.capture.unresponsive.filesystems import Devices, Patience
+from buildidfs.formats import package_databases
+from buildidfs.formats.elf import identify as elf_identify
+from buildidfs.formats.elf import other_ids
 from buildidfs.formats.package_databases import UNKNOWN, Package
 from buildidfs.linux import inodes, mounts, namespaces, procfs
 from buildidfs.linux.file_ops import closing_fd
@@ -202,26 +205,27 @@ class Mappers:
             return NamelessMapping(process.pid, container, path, cgroup)
         package, successor = UNKNOWN, None
         if self._packages is not None:
-            owner = self._packages.owner(process, path)
+            package = self._packages.owner(process, path)
             if mapping.deleted:
-                present_id, present = self._packages.file_at(process, path)
-                successor = Successor(present_id, present if owner == UNKNOWN else owner)
-            package = self._package(process, mapping, owner)
+                successor = Successor(self._packages.build_id_at(process, path), package)
+                package = self._replaced(self._packages, process, mapping, package)
         return Mapper(
             build_id, process.pid, comm, container, path, mapping.deleted, cgroup, package,
             successor,
         )  # fmt: skip
 
-    def _package(self, process: PinnedProcess, mapping: Mapping, owner: Package) -> Package:
-        """Return the package of a file that a process maps, of the version that it runs; `UNKNOWN`
-        if it is in doubt. ``owner`` is the package that has its path now.
+    def _replaced(
+        self, packages: PackageDatabases, process: PinnedProcess, mapping: Mapping, owner: Package
+    ) -> Package:
+        """Return the package of a deleted file that a process maps, of the version that it runs;
+        `UNKNOWN` if it is in doubt. ``owner`` is the package that has its path now.
         """
-        if owner != UNKNOWN and not mapping.deleted:
-            return owner
         try:
-            return self._ask(mapping, lambda: _note_of(process, mapping))
+            note, changed_ns = self._ask(mapping, lambda: _note_of(process, mapping))
         except (OSError, Moved):
             return UNKNOWN
+        package = package_databases.from_note(note)
+        return packages.before(process, owner, changed_ns / 1e9) if package == UNKNOWN else package
 
     def _ask(self, mapping: Mapping, look: Callable[[], _T]) -> _T:
         """Return the result of ``look``, which may wait for the filesystem. Raises its errors."""
@@ -250,7 +254,13 @@ def _look_into(process: PinnedProcess, mapping: Mapping) -> BuildId | None:
     return answer if isinstance(answer, BuildId) else None
 
 
-def _note_of(process: PinnedProcess, mapping: Mapping) -> Package:
-    """Return the package in the note of a mapped file. Raises `Moved`, OSError."""
+def _note_of(process: PinnedProcess, mapping: Mapping) -> tuple[bytes, int]:
+    """Return the text of the package note of a mapped file, and the time in nanoseconds of its last
+    change: that of its replacement, if it has lost its last name. Raises `Moved`, OSError.
+    """
     with _opened(process, mapping) as fd:
-        return UNKNOWN if fd is None else noted(fd)
+        if fd is None:
+            return b"", 0
+        status, read_at = os.fstat(fd), base.reader(fd)
+        head = read_at(0, elf_identify.HEAD_SIZE)
+        return other_ids.package_note(head, read_at, status.st_size), status.st_ctime_ns

@@ -3,11 +3,10 @@
 
 The author of the container wrote these databases, so they are claims, shown to people only. They
 are read below the root of the process only, in bounded amounts, and skipped if their filesystem
-does not answer. The databases of rpm are not read: the binaries of distributions that use rpm have
-a note on their package.
+does not answer. A confined process reads those of rpm.
 
-A file that was replaced while a process runs it belongs to an earlier version of its package, which
-only a note of the file itself names.
+A file that was replaced while a process runs it belongs to an earlier version of its package: the
+one in a note of the file itself, or else the one that dpkg's log says was replaced then.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from buildidfs import names
 from buildidfs.capture import base
+from buildidfs.capture.process.rpm_reader import RpmReader
 from buildidfs.capture.unresponsive.filesystems import Patience
 from buildidfs.formats import package_databases
-from buildidfs.formats.elf import identify as elf_identify
-from buildidfs.formats.elf import other_ids
 from buildidfs.formats.package_databases import UNKNOWN, Package
-from buildidfs.linux import inodes
+from buildidfs.linux import inodes, procfs
 from buildidfs.linux.file_ops import closing_fd
 from buildidfs.model import BuildId
 
@@ -37,12 +36,16 @@ if TYPE_CHECKING:
 _DPKG_LISTS: Final = b"/var/lib/dpkg/info"
 _DPKG_STATUS: Final = b"/var/lib/dpkg/status"
 _DPKG_PARTS: Final = b"/var/lib/dpkg/status.d"
+_RPM: Final = (b"/var/lib/rpm/rpmdb.sqlite", b"/usr/lib/sysimage/rpm/rpmdb.sqlite")
 _APK: Final = (b"/lib/apk/db/installed", b"/usr/lib/apk/db/installed")
+
+_DPKG_LOGS: Final = (b"/var/log/dpkg.log.1", b"/var/log/dpkg.log")
 
 _WAIT_S: Final = 5.0
 _MOST_LISTS: Final = 20_000
 _LIST_MAX: Final = 16 << 20
 _MOST_BYTES: Final = 64 << 20  # for all databases of a root
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _MOST_ROOTS: Final = 2
 _MOST_ANSWERS: Final = 1 << 16
 
@@ -57,6 +60,7 @@ class PackageDatabases:
         self._patience = Patience(_WAIT_S)
         self._roots: dict[_Root, list[_Owner]] = {}
         self._known: dict[tuple[_Root, bytes], Package] = {}
+        self._logs: dict[_Root, tuple[bytes, float]] = {}
 
     def owner(self, process: PinnedProcess, path: bytes) -> Package:
         """Return the package that has installed a file at ``path`` in the root of a process.
@@ -90,17 +94,48 @@ class PackageDatabases:
             self._known[root, path] = known
         return known
 
-    def file_at(self, process: PinnedProcess, path: bytes) -> tuple[BuildId | None, Package]:
-        """Return the build ID of the file that is at a path in the root of a process now, None if
-        it has none, and the package in its note. Does not raise.
+    def before(self, process: PinnedProcess, package: Package, replaced: float) -> Package:
+        """Return the version of a package that a process runs, whose file an upgrade has replaced
+        at the time ``replaced`` (Unix time in seconds); `UNKNOWN` if that is in doubt. Does not
+        raise.
+        """
+        if package.manager != "dpkg":
+            return UNKNOWN
+        try:
+            log, written = self._log(process)
+            started = procfs.start_ticks(process.fd) / _TICKS + _boot_time()
+        except (OSError, TimeoutError, RuntimeError):
+            return UNKNOWN
+        version = package_databases.dpkg_version_before(
+            log, written, package.name, replaced, started
+        )
+        return Package(package.name, version, package.manager) if version else UNKNOWN
+
+    def _log(self, process: PinnedProcess) -> tuple[bytes, float]:
+        """Return dpkg's log in the root of a process, and the time when it was written.
+
+        Raises OSError, TimeoutError and RuntimeError.
+        """
+        root = _root(process.root_fd, process.mount_namespace)
+        known = self._logs.get(root)
+        if known is None:
+            while len(self._logs) >= _MOST_ROOTS:
+                del self._logs[next(iter(self._logs))]
+            known = self._patience.ask_about((0, root[2]), process.root_fd, _dpkg_log)
+            self._logs[root] = known
+        return known
+
+    def build_id_at(self, process: PinnedProcess, path: bytes) -> BuildId | None:
+        """Return the build ID of the file that is at a path in the root of a process now; None if
+        it has none. Does not raise.
         """
         try:
             device = (0, process.mount_namespace)
             return self._patience.ask_about(
-                device, process.root_fd, functools.partial(_file_at, path=path)
+                device, process.root_fd, functools.partial(_build_id_at, path=path)
             )
         except (OSError, TimeoutError, RuntimeError):
-            return None, UNKNOWN
+            return None
 
     def _read(self, root_fd: int, root: _Root) -> list[_Owner]:
         notes = self._roots.get(root)
@@ -120,23 +155,26 @@ def _root(root_fd: int, namespace: int) -> _Root:
     return status.st_dev, status.st_ino, namespace
 
 
-def _file_at(root_fd: int, path: bytes) -> tuple[BuildId | None, Package]:
+def _boot_time() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _dpkg_log(root_fd: int) -> tuple[bytes, float]:
+    """Return the text of dpkg's log, and the time when it was written. Raises OSError."""
+    with closing_fd(inodes.open_regular_in_root(root_fd, _DPKG_LOGS[-1])) as fd:
+        written = os.fstat(fd).st_mtime
+    return b"".join(_content(root_fd, path) for path in _DPKG_LOGS), written
+
+
+def _build_id_at(root_fd: int, path: bytes) -> BuildId | None:
     with closing_fd(inodes.open_regular_in_root(root_fd, path)) as fd:
-        answer, package = base.identify(fd), noted(fd)
-    return answer if isinstance(answer, BuildId) else None, package
-
-
-def noted(fd: int) -> Package:
-    """Return the package in the note of an open file; `UNKNOWN` without one. Raises OSError."""
-    read_at = base.reader(fd)
-    head = read_at(0, elf_identify.HEAD_SIZE)
-    text = other_ids.package_note(head, read_at, os.fstat(fd).st_size)
-    return package_databases.from_note(text)
+        answer = base.identify(fd)
+    return answer if isinstance(answer, BuildId) else None
 
 
 def _all(root_fd: int) -> list[_Owner]:
     """Read the databases of all package managers below a root."""
-    return [*_dpkg(root_fd), *_apk(root_fd)]
+    return [*_dpkg(root_fd), *_apk(root_fd), *_rpm(root_fd)]
 
 
 def _dpkg(root_fd: int) -> Iterator[_Owner]:
@@ -165,6 +203,15 @@ def _apk(root_fd: int) -> Iterator[_Owner]:
         installed = _content(root_fd, path)
         if installed:
             yield functools.partial(package_databases.apk_owner, installed)
+
+
+def _rpm(root_fd: int) -> Iterator[_Owner]:
+    """Copy the databases of rpm, which a confined process reads."""
+    for path in _RPM:
+        with contextlib.suppress(OSError):
+            with closing_fd(inodes.open_regular_in_root(root_fd, path)) as fd:
+                reader = RpmReader(fd)
+            yield reader.owner
 
 
 def _first(owners: list[_Owner], paths: list[bytes]) -> Package:

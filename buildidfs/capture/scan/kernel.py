@@ -8,6 +8,7 @@ an upgrade may have replaced them. Their build IDs show if they belong to the ru
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -23,7 +24,7 @@ from buildidfs.capture.base import Found, Known, Memo, PinnedFile, Resighting, U
 from buildidfs.capture.debug_files import DEBUG_ROOT, path_by_id
 from buildidfs.capture.origin.builder import Here, Surroundings, is_foreign
 from buildidfs.errors import InvalidBuildId
-from buildidfs.formats import bzimage
+from buildidfs.formats import kernel_image
 from buildidfs.formats.archive import common
 from buildidfs.formats.archive.common import Packing
 from buildidfs.formats.elf import identify
@@ -141,6 +142,10 @@ class KernelScanner:
         except OSError as error:
             yield Unreadable.of(b"/boot", error)
             return
+        for path in unified_images(self._root, self._release):
+            found = self._found(kernel_files, path, build_id, _NOT_RUNNING)
+            if found is not None and not isinstance(found, Unreadable):
+                yield found
         for path in images(self._release):
             if (found := self._found(kernel_files, path, build_id, _NOT_RUNNING)) is not None:
                 yield found
@@ -279,6 +284,7 @@ _PLACES: Final = (
     DEBUG_ROOT + b"/boot",
     DEBUG_ROOT + MODULES,
     DEBUG_ROOT + b"/usr/lib/modules",
+    b"/efi/EFI",
 )
 # NixOS and Guix keep kernels in their stores; links lead to the present ones, and on NixOS to those
 # of all generations. The kernel of NixOS is a file, that of Guix a directory.
@@ -287,6 +293,8 @@ _PROFILES: Final = b"/nix/var/nix/profiles"
 _GENERATION: Final = re.compile(rb"system(?:-[0-9]+-link)?")
 _KERNELS: Final = (b"kernel", b"kernel/bzImage")
 _MODULE_DIRECTORIES: Final = (b"kernel-modules/lib/modules", b"kernel/lib/modules")
+_UNIFIED: Final = (b"/efi/EFI/Linux", b"/boot/efi/EFI/Linux", b"/boot/EFI/Linux")
+"""The directories with unified kernel images (UAPI Boot Loader Specification)."""
 _BUILT: Final = b"build/vmlinux"  # for a kernel that was built on this machine
 
 # A linked file grows five- to tenfold when it is unpacked; small ones may grow more.
@@ -303,12 +311,12 @@ _NOT_THERE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 class InstalledKernels:
     """One pass over all kernels and modules installed below ``root``; see `capture.base`.
 
-    Modules are compressed one by one, and the vmlinux of an x86 kernel is inside its vmlinuz.
-    The unpacked file has the build ID, and debuggers need it.
+    Modules are compressed one by one, and the vmlinux of an x86 kernel is inside its vmlinuz, which
+    may be inside a unified kernel image. The unpacked file has the build ID, and debuggers need it.
     The memo remembers it under the identity of the compressed file, which is not unpacked again
     unless it changes.
 
-    The scanner takes all files below /boot, /lib/modules and /usr/lib/modules, files with
+    The scanner takes all files below /boot, /efi/EFI, /lib/modules and /usr/lib/modules, files with
     the same paths below /usr/lib/debug, and the kernels and modules of NixOS and Guix. It follows
     symbolic links only on the way to these directories and kernels, and never out of ``root``. Data
     that is too large for memory goes to ``spool_directory``; the other arguments are as for
@@ -414,6 +422,16 @@ def _generations(root_fd: int) -> list[bytes]:
     except OSError:
         return []
     return [os.path.join(_PROFILES, name) for name in names if _GENERATION.fullmatch(name)]
+
+
+def unified_images(root: bytes, release: bytes) -> list[bytes]:
+    """Return the paths of unified kernel images below ``root``, without it. Does not raise."""
+    found = []
+    for directory in (*_UNIFIED, os.path.join(MODULES, release)):
+        with contextlib.suppress(OSError):
+            names = sorted(map(os.fsencode, os.listdir(root + directory)))
+            found += [os.path.join(directory, each) for each in names if each.endswith(b".efi")]
+    return found
 
 
 def images(release: bytes) -> list[bytes]:
@@ -526,7 +544,7 @@ def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
         if packing is None:
             raise stream.CannotDecompress("damaged: is not what its name says")
         return _Packed(packing, ByteRange(0, size), _limit(size, *_MODULE_BYTES))
-    where = bzimage.payload(head, size)
+    where = _payload(fd, head, size)
     if where is None:
         return None
     packing = _packing(os.pread(fd, common.PACKING_HEAD, where.offset))
@@ -537,6 +555,20 @@ def _packed(path: bytes, fd: int, head: bytes) -> _Packed | None:
         # payload (scripts/Makefile.lib, size_append).
         where = ByteRange(where.offset, max(where.size - _SIZE_APPENDED, 0))
     return _Packed(packing, where, _limit(where.size, *_VMLINUX_BYTES))
+
+
+def _payload(fd: int, head: bytes, size: int) -> ByteRange | None:
+    """Return the extent of the compressed kernel in a vmlinuz, or in a unified kernel image that
+    contains one; None for other files. Raises OSError.
+    """
+    where = kernel_image.payload(head, size)
+    image = None
+    if where is None:
+        image = kernel_image.section(base.reader(fd), size, kernel_image.KERNEL)
+    if image is None:
+        return where
+    inside = kernel_image.payload(os.pread(fd, kernel_image.HEAD_SIZE, image.offset), image.size)
+    return None if inside is None else ByteRange(image.offset + inside.offset, inside.size)
 
 
 def _limit(size: int, small: int, most: int) -> int:

@@ -36,6 +36,7 @@ _LEAD_SIZE: Final = 96
 _HEADER_MAGIC: Final = b"\x8e\xad\xe8\x01"
 _INTRO: Final = struct.Struct(">4s4xII")
 _ENTRY: Final = struct.Struct(">IIII")
+_COUNTS: Final = struct.Struct(">II")
 # The limits of rpm itself (lib/header.c: hdrchkTags, hdrchkData); the data to a quarter.
 _ENTRIES_MAX: Final = 0xFFFF
 _DATA_MAX: Final = 64 << 20
@@ -76,6 +77,24 @@ class RpmHeader:
         if epoch:
             version = b"%d:%s" % (epoch[0], version)
         return self._text(_NAME), version, self._text(_ARCH)
+
+    @classmethod
+    def of_database(cls, blob: bytes) -> RpmHeader:
+        """Return the header of an installed package from a record of rpm's database."""
+        if len(blob) < _COUNTS.size:
+            return cls(b"", b"")
+        entries, size = _COUNTS.unpack_from(blob)
+        end = _COUNTS.size + _ENTRY.size * min(entries, _ENTRIES_MAX)
+        index = blob[_COUNTS.size : end]
+        return cls(index[: len(index) // _ENTRY.size * _ENTRY.size], blob[end : end + size])
+
+    def path(self, number: int) -> bytes:
+        """Return the path of a file by its number; empty if there is none."""
+        names, directories = self._texts(_BASE_NAMES), self._texts(_DIR_NAMES)
+        of = self._numbers(_DIR_INDEXES, len(names))
+        if not 0 <= number < len(of) or of[number] >= len(directories):
+            return b""
+        return directories[of[number]] + names[number]
 
     def signatures(self) -> dict[bytes, bytes]:
         """Return the IMA signatures of files by path, in the form of ``security.ima``.

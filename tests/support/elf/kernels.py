@@ -103,3 +103,17 @@ def vmlinux(directory: Path, build_id: str, size: int) -> Path:
     linked = [f"-Wl,--build-id=0x{build_id}", f"-Wl,-Ttext={KERNEL_START:#x}", "-Wl,-e,_text"]
     run([tool("gcc"), "-nostdlib", "-static", "-no-pie", source, "-o", built, *linked], check=True)
     return built
+
+
+def unified_file(kernel: bytes, name: bytes = b".linux") -> bytes:
+    """A PE file with these sections, of which the sizes in the file are rounded up."""
+    sections = ((b".osrel", b"ID=test\n"), (name, kernel), (b".initrd", b"initrd"))
+    table, contents, at = b"", b"", 0x400
+    for each, data in sections:
+        padded = data + bytes(-len(data) % 512)
+        table += struct.pack("<8sIIII16x", each, len(data), 0x1000, len(padded), at)
+        contents += padded
+        at += len(padded)
+    coff = b"PE\0\0" + struct.pack("<HHIIIHH", 0x8664, len(sections), 0, 0, 0, 0xF0, 0x22)
+    head = b"MZ" + bytes(0x3A) + struct.pack("<I", 0x80) + bytes(0x40)
+    return (head + coff + bytes(0xF0) + table).ljust(0x400, b"\0") + contents

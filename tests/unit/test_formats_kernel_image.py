@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from buildidfs.formats import bzimage
+from buildidfs.formats import kernel_image
 from buildidfs.model import ByteRange
 from tests.support.elf.kernels import bzimage_file
 
 
 def test_payload() -> None:
     image = bzimage_file(b"payload")
-    found = bzimage.payload(image[: bzimage.HEAD_SIZE], len(image))
+    found = kernel_image.payload(image[: kernel_image.HEAD_SIZE], len(image))
     assert found is not None
     assert image[found.offset : found.offset + found.size] == b"payload"
 
@@ -20,7 +20,7 @@ def test_payload() -> None:
 def test_no_number_of_sectors_means_four() -> None:
     image = bytearray(bzimage_file(b"payload", sectors=4))
     image[0x1F1] = 0
-    assert bzimage.payload(bytes(image), len(image)) == ByteRange(5 * 512 + 16, 7)
+    assert kernel_image.payload(bytes(image), len(image)) == ByteRange(5 * 512 + 16, 7)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_no_number_of_sectors_means_four() -> None:
 )
 def test_other_files_and_truncated_kernels(at: int, value: bytes) -> None:
     image = bytearray(bzimage_file(b"payload"))
-    assert bzimage.payload(bytes(image), len(image)) is not None
+    assert kernel_image.payload(bytes(image), len(image)) is not None
     image[at : at + len(value)] = value
-    assert bzimage.payload(bytes(image), len(image)) is None
-    assert bzimage.payload(bytes(image[:0x24F]), len(image)) is None
+    assert kernel_image.payload(bytes(image), len(image)) is None
+    assert kernel_image.payload(bytes(image[:0x24F]), len(image)) is None
