@@ -57,30 +57,15 @@ class DirectoryObserver(Protocol):
 
 
 class _Level:
-    """A directory being walked; ``subdirectories`` are those still to walk, the next one last.
+    """A directory being walked; ``subdirectories`` are those still to walk, the next one last."""
 
-    Its part of the whole walk, which counts as 1, begins at ``at``; each of its entries adds
-    ``step``.
-    """
+    __slots__ = ("entered", "fd", "prefix", "subdirectories")
 
-    __slots__ = ("at", "entered", "fd", "prefix", "step", "subdirectories")
-
-    def __init__(self, fd: int, prefix: bytes, at: float = 0.0, part: float = 1.0) -> None:
+    def __init__(self, fd: int, prefix: bytes) -> None:
         self.fd = fd
         self.prefix = prefix
         self.entered = False
         self.subdirectories: list[str] = []
-        self.at = at
-        self.step = part  # until its entries are counted
-
-
-class Position:
-    """The progress of a walk: ``share`` of it is done, 0 to 1.
-
-    Files are not counted in advance: all entries of a directory have the same weight.
-    """
-
-    share: float = 0.0
 
 
 class Mounts:
@@ -131,7 +116,6 @@ def files(
     path: bytes,
     known: Mounts,
     observer: DirectoryObserver | None = None,
-    position: Position | None = None,
 ) -> Iterator[WalkedFile | Unreadable]:
     """Yield every regular file at or below ``start_fd``, whose path is shown as ``path``.
 
@@ -140,17 +124,13 @@ def files(
     our own. The caller closes ``start_fd``.
     """
     try:
-        yield from _start(start_fd, path, known, observer, position or Position())
+        yield from _start(start_fd, path, known, observer)
     except OSError as error:
         yield Unreadable.of(path, error)
 
 
 def _start(
-    start_fd: int,
-    path: bytes,
-    known: Mounts,
-    observer: DirectoryObserver | None,
-    position: Position,
+    start_fd: int, path: bytes, known: Mounts, observer: DirectoryObserver | None
 ) -> Iterator[WalkedFile | Unreadable]:
     status = os.fstat(start_fd)
     if fstype := known.refused(status.st_dev, start_fd):
@@ -164,18 +144,13 @@ def _start(
     elif stat.S_ISDIR(status.st_mode):
         real = os.readlink(link).rstrip(b"/") + b"/"
         fd = os.open(link, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
-        yield from _descend(fd, path.rstrip(b"/") + b"/", real, known, observer, position)
+        yield from _descend(fd, path.rstrip(b"/") + b"/", real, known, observer)
     else:
         yield Unreadable(path, "neither a regular file nor a directory")
 
 
 def _descend(
-    fd: int,
-    prefix: bytes,
-    real: bytes,
-    known: Mounts,
-    observer: DirectoryObserver | None,
-    position: Position,
+    fd: int, prefix: bytes, real: bytes, known: Mounts, observer: DirectoryObserver | None
 ) -> Iterator[WalkedFile | Unreadable]:
     """Walk depth first; takes over ``fd``. ``real`` is the kernel's path of ``prefix``."""
     shown = len(prefix)
@@ -184,13 +159,11 @@ def _descend(
         while levels:
             level = levels[-1]
             if not level.entered:
-                yield from _enter(level, known, observer, position)
+                yield from _enter(level, known, observer)
             if not level.subdirectories:
                 os.close(levels.pop().fd)
                 continue
             name = level.subdirectories.pop()
-            at = position.share = level.at
-            level.at += level.step
             path = level.prefix + os.fsencode(name)
             if known.refused_at(real + path[shown:]):
                 continue
@@ -206,7 +179,7 @@ def _descend(
                 os.close(fd)
                 yield Unreadable(path, f"more than {MAX_DEPTH} directories deep")
             else:
-                levels.append(_Level(fd, path + b"/", at, level.step))
+                levels.append(_Level(fd, path + b"/"))
     finally:
         for level in levels:
             os.close(level.fd)
@@ -221,7 +194,7 @@ def _is_refused(fd: int, known: Mounts) -> bool:
 
 
 def _enter(
-    level: _Level, known: Mounts, observer: DirectoryObserver | None, position: Position
+    level: _Level, known: Mounts, observer: DirectoryObserver | None
 ) -> Iterator[WalkedFile | Unreadable]:
     """Yield the regular files of a directory, and collect its subdirectories."""
     level.entered = True
@@ -241,10 +214,7 @@ def _enter(
         yield Unreadable.of(level.prefix, error)
     regular.sort()
     level.subdirectories.sort(reverse=True)
-    level.step /= max(len(regular) + len(level.subdirectories), 1)
     for name in regular:
-        position.share = level.at
-        level.at += level.step
         path = level.prefix + os.fsencode(name)
         try:
             fd = _open(name, level.fd, known)

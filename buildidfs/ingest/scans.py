@@ -129,7 +129,7 @@ def scan_tree(
     scanner = TreeScanner(
         StoreMemo(store), paths, container_namespaces=settings.container.namespaces
     )
-    return Ingest(store).run(scanner, progress, lambda: scanner.share)
+    return Ingest(store).run(scanner, progress)
 
 
 def believe(store: Store, settings: Settings) -> None:

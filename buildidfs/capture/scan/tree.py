@@ -121,18 +121,10 @@ class TreeScanner:
         self._memo = memo
         self._paths = list(paths)
         self._here = Here("tree", initial, container_namespaces, given=given)
-        self._done = 0
-        self._position = walk.Position()
-
-    @property
-    def share(self) -> float:
-        """Return the part of the trees that was walked, 0 to 1."""
-        return (self._done + self._position.share) / len(self._paths)
 
     def __iter__(self) -> Iterator[Found]:
         known = walk.Mounts()
-        for self._done, path in enumerate(self._paths):  # noqa: B020
-            self._position.share = 0.0
+        for path in self._paths:
             try:
                 start_fd = walk.open_start(path)
             except OSError as error:
@@ -143,7 +135,7 @@ class TreeScanner:
                 foreign = is_foreign(start_fd)
                 shown = os.readlink(b"/proc/self/fd/%d" % start_fd)
                 open_at = _opener(start_fd, shown)
-                for file in walk.files(start_fd, shown, known, position=self._position):
+                for file in walk.files(start_fd, shown, known):
                     if isinstance(file, Unreadable):
                         yield file
                     else:
