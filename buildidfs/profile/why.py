@@ -265,9 +265,7 @@ class Explainer:
         return os.path.exists(f"{_DEBUG_FILES}/{digits[:2]}/{digits[2:]}.debug")
 
     def _mountpoint(self) -> str:
-        """Return where the store is mounted now; empty if it is not, and for a viewer."""
-        if self._viewer is not None:
-            return ""
+        """Return where the store is mounted now; empty if it is not."""
         return printable(run_files.mount_point(self._store.path))
 
     def _paths_here(self, row: BinaryCoverage) -> list[bytes]:

@@ -273,6 +273,11 @@ def test_page_of_a_build_id_gives_the_reasons_of_why(site: Site, build_id: bytes
     assert told["findings"][0]["remedy"] == said["findings"][0]["remedy"]
 
 
+def test_page_of_a_build_id_says_what_is_missing_if_anything_is(site: Site) -> None:
+    assert "What is missing" in site.html(f"/id/{STRIPPED.hex()}")
+    assert "issing" not in site.html(f"/id/{COMPLETE.hex()}")
+
+
 def test_page_of_a_build_id_has_the_facts_of_show(site: Site) -> None:
     told = site.json(f"/api/id/{TWICE.hex()}")
     said = json.loads(site.buildidfs("show", TWICE.hex(), "--json").out)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,11 +18,15 @@ from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.profile.reading import coverage
 from buildidfs.profile.why import Explainer
 from buildidfs.store import NewSeen, Store
+from buildidfs.store.permissions import PUBLIC
 from buildidfs.store.run_files import LossLog, LostFiles, Presence, lost_text
 from tests.support.elf.corewriter import Mapped, core_file
 from tests.support.elf.elfwriter import elf_file
 from tests.support.elf.perfwriter import PerfWriter
 from tests.support.harness.captures import NOW, capture, commit, sighting
+
+if TYPE_CHECKING:
+    from buildidfs.view import Viewer
 
 ID = BuildId(b"\1" * 20)
 OTHER = BuildId(b"\2" * 20)
@@ -117,10 +122,11 @@ def test_packages_are_installed_together() -> None:
     assert said.startswith("apt-get install zlib1g-dbgsym libc6-dbg && ")
 
 
-def test_mounted_store_is_named(store: Store) -> None:
+@pytest.mark.parametrize("viewer", [None, PUBLIC])
+def test_mounted_store_is_named(store: Store, viewer: Viewer | None) -> None:
     see(store, Quality.DEBUGINFO)
     with Presence(store.path, "mount", mountpoint=b"/srv/my ids"):
-        (finding,) = Explainer(store).build_id(ID).findings
+        (finding,) = Explainer(store, viewer).build_id(ID).findings
     assert finding.command == f"ls '/srv/my ids'/{ID}"
     assert "DEBUGINFOD_URLS=file:///srv/my ids" in finding.remedy
 
