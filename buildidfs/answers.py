@@ -468,7 +468,8 @@ class Overview(msgspec.Struct):
     """The contents of the first page. ``counted`` is the time of the coverage, None if it is not
     counted yet.
 
-    ``left_out`` containers were not counted.
+    ``left_out`` containers and ``namespaces_left_out`` namespaces without a container were not
+    counted.
     """
 
     version: str
@@ -480,6 +481,7 @@ class Overview(msgspec.Struct):
     containers: list[Container]
     images: list[Image]
     left_out: int
+    namespaces_left_out: int
     missing: Missing
     history: list[Point]
     going: list[Going]

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_CONTAINERS: Final = 64
-"""The number of containers that are counted: those seen last."""
+"""The number of containers that are counted: those seen last. Namespaces without a container take
+only the places that containers leave."""
 
 MOST_LACKING: Final = 200
 MOST_GOING: Final = 8
@@ -81,10 +82,11 @@ class Survey(msgspec.Struct):
     """The counts of one moment, which is Unix time in seconds; ``took_s`` is the duration of the
     count.
 
-    ``containers`` are the public containers, the one seen last first, and ``left_out`` the number
-    of public containers that were not counted; ``images`` has the sums for containers with the same
-    image. ``reasons`` counts build IDs by the reason for missing files, and ``lacking`` has the
-    most important of them. ``going`` are the blobs that were unused for longest and may be removed.
+    ``containers`` are the public containers, the one seen last first. ``left_out`` and
+    ``namespaces_left_out`` are the numbers of public containers, and of public namespaces without a
+    container, that were not counted; ``images`` has the sums for containers with the same image.
+    ``reasons`` counts build IDs by the reason for missing files, and ``lacking`` has the most
+    important of them. ``going`` are the blobs that were unused for longest and may be removed.
     """
 
     time: float
@@ -93,6 +95,7 @@ class Survey(msgspec.Struct):
     host: Counted = msgspec.field(default_factory=Counted)
     containers: list[containers.ContainerFiles] = msgspec.field(default_factory=list)
     left_out: int = 0
+    namespaces_left_out: int = 0
     images: dict[str, Counted] = msgspec.field(default_factory=dict)
     reasons: Counter[str] = msgspec.field(default_factory=Counter)
     lacking: list[Lacking] = msgspec.field(default_factory=list)
@@ -146,7 +149,12 @@ def _count_containers(
         for each in store.containers.every()
         if each.public and not (each.is_empty and removals.last(each) is None)
     ]
-    last = heapq.nlargest(MOST_CONTAINERS, every, key=lambda each: each.last_seen_ns)
+    last = heapq.nlargest(
+        MOST_CONTAINERS,
+        every,
+        key=lambda each: (not containers.is_bare(each), each.last_seen_ns),
+    )
+    last.sort(key=lambda each: each.last_seen_ns, reverse=True)
     files = 0
     images: dict[str, dict[int, BinaryCoverage]] = {}
     for container in last:
@@ -171,7 +179,10 @@ def _count_containers(
         image = image_of(container)
         if image and seen:
             images.setdefault(image, {}).update(seen)
-    survey.left_out = len(every) - len(survey.containers)
+    bare = sum(map(containers.is_bare, every))
+    bare_counted = sum(containers.is_bare(each.container) for each in survey.containers)
+    survey.namespaces_left_out = bare - bare_counted
+    survey.left_out = len(every) - len(survey.containers) - survey.namespaces_left_out
     for image, rows in images.items():
         counted = survey.images[image] = Counted()
         for row in rows.values():

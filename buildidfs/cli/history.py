@@ -308,7 +308,7 @@ def _print(taken: Overview) -> None:
         click.echo(f"{_shares(share)}  {one_line(name)}")
     if not taken.coverage.build_ids:
         click.echo("nothing is captured in this store yet: buildidfs scan proc, or buildidfs up")
-    bare = len(taken.containers) - len(named)
+    bare = len(taken.containers) - len(named) + taken.namespaces_left_out
     others = taken.left_out + max(len(named) - _CONTAINERS, 0)
     hidden = [counted(others, "more container")] if others else []
     hidden += [counted(bare, "namespace") + " without a container"] if bare else []

@@ -12,7 +12,7 @@ from buildidfs.capture.origin.builder import shown
 from buildidfs.catalog import containers, history
 from buildidfs.catalog.artifacts import ArtifactQuery, artifacts
 from buildidfs.catalog.coverage import CoverageLookup
-from buildidfs.catalog.survey import take
+from buildidfs.catalog.survey import MOST_CONTAINERS, take
 from buildidfs.config import Settings
 from buildidfs.errors import ArtifactMissing
 from buildidfs.located import InContainer
@@ -134,6 +134,19 @@ def test_most_containers_are_counted_only(store: Store) -> None:
     rows, count = containers.last_seen(store, lambda each: True, 1, containers.Removals(store))
     assert [row.container.label for row in rows] == [WEB]
     assert count == 2
+
+
+def test_namespaces_take_only_the_places_that_containers_leave(store: Store) -> None:
+    bare = [
+        sighting(b"/srv", container=f"mnt:{number}", mnt_ns_id=number, seen_ns=NOW + SECOND * 9999)
+        for number in range(1, MOST_CONTAINERS + 1)
+    ]
+    commit(store, *(capture(store, b"bytes", b"\4" * 20, at=each) for each in bare))
+    taken = overview.overview(store, take(store), retention=Settings().retention)
+    named = [each.label for each in taken.containers if not each.unnamed]
+    assert len(taken.containers) == MOST_CONTAINERS
+    assert sorted(named) == [WEB, CART]
+    assert (taken.left_out, taken.namespaces_left_out) == (0, 2)
 
 
 def test_removed_files_do_not_count(store: Store) -> None:

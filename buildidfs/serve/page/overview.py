@@ -24,7 +24,6 @@ from buildidfs.catalog.survey import take as take_survey
 from buildidfs.located import text as text
 from buildidfs.model import Kind
 from buildidfs.serve.counters import most_frequent
-from buildidfs.store.index.locations import is_namespace
 from buildidfs.store.permissions import is_public
 from buildidfs.watch import status
 from buildidfs.watch.history_writer import group_name, row_name
@@ -79,6 +78,7 @@ def overview(
             for name, each in (survey.images if survey else {}).items()
         ],
         left_out=0 if survey is None else survey.left_out,
+        namespaces_left_out=0 if survey is None else survey.namespaces_left_out,
         missing=_missing(store, survey, misses),
         history=_points(history),
         going=survey.going if survey else [],
@@ -110,7 +110,7 @@ def container(
     its = row.container
     label = containers.reported(its)
     called = group_name(its)
-    unnamed = called == label and is_namespace(label)
+    unnamed = containers.is_bare(its)
     return answers.Container(
         name=text(containers.shown_label(its) if unnamed else called),
         label=text(label),
