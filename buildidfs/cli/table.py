@@ -230,6 +230,8 @@ def options(
     """
     columns = list({each.field: each for columns in tables for each in columns}.values())
     fields = ", ".join(each.field for each in columns)
+    first, *_, last = tables[0]
+    example = f"'{{{first.field}}} {{{last.field}}}'"
     added = (
         click.option(
             "--sort",
@@ -253,7 +255,7 @@ def options(
             "--format",
             "form",
             metavar="TEXT",
-            help="Print TEXT for each row, with fields in braces: '{build_id} {path}'.",
+            help=f"Print TEXT for each row, with fields in braces: {example}.",
         ),
         click.option(
             "--no-trunc",

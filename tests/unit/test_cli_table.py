@@ -224,3 +224,18 @@ def test_locale_decides_on_characters(
 ) -> None:
     monkeypatch.setattr(os, "environ", environ)
     assert terminal.has_unicode() is expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["list", "containers", "jit", "config", "journal", "pin --list", "prune -n", "where /bin/two"],
+)
+def test_example_in_the_help_names_fields_of_the_command(
+    filled: Path, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--store", str(filled), *words.split()]
+    assert main([*command[:3], "--help"]) == 0
+    help_ = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"fields in braces: '([^']*)'", help_)
+    assert found is not None, help_
+    assert main([*command, "--format", found[1]]) == 0, capsys.readouterr().err
