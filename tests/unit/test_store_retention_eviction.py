@@ -690,6 +690,13 @@ def test_a_plan_says_why(store: Store, tmp_path: Path) -> None:
     assert [each.is_evicted for each in plan] == [True, True]
 
 
+def test_plan_names_the_share_with_the_most_bytes(store: Store) -> None:
+    _add(store, 1, days_ago=2)
+    _add(store, 2, days_ago=1)
+    first = next(iter(store.plan(_room_for(store, -0.5), lambda digest: None)))
+    assert first.why == "max-size; the most bytes belong to root of the host"
+
+
 def test_store_follows_the_plan(store: Store, tmp_path: Path) -> None:
     for number in range(12):
         _add(store, number, days_ago=60 - number, uid=number % 3)

@@ -346,7 +346,7 @@ class Planner:
         if lack.is_none or recapturable_only:
             return
         for candidate, share in self._losses(lack, lack + beyond, in_part, staged):
-            yield self._choice(candidate, f"{limit}; {_shown(share)} has the most bytes")
+            yield self._choice(candidate, f"{limit}; the most bytes belong to {_shown(share)}")
 
     def recapturable(self, before: int | None = None) -> Iterator[Choice]:
         """Yield the recapturable blobs that may be removed, up to those used at ``before``."""
