@@ -190,7 +190,8 @@ def _pin(session: Session, store: Store, what: str, name: str | None) -> bool:
     if not named.paths:
         report_nameless(path, named)
         raise UsageError(f"{printable(path)} names no build ID: nothing is pinned for it")
-    _report(session, what, len(named.paths), new)
+    absent = sum(store.index.ordinal(each) is None for each in named.paths)
+    _report(session, what, len(named.paths), new, absent)
     return named.is_file and report_nameless(path, named)
 
 
@@ -215,11 +216,12 @@ def _pin_container(session: Session, store: Store, text: str, name: str | None) 
     _report(session, text, len(build_ids), store.pin(build_ids, os.fsencode(name or text)))
 
 
-def _report(session: Session, what: str, count: int, new: int) -> None:
+def _report(session: Session, what: str, count: int, new: int, absent: int = 0) -> None:
     if not session.is_quiet:
         before = f", {count - new} of them before" if new < count else ""
+        later = f", {absent} of them not in the store yet" if absent else ""
         shown = printable(what)
-        click.echo(f"pinned {counted(count, 'build ID')}{before}: {shown}")
+        click.echo(f"pinned {counted(count, 'build ID')}{before}{later}: {shown}")
 
 
 def _why_empty(store: Store, name: bytes | None) -> str:

@@ -464,7 +464,8 @@ def test_pins_are_listed_and_taken_back(buildidfs: BuildIdFs, directory: Path) -
     full, unknown = str(build_id(0)), "ab" * 20
     assert "pinned 1 build ID: " in buildidfs("pin", full).out
     assert "pinned 1 build ID, 1 of them before: " in buildidfs("pin", full[:-2]).out
-    buildidfs("pin", "--name", "later", unknown)
+    pinned = buildidfs("pin", "--name", "later", unknown).out
+    assert pinned == f"pinned 1 build ID, 1 of them not in the store yet: {unknown}\n"
     listed = objects(buildidfs("pin", "--list", "--json").out)
     assert [(each["build_id"], each["name"], each["held"]) for each in listed] == [
         (full, "", True),
