@@ -43,7 +43,7 @@ _SHOWN = 10
         ],
         {
             2: "no such file, or a prefix that several build IDs share",
-            3: "written, but files are missing, or files of a FILE have no build ID",
+            3: "written, but the store lacks a build ID, or files of a FILE have none",
             20: "a file of the store does not match its digest",
             30: "nothing is known of a build ID that was given",
         },
