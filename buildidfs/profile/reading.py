@@ -49,7 +49,7 @@ from buildidfs.names import printable
 from buildidfs.profile import match
 from buildidfs.profile.match import KALLSYMS, Match, Matcher
 from buildidfs.profile.perf_data import Profile
-from buildidfs.profile.selection import Selection, ThreadNames, some
+from buildidfs.profile.selection import Selection, ThreadNames, most_frequent
 from buildidfs.store.placement import Extent, Placement
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Reading:
     ``assigned`` gives build IDs to paths, see `match.Matcher`. ``contested`` are the paths in
     answers so far whose build ID does not identify the mapped file. ``lost`` counts records that
     the kernel dropped, ``samples`` those that `hits` has read. ``selection`` restricts `hits` to
-    some samples; ``threads`` has the names of threads if it needs them. The constructor raises
-    `UsageError`.
+    some samples; ``threads`` has the names of threads if it needs them, and ``unselected``
+    counts the samples of threads with other names. The constructor raises `UsageError`.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Reading:
         self.profile = profile
         self._selection = selection or Selection()
         self.threads = ThreadNames()
+        self.unselected: Counter[bytes] = Counter()
         self._assigned = assigned or {}
         self.host = profile.text(headers.HOSTNAME).decode("utf-8", "surrogateescape")
         self.spaces = Spaces()
@@ -340,6 +341,7 @@ class Reading:
         layouts = self.profile.layouts
         comm = None if self._selection.comm is None else os.fsencode(self._selection.comm)
         self.samples = 0
+        self.unselected.clear()
         for number, raw in self._records("samples", _CHAINS if chains else _SAMPLES):
             kind, misc, data, at, size, _, _ = raw
             if kind == records.CALLCHAIN_DEFERRED and chains:
@@ -351,7 +353,8 @@ class Reading:
                 continue
             ip, pid, tid, moment = head
             time = (moment or 0) if self._has_time else number
-            if comm is not None and self.threads.at(tid, time) != comm:
+            if comm is not None and (name := self.threads.at(tid, time)) != comm:
+                self.unselected[name] += 1
                 continue
             self.samples += 1
             if chains:
@@ -428,10 +431,10 @@ def coverage(
                 continue
             rows[answer.container or "", name, answer.build_id, answer.why] += count
         if selection.comm is not None and not reading.samples:
-            names = some(reading.threads.last_names())
+            names = most_frequent(reading.unselected)
             raise ArtifactMissing(
-                f"no sample of {_shown(path)} is of a thread named {selection.comm}; the names are"
-                f" {names}"
+                f"no sample of {_shown(path)} is of a thread named {selection.comm}"
+                + (f"; samples are of {names}" if names else "")
             )
         found = Coverage(
             [holdings.row(*key[:3], count, key[3]) for key, count in rows.items()],

@@ -11,13 +11,15 @@ from __future__ import annotations
 import bisect
 import os
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from buildidfs.formats.perf.records import ThreadForked, ThreadNamed
+from buildidfs.names import printable
 from buildidfs.wording import glob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections import Counter
 
 _ADDRESS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,16})")
 _IN_FILE: Final = re.compile(r"\(?(/?.*?)\+0x([0-9a-fA-F]{1,16})\)?")
@@ -104,12 +106,6 @@ class ThreadNames:
             tid = found
         return b""
 
-    def last_names(self) -> list[bytes]:
-        """Return some of the names, without those of the last threads."""
-        names = (value for each in self._changes.values() for _, value in each)
-        found = dict.fromkeys(each for each in names if isinstance(each, bytes))
-        return list(found)[:_MOST_SHOWN]
-
     def _sort(self) -> None:
         if not self._is_sorted:
             for each in self._changes.values():
@@ -117,6 +113,7 @@ class ThreadNames:
             self._is_sorted = True
 
 
-def some(names: Iterable[bytes]) -> str:
-    """Return a few names for a message."""
-    return ", ".join(each.decode("utf-8", "backslashreplace") for each in names)
+def most_frequent(names: Counter[bytes]) -> str:
+    """Return a few names for a message, that of most samples first; empty if there is none."""
+    known = (each for each, _ in names.most_common() if each)
+    return ", ".join(printable(each) for each in islice(known, _MOST_SHOWN))

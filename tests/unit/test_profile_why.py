@@ -16,6 +16,7 @@ from buildidfs.formats.package_databases import Package
 from buildidfs.linux import machine
 from buildidfs.model import BuildId, Kind, Quality
 from buildidfs.profile.reading import coverage
+from buildidfs.profile.selection import Selection
 from buildidfs.profile.why import Explainer
 from buildidfs.store import NewSeen, Store
 from buildidfs.store.permissions import PUBLIC
@@ -297,6 +298,18 @@ def test_frame_that_no_sample_has(store: Store, profile: bytes) -> None:
     for frame in ("0x40000", "/no/such"):
         with pytest.raises(ArtifactMissing, match="no sample of"):
             Explainer(store).file(profile, frame)
+
+
+def test_thread_without_samples_is_not_among_the_names(store: Store, tmp_path: Path) -> None:
+    write, file = PerfWriter(), tmp_path / "perf.data"
+    records = write.mmap2(1, 0x10000, 0x1000, b"/app")
+    for pid, name in enumerate((b"kthreadd", b"rare", b"often"), 1):
+        records += write.comm(pid, name)
+    for pid in (2, 3, 3):
+        records += write.sample(pid, 0x10008, 1)
+    file.write_bytes(write.file(records))
+    with pytest.raises(ArtifactMissing, match=r"named kthreadd; samples are of often, rare$"):
+        coverage(store, os.fsencode(file), selection=Selection.of(None, "kthreadd"))
 
 
 def test_files_of_a_core_file(store: Store, tmp_path: Path) -> None:
