@@ -286,7 +286,13 @@ def why(
     with session.open_store() as store:
         explainer = Explainer(store)
         if not is_file:
-            each = explainer.build_id(requested_id.future_build_id(store, what, container))
+            try:
+                build_id = requested_id.future_build_id(store, what, container)
+            except ArtifactMissing:
+                if container is None and requested_id.is_path(what):
+                    inputs.refuse_other_file(path)
+                raise
+            each = explainer.build_id(build_id)
             json_line(each) if json_ else _print_one(session, each)
             return 0
         with session.progress("Reading", "record") as progress:

@@ -339,6 +339,20 @@ def is_profile_or_core(path: bytes) -> bool:
         return False
 
 
+def refuse_other_file(path: bytes) -> None:
+    """Raise `UsageError` as `coverage_of_file` does if a readable file is neither a profile nor an
+    ELF file.
+    """
+    from buildidfs.profile.perf_data import Profile
+
+    try:
+        head = _head(path)
+    except UsageError:
+        return  # there is no such file, or it cannot be read
+    if head[:4] != b"\x7fELF":
+        Profile(path).close()
+
+
 def coverage_of_processes(
     store: Store,
     settings: Settings,

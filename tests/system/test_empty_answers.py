@@ -106,6 +106,29 @@ def test_profile_without_samples_is_not_called_complete(filled: BuildIdFs, tmp_p
     assert "all of" not in said.text
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [("", "is empty, not a perf.data file"), ("text", "is not a perf.data file")],
+)
+def test_why_refuses_the_files_that_coverage_refuses(
+    filled: BuildIdFs, tmp_path: Path, content: str, fault: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text(content)
+    for command in ("coverage", "why"):
+        done = filled(command, file, check=False)
+        assert (done.rc, done.err) == (2, f"buildidfs: {file} {fault}\n"), command
+
+
+def test_why_explains_a_file_seen_where_another_is_now(empty: BuildIdFs, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with Store.open(empty.store) as store:
+        at = sighting(str(file).encode())
+        store.commit([capture(store, b"replaced", b"\xab\xcd\x12", at=at)])
+    assert "abcd12" in empty("why", file).out
+
+
 def test_answer_that_is_not_empty_says_nothing(filled: BuildIdFs) -> None:
     for words in (["list"], ["list", "--container", "docker:0101"], ["list", "--json"]):
         shown = filled(*words)
