@@ -99,6 +99,15 @@ class Coverage(msgspec.Struct):
             return None
         return self._share(row for row in known if row.build_id in self.recorded)
 
+    def gain_of_repair(self) -> tuple[float, float] | None:
+        """Return the shares that perf can name before and after a repair; None if they are equal in
+        tenths of a per cent.
+        """
+        before, after = self.unrepaired(), self.symbols()
+        if before is None or f"{before:.1%}" == f"{after:.1%}":
+            return None
+        return before, after
+
     def debuginfo(self) -> float:
         """Return the share of the weight, 0 to 1, with DWARF."""
         return self._share(row for row in self.rows if row.debuginfo)

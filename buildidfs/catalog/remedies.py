@@ -77,14 +77,16 @@ MAY_BE_HERE: Final = (
 )
 
 
-def unrepaired(share: float, path: bytes) -> str:
-    """Return a sentence on a profile without some build IDs, of which perf names ``share``."""
+def unrepaired(gain: tuple[float, float], path: bytes) -> str:
+    """Return a sentence on a profile without some build IDs; ``gain`` has the shares of
+    `Coverage.gain_of_repair`.
+    """
     import shlex
 
     file = shlex.quote(printable(path))
     return (
-        f"perf can name {share:.1%} of the samples until you run: buildidfs repair {file}"
-        " -o repaired.data"
+        f"perf can name {gain[0]:.1%} of the samples, and {gain[1]:.1%} after: buildidfs repair"
+        f" {file} -o repaired.data"
     )
 
 
@@ -245,7 +247,7 @@ _OF_REASON: Final = {
     NO_DEBUGINFO: Remedy(
         "no-debuginfo",
         "functions have names; for files and lines install the debug package, or fetch it from a"
-        " debuginfod server (buildidfs fetch)",
+        " debuginfod server (buildidfs fetch); build a program that no package has with -g",
         "buildidfs scan tree /usr/lib/debug",
     ),
     WITHHELD: Remedy(
@@ -354,7 +356,14 @@ def of_reason(why: str) -> Remedy:
 
 
 def of_own_build(remedy: Remedy) -> Remedy:
-    """Return the remedy for a stripped file of this host that no package contains."""
+    """Return the remedy for a file of this host without DWARF that no package contains."""
+    if remedy is _OF_REASON[NO_DEBUGINFO]:
+        return Remedy(
+            remedy.code,
+            "no package of this host has it: build it with -g for files and lines, and capture the"
+            " directory where it was built",
+            "buildidfs scan tree BUILD_DIRECTORY",
+        )
     return Remedy(
         remedy.code,
         "no package of this host has it: capture the file with its symbols, from the directory"

@@ -137,10 +137,10 @@ def coverage(
         names = Names(store)
         for row in found.rows:
             names.of(row.container)  # while the store is open
-    share = found.unrepaired()
+    gain = found.gain_of_repair()
     is_text = not (layout.is_json or session.is_quiet)
-    if file is not None and share is not None and is_text:
-        terminal.print_text(session.as_given(remedies.unrepaired(share, os.fsencode(file))))
+    if file is not None and gain is not None and is_text:
+        terminal.print_text(session.as_given(remedies.unrepaired(gain, os.fsencode(file))))
     return show(found, names, layout, fail_under=fail_under, quiet=session.is_quiet)
 
 
@@ -301,8 +301,8 @@ def why(
             for each in answer.files:
                 json_line(each)
         else:
-            if answer.unrepaired is not None:
-                terminal.print_text(session.as_given(remedies.unrepaired(answer.unrepaired, path)))
+            if answer.gain is not None:
+                terminal.print_text(session.as_given(remedies.unrepaired(answer.gain, path)))
             _print_groups(session, explainer, answer, bounded=not all_)
         sys.stdout.flush()
     return _end(session, path, answer)

@@ -48,15 +48,14 @@ class UnnamedFiles(msgspec.Struct, frozen=True):
     """The files of a profile or core file that lack names, the heaviest first.
 
     ``unit`` is the unit of their weight, and ``weight`` that of all files. ``incomplete`` is the
-    reason if part of the file could not be read. ``unrepaired`` is the share that perf can name
-    before the profile is repaired, None if it can name as much as the store.
+    reason if part of the file could not be read. ``gain`` is `Coverage.gain_of_repair`.
     """
 
     files: list[Explained]
     unit: str
     weight: int
     incomplete: str = ""
-    unrepaired: float | None = None
+    gain: tuple[float, float] | None = None
 
 
 class Explainer:
@@ -123,7 +122,8 @@ class Explainer:
             rows = [row for row in rows if row.symbols < Quality.SYMTAB]
         whole = found.weight or 1
         files = [self._explained(row, os.fsdecode(path), row.weight / whole) for row in rows]
-        return UnnamedFiles(files, found.unit, found.weight, found.incomplete, found.unrepaired())
+        gain = found.gain_of_repair()
+        return UnnamedFiles(files, found.unit, found.weight, found.incomplete, gain)
 
     def _explained(self, row: BinaryCoverage, file: str, share: float | None) -> Explained:
         return Explained(

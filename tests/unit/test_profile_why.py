@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from buildidfs.catalog import remedies
+from buildidfs.catalog.coverage import BinaryCoverage, Coverage
 from buildidfs.errors import ArtifactMissing
 from buildidfs.formats.package_databases import Package
 from buildidfs.linux import machine
@@ -116,6 +117,13 @@ def test_file_of_this_host_that_no_package_has(store: Store) -> None:
     assert finding.remedy.startswith("no package of this host has it: ")
     assert finding.command == "buildidfs scan tree BUILD_DIRECTORY"
     assert finding.reason == "stripped"
+
+
+def test_program_of_this_host_that_was_built_without_lines(store: Store) -> None:
+    see(store, Quality.SYMTAB, path=b"/srv/own/program")
+    (finding,) = Explainer(store).build_id(ID).findings
+    assert finding.reason == "no-debuginfo"
+    assert "build it with -g" in finding.remedy
 
 
 def test_packages_are_installed_together() -> None:
@@ -263,7 +271,17 @@ def test_profile_without_build_ids_names_less_to_perf(store: Store, tmp_path: Pa
     found = coverage(store, os.fsencode(file))
     assert found.symbols() == 1
     assert found.unrepaired() == 0.25
-    assert Explainer(store).file(os.fsencode(file), None).unrepaired == 0.25
+    assert Explainer(store).file(os.fsencode(file), None).gain == (0.25, 1.0)
+
+
+def test_repair_is_no_gain_if_perf_names_as_much_as_after_it() -> None:
+    """2 of 10,000 samples are in a file whose build ID the profile lacks."""
+    rows = [
+        BinaryCoverage("", b"/app/5", ID, 9998, symbols=Quality.SYMTAB),
+        BinaryCoverage("", b"/app/6", OTHER, 2, symbols=Quality.SYMTAB),
+    ]
+    assert Coverage(rows, "samples", recorded=frozenset((ID,))).gain_of_repair() is None
+    assert Coverage(rows, "samples", recorded=frozenset((OTHER,))).gain_of_repair() == (0.0002, 1)
 
 
 def test_files_of_one_container(store: Store, tmp_path: Path) -> None:
