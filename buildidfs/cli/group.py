@@ -12,6 +12,7 @@ import copy
 import importlib
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -99,6 +100,20 @@ _KNOWN_ELSEWHERE: Final = {
 }
 
 
+class _Context(click.Context):
+    """A context that the parser's errors refer to, so that they name the help of the command."""
+
+    @contextmanager
+    def scope(self, cleanup: bool = True) -> Iterator[click.Context]:
+        """Do as `click.Context.scope`; click parses the arguments in it."""
+        with super().scope(cleanup) as context:
+            try:
+                yield context
+            except click.UsageError as error:
+                error.ctx = error.ctx or self
+                raise
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called or listed.
 
@@ -126,6 +141,7 @@ class LazyGroup(click.Group):
             module, attribute = target.split(":")
             command = getattr(importlib.import_module(f"buildidfs.cli.{module}"), attribute)
         if command is not None:
+            command.context_class = _Context
             _take_global_options(command)
         return command
 

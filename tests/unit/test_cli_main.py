@@ -160,3 +160,12 @@ def test_help_and_a_command_print_the_help_of_that_command(
         printed = capsys.readouterr().out
         assert main([*words[1:], "--help"]) == 0
         assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("command", ["list", "fleet status"])
+def test_option_without_its_argument_names_the_help_of_the_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--sort"]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"requires an argument (see buildidfs {command} --help)\n")
