@@ -17,7 +17,7 @@ from buildidfs.store.placement import NOT_AS_MAPPED, OFFSETS_DIFFER
 from buildidfs.wording import moment
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from buildidfs.store.location_rows import Removal
 
@@ -420,8 +420,31 @@ DEBIAN_ARCHIVE: Final = (
 )
 
 
-def debug_archive(manager: str) -> str:
-    """Return the last part of a clause: where a package manager finds debug packages."""
-    if manager == "dpkg":
+def debug_archive(manager: str, release: Mapping[str, str]) -> str:
+    """Return the last part of a clause: where a package manager finds debug packages.
+
+    ``release`` is os-release(5) of the host.
+    """
+    if manager != "dpkg":
+        return ""
+    codename = release.get("VERSION_CODENAME")
+    if release.get("ID") != "debian" or not codename:
         return f"; {DEBIAN_ARCHIVE}"
-    return ""
+    return (
+        "; apt finds -dbgsym packages with source: deb http://deb.debian.org/debian-debug/"
+        f" {codename}-debug main"
+    )
+
+
+_SERVERS: Final = {
+    "debian": "https://debuginfod.debian.net",
+    "ubuntu": "https://debuginfod.ubuntu.com",
+}
+
+
+def fetch_command(release: Mapping[str, str]) -> str:
+    """Return the command that fetches the wanted files from the server of the distribution in
+    ``release``; without a known one, from the configured servers.
+    """
+    server = _SERVERS.get(release.get("ID", ""))
+    return f"DEBUGINFOD_URLS={server} {_FETCH}" if server else _FETCH

@@ -372,7 +372,8 @@ def _command(explainer: Explainer, files: list[Explained]) -> tuple[str | None, 
     """
     findings = [each.findings[0] for each in files]
     packages = [each.package for each in findings if each.package is not None]
-    return explainer.install(packages) if packages else (findings[0].command, [])
+    command, unknown = explainer.install(packages) if packages else ("", [])
+    return command or findings[0].command, unknown
 
 
 def _print_remedy(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import time
 from typing import TYPE_CHECKING, Final
@@ -229,7 +230,9 @@ class Explainer:
         if package.name and not self._has_debug_file(row.build_id):
             command, lacking = self.install([package])
             unknown = " ".join(lacking)
-            text += remedies.debug_archive(package.manager)
+            release = _release()
+            command = command or remedies.fetch_command(release)
+            text += remedies.debug_archive(package.manager, release)
         elif package.name:
             text, package = remedies.INSTALLED, UNKNOWN
         if why == remedies.COMPLETE and (mountpoint := self._mountpoint()):
@@ -315,6 +318,14 @@ def _known_to_apt() -> frozenset[str] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return frozenset(done.stdout.decode("utf-8", "replace").split()) if done.stdout else None
+
+
+def _release() -> dict[str, str]:
+    """Return os-release(5) of this host; empty if there is none."""
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
 
 
 def _word(path: bytes) -> str:

@@ -101,7 +101,8 @@ def test_debug_package_that_apt_does_not_know_is_not_installed(
     known_to_apt(monkeypatch, tmp_path, "dash")
     explainer = Explainer(store)
     (finding,) = explainer.build_id(ID).findings
-    assert (finding.command, finding.unknown) == (None, "dash-dbgsym")
+    assert finding.unknown == "dash-dbgsym"
+    assert (finding.command or "").endswith(f"buildidfs fetch {ID}")
     libc = Package("libc6", "2.36", "dpkg")
     assert finding.package is not None
     assert explainer.install([finding.package, libc]) == ("", ["dash-dbgsym", "libc6-dbg"])
@@ -124,6 +125,25 @@ def test_program_of_this_host_that_was_built_without_lines(store: Store) -> None
     (finding,) = Explainer(store).build_id(ID).findings
     assert finding.reason == "no-debuginfo"
     assert "build it with -g" in finding.remedy
+
+
+def test_debug_archive_is_that_of_the_release() -> None:
+    bookworm = {"ID": "debian", "VERSION_CODENAME": "bookworm"}
+    line = "deb http://deb.debian.org/debian-debug/ bookworm-debug main"
+    assert remedies.debug_archive("dpkg", bookworm).endswith(line)
+    assert remedies.DEBIAN_ARCHIVE in remedies.debug_archive("dpkg", {"ID": "ubuntu"})
+    assert remedies.debug_archive("rpm", {"ID": "fedora"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("distribution", "command"),
+    [
+        ("debian", "DEBUGINFOD_URLS=https://debuginfod.debian.net buildidfs fetch {wanted}"),
+        ("unknown", "buildidfs fetch {wanted}"),
+    ],
+)
+def test_fetch_asks_the_server_of_the_distribution(distribution: str, command: str) -> None:
+    assert remedies.fetch_command({"ID": distribution}) == command
 
 
 def test_packages_are_installed_together() -> None:
