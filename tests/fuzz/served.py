@@ -26,7 +26,8 @@ def _check_line_files(data: bytes) -> None:
     found = list(names.files())
     assert len(set(found)) == len(found)
     for each in found:
-        assert each.path.startswith(b"/")
+        # A path is relative if damage hides the directory of the compilation.
+        assert 0 < len(each.path) <= 4096
         assert b"\0" not in each.path
         assert len(each.md5) in (0, 16) or each.md5
     directories = list(names.directories())
