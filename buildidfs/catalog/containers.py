@@ -20,7 +20,7 @@ from buildidfs.located import name_or_label, utf8, without_suffix
 from buildidfs.model import NO_NAMES, BuildId, ContainerNames, Digest, Quality
 from buildidfs.names import kept_for
 from buildidfs.store import CapturedContainer
-from buildidfs.store.index.locations import is_namespace
+from buildidfs.store.index.locations import SUFFIX_MARK, is_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _MOST_LABELS = 5
 _USER: Final = "uid "
-_AGAIN: Final = "~"  # before the token of a container whose label another one had first
 
 
 class Names:
@@ -175,7 +174,8 @@ def chosen(store: Store, text: str) -> Callable[[CapturedContainer], bool]:
     """Return a function that is true for a container that the user means: by its `shown_label`, or
     as in `meant`.
     """
-    number = store.containers.number(os.fsencode(text)) if _AGAIN in text else None
+    name = os.fsencode(text)
+    number = store.containers.number(name) if SUFFIX_MARK in name else None
     if number is not None:
         return lambda each: each.number == number
     is_meant = meant(store, text)

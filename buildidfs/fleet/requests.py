@@ -143,7 +143,7 @@ class _Requests:
         if request.etag:
             options["if_match"] = request.etag
         try:
-            found = obstore.get(self._store(request.limits), request.key, options=options)  # type: ignore[arg-type]
+            found = obstore.get(self._store(request.limits), request.key, options=options)  # type: ignore[arg-type]  # a TypedDict
         except failures.PreconditionError:
             return Reply(CHANGED)
         except failures.BaseError as error:

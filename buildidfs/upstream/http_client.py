@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 3
 _PAUSES: Final = Backoff(0.25, 5.0, jitter=0.5)
 _REDIRECTS: Final = 5
-_AGAIN_S: Final = 0.1
+_RING_S: Final = 0.1
 _PROGRESS_BYTES: Final = 100 << 10
 _MOST_BODY_S: Final = 3600.0
 _PACKED_MORE: Final = 1 << 20
@@ -187,7 +187,7 @@ class _Alarm:
         least = 0.0
         while not self._is_over.wait(max(self.until - time.monotonic(), least)):
             if time.monotonic() >= self.until:
-                self.has_rung, least = True, _AGAIN_S
+                self.has_rung, least = True, _RING_S
                 self._ring()
 
 

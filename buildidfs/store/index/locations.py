@@ -225,6 +225,8 @@ MAX_LABEL: Final = 255
 
 _SUFFIX: Final = 24
 """Bytes kept free after a label for the suffix that makes it unique."""
+SUFFIX_MARK: Final = b"~"
+"""The first byte of that suffix."""
 
 
 #: Bytes to escape: those that a directory entry cannot have or a terminal would interpret, "%",
@@ -253,7 +255,7 @@ def spelled(label: str) -> bytes:
     name = _UNFIT.sub(_escaped, as_bytes(label))
     if len(name) <= MAX_LABEL - _SUFFIX:
         return name
-    return name[: MAX_LABEL - _SUFFIX - 17] + b"~" + fingerprint(name)[:8].hex().encode()
+    return name[: MAX_LABEL - _SUFFIX - 17] + SUFFIX_MARK + fingerprint(name)[:8].hex().encode()
 
 
 def link_key(called: ContainerNames) -> bytes:
@@ -287,7 +289,7 @@ def is_namespace(label: str) -> bool:
 def names_of(origin: Origin, token: bytes) -> tuple[bytes, ...]:
     """Return the names that a container may have, the preferred one first."""
     name = spelled(label_of(origin))
-    return (name, name + b"~" + token) if token else (name,)
+    return (name, name + SUFFIX_MARK + token) if token else (name,)
 
 
 def token_of(origin: Origin) -> bytes:
@@ -371,7 +373,7 @@ class ContainerTree:
         token = b"" if is_namespace(label) else _token_of_place(cgroup.place(group))
         if not token:
             return self.labelled(label)
-        for name in (spelled(label), spelled(label) + b"~" + token):
+        for name in (spelled(label), spelled(label) + SUFFIX_MARK + token):
             number = self.number(name)
             found = None if number is None else self.get(number)
             if found is not None and found.token in (b"", token):
